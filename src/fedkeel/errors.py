@@ -1,0 +1,103 @@
+"""Errors that a user can act on.
+
+Every error a user can cause is a `FedkeelError` with up to four short facts: what was given, what
+was expected, why it matters, what to do. The command prints them as at most four lines and exits
+with code 2; in Python they are ordinary exceptions.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedkeelError(Exception):
+    """Base of all errors that a user can act on.
+
+    Args:
+        what: one line: what went wrong, naming the thing the user wrote.
+        got: what was given.
+        expected: what would have been accepted.
+        why: why it matters, where that is not obvious.
+        do: what to do about it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        why: str | None = None,
+        do: str | None = None,
+    ) -> None:
+        self.what = what
+        self.got = got
+        self.expected = expected
+        self.why = why
+        self.do = do
+        super().__init__("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """Return the message as at most four lines, the first of them `what`."""
+        facts = []
+        if self.got is not None:
+            facts.append(f"got {self.got}")
+        if self.expected is not None:
+            facts.append(f"expected {self.expected}")
+        lines = [f"{type(self).__name__}: {self.what}"]
+        if facts:
+            lines.append("  " + "; ".join(facts))
+        if self.why:
+            lines.append(f"  why  {self.why}")
+        if self.do:
+            lines.append(f"  do   {self.do}")
+        return lines
+
+
+class ConfigError(FedkeelError):
+    """A setting that cannot be used."""
+
+
+class DataError(FedkeelError):
+    """Data that cannot be found, read or used."""
+
+
+class ModelError(FedkeelError):
+    """A model that does not fit the data or the method."""
+
+
+class CompositionError(FedkeelError):
+    """Parts of methods that cannot be combined, or an expression that cannot be read."""
+
+
+class RunError(FedkeelError):
+    """A run that cannot start, continue or be read."""
+
+
+class TrainingError(FedkeelError):
+    """Training that cannot go on: every client failed, or a worker could not be kept alive."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word closest to `word`, or None where nothing is close.
+
+    >>> nearest("learning_rte", ["epochs", "learning_rate"])
+    'learning_rate'
+    >>> nearest("xyz", ["epochs"]) is None
+    True
+    """
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str], limit: int = 12) -> str:
+    """Return a sentence that names the nearest known word and the words there are.
+
+    >>> did_you_mean("fedpox", ["fedavg", "fedprox"])
+    "did you mean 'fedprox'? known: fedavg, fedprox"
+    """
+    names = sorted(known)
+    close = nearest(word, names)
+    shown = ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+    return (f"did you mean {close!r}? " if close else "") + f"known: {shown}"

@@ -1,0 +1,329 @@
+"""What a run leaves behind: row types, the run folder, the checkpoint.
+
+This module is a leaf. Engines write these rows and the report reads them; it imports neither torch
+nor any other room of the house, so that a report needs no more than the files.
+
+    runs/NAME/
+      config.toml     resolved settings: running it again repeats the run
+      run.json        what ran: method, citations, data, model, environment, engine, status
+      rounds.jsonl    one row a round
+      checkpoint/     round-000120/: arrays.safetensors and state.json, written aside and renamed
+      report.html     written by the report
+
+Nothing is pickled. A file is written under another name, synchronised and renamed, so that a kill
+at any moment leaves either the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from fedkeel.errors import RunError
+
+Arrays = dict[str, NDArray[Any]]
+Status = Literal["running", "interrupted", "finished", "failed"]
+
+FORMAT = 1
+"""Version of the run folder's layout; a folder of another version is refused, not guessed at."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Sums over evaluated examples, as means.
+
+    Args:
+        examples: how many were evaluated.
+        top1: share with the true class ranked first, in [0, 1].
+        top3: share with the true class among the first three, in [0, 1].
+        loss: mean of the task's loss.
+    """
+
+    examples: int
+    top1: float
+    top3: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, as it is written to rounds.jsonl.
+
+    Args:
+        round: rounds completed; 0 is the initial model, which no training precedes.
+        lr: local learning rate of the round.
+        clients: clients whose updates were aggregated, ascending.
+        dropped: clients that were selected and did not report.
+        excluded: clients whose update was not finite and was left out.
+        examples: examples processed in local training, over all clients and epochs.
+        steps: local steps over all clients.
+        train_loss: mean task loss over the local steps; None where nobody trained.
+        bytes_down: bytes sent to clients, by part; ``model`` is the model itself.
+        bytes_up: bytes sent to the server, by part.
+        seconds: seconds by phase.
+        test: scores on the test set; None where the round was not evaluated.
+        sources: scores on the test examples of each source, where there are several.
+        per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
+            ``top3`` and ``loss``, each with one entry for each client.
+        notes: diagnostics by ``part.name``, such as ``fedgc.sgc.infeasible``.
+    """
+
+    round: int
+    lr: float = 0.0
+    clients: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    excluded: list[int] = field(default_factory=list)
+    examples: int = 0
+    steps: int = 0
+    train_loss: float | None = None
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    test: Scores | None = None
+    sources: dict[str, Scores] = field(default_factory=dict)
+    per_client: dict[str, list[float]] | None = None
+    notes: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
+        """Return the row that `values` were written from; keys of later versions are ignored."""
+        known = {f.name for f in fields(cls)}
+        row = {k: v for k, v in values.items() if k in known}
+        if row.get("test") is not None:
+            row["test"] = Scores(**row["test"])
+        row["sources"] = {k: Scores(**v) for k, v in row.get("sources", {}).items()}
+        return cls(**row)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What ran, as it is written to run.json.
+
+    Args:
+        name: name of the run.
+        key: digest of all that decides the numbers: settings, data, initial model, version.
+        method: canonical expression of the method.
+        describe: the method in words, one line each.
+        parts: one object for each part: ``name``, ``paper``, ``roles``.
+        citations: citation keys of the parts, in order.
+        bibtex: BibTeX of exactly these parts.
+        weights: how clients count in the mean.
+        seed: seed of the run.
+        rounds: T, rounds asked for.
+        status: what became of the run.
+        model: ``name``, ``parameters``, ``bytes``, ``head``.
+        data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``shape``,
+            ``fingerprint``.
+        partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
+            ``names`` [C] or empty.
+        local: settings of local training in words.
+        participation: clients in a round, and of how many.
+        target: test accuracy for rounds to target, or None.
+        engine: kind, workers and dtype chosen.
+        environment: versions, processor, date.
+        estimate: bytes by part and direction for each client and round, and bytes of state.
+        message: why a run failed or was interrupted, else "".
+        format: version of this layout.
+    """
+
+    name: str
+    key: str
+    method: str
+    describe: str
+    parts: list[dict[str, Any]]
+    citations: list[str]
+    bibtex: str
+    weights: str
+    seed: int
+    rounds: int
+    status: Status
+    model: dict[str, Any]
+    data: dict[str, Any]
+    partition: dict[str, Any]
+    local: str
+    participation: str
+    target: float | None
+    engine: dict[str, Any]
+    environment: dict[str, Any]
+    estimate: dict[str, Any]
+    message: str = ""
+    format: int = FORMAT
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
+        """Return the record that `values` were written from; keys of later versions are ignored."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in values.items() if k in known})
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on as if it had never stopped.
+
+    Args:
+        round: rounds completed.
+        arrays: named arrays: parameters, buffers, server state, client state.
+        state: plain values besides.
+    """
+
+    round: int
+    arrays: Arrays
+    state: dict[str, Any]
+
+
+class RunFolder:
+    """A run on disk.
+
+    Args:
+        path: the folder; it is created by `start`.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        """Return whether the folder holds a run."""
+        return (self.path / "run.json").exists()
+
+    def start(self, record: RunRecord, config: str) -> None:
+        """Make the folder and write what will run into it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_text(self.path / "config.toml", config)
+        self.write_run(record)
+
+    def write_run(self, record: RunRecord) -> None:
+        """Write run.json."""
+        write_text(self.path / "run.json", json.dumps(asdict(record), indent=1) + "\n")
+
+    def read_run(self) -> RunRecord:
+        """Read run.json.
+
+        Raises:
+            RunError: it is missing, damaged, or of another version.
+        """
+        file = self.path / "run.json"
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} is not a run folder.", got="no run.json in it"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{file} cannot be read.", got=error) from None
+        if values.get("format") != FORMAT:
+            raise RunError(
+                f"{self.path} was written by another version of fedkeel.",
+                got=f"format {values.get('format')}",
+                expected=f"format {FORMAT}",
+                do="run the experiment again, or use the version that wrote it",
+            )
+        return RunRecord.from_json(values)
+
+    def append(self, row: RoundRecord) -> None:
+        """Add a row to rounds.jsonl."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+    def rows(self) -> list[RoundRecord]:
+        """Read rounds.jsonl; a last line that a kill cut short is left out."""
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[RoundRecord]:
+        file = self.path / "rounds.jsonl"
+        if not file.exists():
+            return
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                values = json.loads(line)
+            except ValueError:
+                if number == len(lines):
+                    return
+                raise RunError(f"{file} is damaged.", got=f"line {number}") from None
+            yield RoundRecord.from_json(values)
+
+    def keep_rows(self, last: int) -> list[RoundRecord]:
+        """Drop the rows after round `last`, which a resumed run makes anew; return the others."""
+        rows = [row for row in self._rows() if row.round <= last]
+        write_text(self.path / "rounds.jsonl", "".join(_line(row) for row in rows))
+        return rows
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, then remove older ones."""
+        root = self.path / "checkpoint"
+        root.mkdir(parents=True, exist_ok=True)
+        final = root / f"round-{checkpoint.round:08d}"
+        aside = root / f".{final.name}.{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        save_file(checkpoint.arrays, aside / "arrays.safetensors")
+        state = {"round": checkpoint.round, **checkpoint.state}
+        (aside / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        for file in aside.iterdir():
+            _synchronise(file)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(aside, final)
+        _synchronise(root)
+        for old in root.iterdir():
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def load(self) -> Checkpoint | None:
+        """Read the newest checkpoint, or None where there is none."""
+        saved = sorted((self.path / "checkpoint").glob("round-*"))
+        if not saved:
+            return None
+        try:
+            state = json.loads((saved[-1] / "state.json").read_text(encoding="utf-8"))
+            arrays = load_file(saved[-1] / "arrays.safetensors")
+        except (OSError, ValueError) as error:
+            raise RunError(f"{saved[-1]} cannot be read.", got=error) from None
+        return Checkpoint(int(state.pop("round")), arrays, state)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a kill leaves either the old file or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _synchronise(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _line(row: RoundRecord) -> str:
+    return json.dumps(_finite(asdict(row))) + "\n"
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value with NaN and infinities, which JSON has no word for, as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(v) for v in value]
+    if isinstance(value, np.generic):
+        return _finite(value.item())
+    return value

@@ -1,0 +1,144 @@
+"""Arithmetic on named tensors.
+
+A `Tree` maps the names of a module's parameters to tensors. A `State` may nest: it is what a part
+keeps or sends. Nothing here mutates its arguments unless its name says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""Parameter name -> tensor, in the module's own order."""
+
+State = dict[str, "Tensor | State"]
+"""Named tensors, possibly nested: they can be stacked, masked, saved, sent and counted."""
+
+Groups = Literal["tensor", "layer", "model"]
+"""What a projection treats as one vector: each tensor, each module's tensors, or the whole model."""
+
+
+def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float | Tensor = 1.0) -> Tree:
+    """Return a + scale * b.
+
+    >>> add({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, scale=0.5)
+    {'w': tensor([2.])}
+    """
+    if isinstance(scale, Tensor):
+        return {k: v + scale * b[k] for k, v in a.items()}
+    return {k: torch.add(v, b[k], alpha=scale) for k, v in a.items()}
+
+
+def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
+    """Return a - b."""
+    return {k: v - b[k] for k, v in a.items()}
+
+
+def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Tree:
+    """Return factor * a."""
+    return {k: v * factor for k, v in a.items()}
+
+
+def blend(a: Mapping[str, Tensor], b: Mapping[str, Tensor], share: float) -> Tree:
+    """Return share * a + (1 - share) * b."""
+    return {k: share * v + (1.0 - share) * b[k] for k, v in a.items()}
+
+
+def zeros_like(a: Mapping[str, Tensor]) -> Tree:
+    """Return zeros of the same names, shapes and types."""
+    return {k: torch.zeros_like(v) for k, v in a.items()}
+
+
+def clone(a: Mapping[str, Tensor]) -> Tree:
+    """Return a copy that shares no memory with `a`."""
+    return {k: v.clone() for k, v in a.items()}
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Return the inner product over all tensors, as a 0-d tensor.
+
+    >>> dot({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
+    tensor(11.)
+    """
+    return torch.stack([torch.dot(v.reshape(-1), b[k].reshape(-1)) for k, v in a.items()]).sum()
+
+
+def where(mask: Tensor, a: State, b: State) -> State:
+    """Return `a` where the 0-d `mask` is true and `b` elsewhere, through nested states."""
+    out: State = {}
+    for k, v in a.items():
+        w = b[k]
+        if isinstance(v, Tensor) and isinstance(w, Tensor):
+            out[k] = torch.where(mask, v, w)
+        elif isinstance(v, dict) and isinstance(w, dict):
+            out[k] = where(mask, v, w)
+    return out
+
+
+def map_tensors(f: Callable[[Tensor], Tensor], state: Mapping[str, Tensor | State]) -> State:
+    """Return `state` with `f` applied to every tensor."""
+    return {k: f(v) if isinstance(v, Tensor) else map_tensors(f, v) for k, v in state.items()}
+
+
+def walk(state: Mapping[str, Tensor | State], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) for every tensor, with the path's parts joined by '/'.
+
+    >>> [path for path, _ in walk({"a": {"w": torch.zeros(1)}, "n": torch.zeros(())})]
+    ['a/w', 'n']
+    """
+    for k, v in state.items():
+        if isinstance(v, Tensor):
+            yield prefix + k, v
+        else:
+            yield from walk(v, f"{prefix}{k}/")
+
+
+def unwalk(flat: Mapping[str, Tensor]) -> State:
+    """Return the nested state whose `walk` is `flat`; an empty sub-state is not restored."""
+    out: State = {}
+    for path, tensor in flat.items():
+        *parents, leaf = path.split("/")
+        here = out
+        for name in parents:
+            below = here.setdefault(name, {})
+            if not isinstance(below, dict):
+                raise ValueError(f"{path!r} stands below a tensor")
+            here = below
+        here[leaf] = tensor
+    return out
+
+
+def nbytes(state: Mapping[str, Tensor | State]) -> int:
+    """Return the number of bytes of all tensors.
+
+    >>> nbytes({"w": torch.zeros(3), "n": {"c": torch.zeros((), dtype=torch.int64)}})
+    20
+    """
+    return sum(t.numel() * t.element_size() for _, t in walk(state))
+
+
+def numel(a: Mapping[str, Tensor]) -> int:
+    """Return the number of entries of all tensors."""
+    return sum(v.numel() for v in a.values())
+
+
+def group_names(names: Sequence[str], groups: Groups) -> list[list[str]]:
+    """Split parameter names into the vectors that a projection treats as one.
+
+    >>> group_names(["fc1.weight", "fc1.bias", "fc2.weight"], "layer")
+    [['fc1.weight', 'fc1.bias'], ['fc2.weight']]
+    >>> group_names(["fc1.weight", "fc1.bias"], "tensor")
+    [['fc1.weight'], ['fc1.bias']]
+    """
+    if groups == "model":
+        return [list(names)]
+    if groups == "tensor":
+        return [[name] for name in names]
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(layers.values())
