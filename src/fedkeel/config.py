@@ -336,8 +336,8 @@ class Compare(_Settings):
     seeds: int = Field(3, ge=1)
 
 
-class Experiment(_Settings):
-    """All settings of a run or a comparison.
+class Run(_Settings):
+    """The settings of one run, whatever data and model it is given.
 
     Args:
         name: name of the run folder.
@@ -346,14 +346,10 @@ class Experiment(_Settings):
         seed: seed of the initial model, the partition, the cohorts and the batches.
         weights: how clients count in the mean; None takes what the method's parts state, and
             ``examples`` where they state nothing.
-        data: the examples.
-        partition: their division among clients.
-        model: the network.
         local: local training.
         cohort: participation.
         evaluation: when the global model is evaluated.
         engine: what runs the clients.
-        compare: methods and seeds of a comparison.
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -361,13 +357,25 @@ class Experiment(_Settings):
     rounds: int = Field(ge=1)
     seed: int = Field(0, ge=0, le=2**32 - 1)
     weights: Weights | None = None
-    data: Data
-    partition: Partition
-    model: Model
     local: Local
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
+
+
+class Experiment(Run):
+    """All settings of a run or a comparison.
+
+    Args:
+        data: the examples.
+        partition: their division among clients.
+        model: the network.
+        compare: methods and seeds of a comparison.
+    """
+
+    data: Data
+    partition: Partition
+    model: Model
     compare: Compare = Compare()
 
 

@@ -112,6 +112,33 @@ def unwalk(flat: Mapping[str, Tensor]) -> State:
     return out
 
 
+def leaves(state: Mapping[str, Tensor | State], name: str) -> Tree:
+    """Return the tree that a state holds under `name`.
+
+    Raises:
+        TypeError: it holds a tensor or a nested state there, or nothing.
+    """
+    below = state.get(name)
+    if not isinstance(below, Mapping):
+        raise TypeError(f"the state holds no tree {name!r}, but {list(state)}")
+    out = {k: v for k, v in below.items() if isinstance(v, Tensor)}
+    if len(out) < len(below):
+        raise TypeError(f"{name!r} is not a tree of tensors")
+    return out
+
+
+def leaf(state: Mapping[str, Tensor | State], name: str) -> Tensor:
+    """Return the tensor that a state holds under `name`.
+
+    Raises:
+        TypeError: it holds no tensor there.
+    """
+    value = state.get(name)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the state holds no tensor {name!r}, but {list(state)}")
+    return value
+
+
 def nbytes(state: Mapping[str, Tensor | State]) -> int:
     """Return the number of bytes of all tensors.
 

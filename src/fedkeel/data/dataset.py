@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedkeel.errors import DataError
+from fedkeel.rng import generator
 
 Ints = NDArray[np.int64]
 
@@ -220,15 +221,14 @@ class Federation:
         """Return the federation with a share of each client's rows kept aside for evaluation.
 
         Every client keeps at least one example to train on; floor(fraction * size) are held out,
-        drawn without replacement from the stream (seed, "holdout", client).
+        drawn without replacement, one client after the other from the stream (seed, "holdout").
         """
-        from fedkeel.rng import generator
-
         kept, held = [], []
+        random = generator(seed, "holdout")
         for k in range(len(self)):
             rows = self.client(k)
             count = min(int(fraction * len(rows)), len(rows) - 1)
-            order = generator(seed, "holdout", 0, k).permutation(len(rows))
+            order = random.permutation(len(rows))
             held.append(rows[np.sort(order[:count])])
             kept.append(rows[np.sort(order[count:])])
         rows, offsets = pack(kept)

@@ -1,0 +1,183 @@
+"""Federations of a user's own arrays, in one call.
+
+    import fedkeel as fk
+    clients = fk.dirichlet(x, y, clients=100, alpha=0.1)
+
+Each function checks the arrays, divides them as `partition.divide` does, and returns a
+`Federation`. N examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedkeel.config import Partition, build
+from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.data.partition import divide
+from fedkeel.errors import DataError
+
+Array = ArrayLike | Tensor
+
+
+def iid(
+    x: Array,
+    y: Array,
+    clients: int,
+    *,
+    sizes: Literal["equal", "power"] | Sequence[int] = "equal",
+    sigma: float = 2.0,
+    holdout: float = 0.0,
+    seed: int = 0,
+    classes: int | None = None,
+) -> Federation:
+    """Divide examples at random among clients; see `partition.iid`.
+
+    Args:
+        x: [N, ...] inputs.
+        y: [N] labels from 0.
+        clients: number of clients.
+        sizes: ``equal``, ``power`` (log-normal), or one number for each client.
+        sigma: deviation of the logarithm of the size, for ``power``.
+        holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        seed: seed of the partition.
+        classes: number of classes; the largest label + 1 where it is not given.
+
+    >>> iid([[0.0], [1.0], [2.0]], [0, 1, 0], clients=3).sizes
+    array([1, 1, 1])
+    """
+    more = {"sizes": _sizes(sizes), "sigma": sigma}
+    return _divide("iid", dataset(x, y, classes=classes), seed, holdout, clients=clients, **more)
+
+
+def dirichlet(
+    x: Array,
+    y: Array,
+    clients: int,
+    alpha: float,
+    *,
+    min_size: int = 1,
+    holdout: float = 0.0,
+    seed: int = 0,
+    classes: int | None = None,
+) -> Federation:
+    """Divide each class by a Dirichlet draw over clients; see `dirichlet.dirichlet`.
+
+    Args:
+        x: [N, ...] inputs.
+        y: [N] labels from 0.
+        clients: number of clients.
+        alpha: concentration, > 0; small is strongly non-IID.
+        min_size: smallest number of examples of a client.
+        holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        seed: seed of the partition.
+        classes: number of classes; the largest label + 1 where it is not given.
+    """
+    more = {"clients": clients, "alpha": alpha, "min_size": min_size}
+    return _divide("dirichlet", dataset(x, y, classes=classes), seed, holdout, **more)
+
+
+def by_classes(
+    x: Array,
+    y: Array,
+    clients: int,
+    k: int,
+    *,
+    sizes: Literal["equal", "power"] | Sequence[int] = "equal",
+    sigma: float = 2.0,
+    holdout: float = 0.0,
+    seed: int = 0,
+    classes: int | None = None,
+) -> Federation:
+    """Give each client examples of k classes; see `partition.classes`.
+
+    Args:
+        x: [N, ...] inputs.
+        y: [N] labels from 0.
+        clients: number of clients.
+        k: number of classes of each client.
+        sizes: ``equal``, ``power`` (log-normal), or one number for each client.
+        sigma: deviation of the logarithm of a share, for ``power``.
+        holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        seed: seed of the partition.
+        classes: number of classes; the largest label + 1 where it is not given.
+
+    >>> by_classes([[0.0], [1.0], [2.0]], [0, 1, 0], clients=2, k=1).histogram()
+    array([[2, 0],
+           [0, 1]])
+    """
+    more = {"sizes": _sizes(sizes), "sigma": sigma, "classes_per_client": k}
+    data = dataset(x, y, classes=classes)
+    return _divide("classes", data, seed, holdout, clients=clients, **more)
+
+
+def by_client(
+    x: Array,
+    y: Array,
+    client_ids: ArrayLike,
+    *,
+    holdout: float = 0.0,
+    seed: int = 0,
+    classes: int | None = None,
+) -> Federation:
+    """Make one client of each distinct id.
+
+    Args:
+        x: [N, ...] inputs.
+        y: [N] labels from 0.
+        client_ids: [N] names or numbers; clients are in their order.
+        holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        seed: seed of the hold-out.
+        classes: number of classes; the largest label + 1 where it is not given.
+
+    Raises:
+        DataError: there is not one id for each example, or an id is missing.
+
+    >>> by_client([[0.0], [1.0], [2.0]], [0, 1, 0], ["b", "a", "b"]).names
+    ('a', 'b')
+    """
+    ids = _ids(client_ids, len(dataset(x, y, classes=classes)))
+    names, client = np.unique(ids, return_inverse=True)
+    named = tuple(str(name) for name in names)
+    data = dataset(x, y, classes=classes, client=client.astype(np.int64), clients=named)
+    return _divide("client", data, seed, holdout)
+
+
+def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
+    """Return [N] ids of one type that can be sorted, none of them missing."""
+    given = np.asarray(client_ids, dtype=object)
+    if given.shape != (n,):
+        raise DataError(
+            "There must be one client id for each example.",
+            got=f"client ids of shape {given.shape}",
+            expected=f"({n},)",
+        )
+    values = given.tolist()
+    for row, value in enumerate(values):
+        if value is None or value != value:  # NaN is not itself
+            raise DataError(
+                "A client id is missing.",
+                got=f"{value} in row {row} (counted from 0)",
+                do="name a client for every example",
+            )
+    return np.array(values)
+
+
+def _divide(
+    kind: str,
+    data: Dataset,
+    seed: int,
+    holdout: float,
+    **more: Any,  # noqa: ANN401 - settings of the partition, checked by `build`
+) -> Federation:
+    values = {"kind": kind, "holdout": holdout, "seed": seed, **more}
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+    return divide(data, build(Partition, plain, kind), seed)
+
+
+def _sizes(sizes: Literal["equal", "power"] | Sequence[int]) -> str | tuple[int, ...]:
+    return sizes if isinstance(sizes, str) else tuple(np.asarray(sizes).tolist())

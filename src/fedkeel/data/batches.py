@@ -1,0 +1,139 @@
+"""Which examples make up each mini-batch of a client's round.
+
+A plan is a pure function of (settings, number of examples, seed, round, client, steps done): it is
+the same for every method and engine and after any restart, and what a client remembers from round
+to round is one number, the steps it has done. N is the client's number of examples, B the batch
+size, S the number of steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeel.config import Local
+from fedkeel.data.dataset import Ints
+from fedkeel.errors import DataError
+from fedkeel.rng import generator
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """How one pass over N examples is cut: `count` batches of `size`, the last one of `last`."""
+
+    size: int
+    count: int
+    last: int
+
+    def batch(self, order: Ints, b: int) -> Ints:
+        return order[b * self.size : (b + 1) * self.size]
+
+
+def plan(local: Local, n: int, seed: int, round: int, client: int, done: int = 0) -> list[Ints]:
+    """Return the positions, within the client's examples, of each mini-batch of a round.
+
+    - `epochs`: each epoch is a fresh permutation, one after the other from the stream (seed,
+      "batches", round, client), cut into batches of B.
+    - `steps`, ``continue``: step number t of the client's life, t = done, done + 1, ..., is batch
+      t mod M of pass t // M, where a pass has M batches; pass p is the permutation from the stream
+      (seed, "passes", p, client). So it goes on across rounds, as GradMA's cycling loader.
+    - `steps`, ``random``: each batch is min(B, N) examples drawn without replacement, one batch
+      after the other from the stream (seed, "batches", round, client).
+
+    With ``batch_size = "all"`` every batch is 0..N-1 in stored order, and nothing is drawn.
+
+    Args:
+        local: epochs or steps, batch size, sampling, and what happens to a short last batch.
+        n: N >= 1.
+        seed: seed of the run.
+        round: round number, from 0.
+        client: index of the client.
+        done: number of steps that the client has done in earlier rounds; for ``continue``.
+
+    Returns:
+        S arrays of positions in 0..N-1, in order; they may share memory.
+
+    >>> local = Local(lr=0.1, epochs=2, batch_size=2)
+    >>> [len(batch) for batch in plan(local, n=5, seed=0, round=0, client=0)]
+    [2, 2, 1, 2, 2, 1]
+    """
+    cut = _cut(local, n)
+    count = _steps(local, cut)
+    if local.batch_size == "all":
+        return [np.arange(n)] * count
+    if local.steps is not None and local.sampling == "continue":
+        return _continue(cut, n, seed, client, range(done, done + count))
+    random = generator(seed, "batches", round, client)
+    if local.steps is not None:
+        size = min(cut.size, n)
+        return [random.choice(n, size, replace=False) for _ in range(count)]
+    batches: list[Ints] = []
+    for _ in range(count // cut.count):
+        order = random.permutation(n)
+        batches += [cut.batch(order, b) for b in range(cut.count)]
+    return batches
+
+
+def steps(local: Local, n: int) -> int:
+    """Return S, the number of mini-batches of a round, without drawing them.
+
+    >>> steps(Local(lr=0.1, epochs=2, batch_size=2), 5)
+    6
+    """
+    return _steps(local, _cut(local, n))
+
+
+def processed(local: Local, n: int, done: int = 0) -> int:
+    """Return the number of examples in a round's mini-batches, each as often as it occurs.
+
+    Args:
+        local: as in `plan`.
+        n: as in `plan`.
+        done: as in `plan`; how many short batches a round of ``continue`` meets depends on it.
+
+    >>> processed(Local(lr=0.1, steps=2, batch_size=4), 5), processed(Local(lr=0.1, epochs=2), 5)
+    (5, 10)
+    """
+    cut = _cut(local, n)
+    count = _steps(local, cut)
+    if local.steps is not None and local.sampling == "random":
+        return count * min(cut.size, n)
+    start = done if local.steps is not None else 0
+    ends = (start + count) // cut.count - start // cut.count  # batches that end a pass
+    return (count - ends) * cut.size + ends * cut.last
+
+
+def _continue(cut: _Pass, n: int, seed: int, client: int, numbers: range) -> list[Ints]:
+    batches: list[Ints] = []
+    current, order = -1, np.arange(0)
+    for number in numbers:
+        turn, b = divmod(number, cut.count)
+        if turn != current:
+            current, order = turn, generator(seed, "passes", turn, client).permutation(n)
+        batches.append(cut.batch(order, b))
+    return batches
+
+
+def _steps(local: Local, cut: _Pass) -> int:
+    return cut.count * local.epochs if local.epochs is not None else int(local.steps or 0)
+
+
+def _cut(local: Local, n: int) -> _Pass:
+    if n < 1:
+        raise DataError("A client without examples cannot train.", got=f"{n} examples")
+    size = n if local.batch_size == "all" else min(local.batch_size, n)
+    full, rest = divmod(n, size)
+    short = (
+        rest > 0 and local.drop_last != "always" and not (local.drop_last == "single" and rest == 1)
+    )
+    return _Pass(size, full + 1, rest) if short else _Pass(size, full, size)
+
+
+def per_pass(local: Local, n: int) -> int:
+    """Return the number of mini-batches in one pass over a client's N examples.
+
+    >>> per_pass(Local(lr=0.1, epochs=3, batch_size=2), 5)
+    3
+    """
+    return _cut(local, n).count

@@ -1,0 +1,79 @@
+"""Who takes part in a round.
+
+The cohort is a pure function of (settings, sizes, seed, round): every method, engine and process
+sees the same clients, also after a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeel.config import Cohort
+from fedkeel.data.dataset import Ints
+from fedkeel.data.split import Floats
+from fedkeel.errors import DataError
+from fedkeel.rng import generator
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The clients of one round. K clients are selected in all.
+
+    Args:
+        clients: those that report, ascending; may be empty.
+        dropped: those that were selected and do not report, ascending.
+    """
+
+    clients: Ints
+    dropped: Ints
+
+
+def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
+    """Select the clients of a round.
+
+    K = settings.size(C) clients are drawn without replacement from the stream (seed, "cohort",
+    round): uniformly, or one after the other with probability in proportion to the examples of
+    those that are left. Each of them drops with probability `settings.dropout`, independently, by
+    the stream (seed, "dropout", round). Everybody may drop.
+
+    Args:
+        settings: participation, sampling and dropout.
+        sizes: [C] number of examples of each client.
+        seed: seed of the run.
+        round: round number, from 0.
+
+    Raises:
+        ConfigError: the settings select nobody, or more clients than there are.
+        DataError: sampling by examples needs more clients with examples than there are.
+
+    >>> select(Cohort(clients=2), np.array([5, 5, 5, 5]), seed=0, round=3).clients
+    array([1, 2])
+    """
+    population = len(sizes)
+    count = settings.size(population)
+    random = generator(seed, "cohort", round)
+    if count == population:
+        chosen = np.arange(population, dtype=np.int64)
+    elif settings.sampling == "examples":
+        chosen = random.choice(population, count, replace=False, p=_shares(sizes, count))
+    else:
+        chosen = random.choice(population, count, replace=False, shuffle=False)
+    chosen = np.sort(chosen).astype(np.int64, copy=False)
+    drops = np.zeros(count, dtype=np.bool_)
+    if settings.dropout > 0:
+        drops = generator(seed, "dropout", round).random(count) < settings.dropout
+    return Selection(chosen[~drops], chosen[drops])
+
+
+def _shares(sizes: Ints, count: int) -> Floats:
+    holding = int(np.count_nonzero(sizes > 0))
+    if holding < count:
+        raise DataError(
+            "cohort.sampling = 'examples' finds too few clients with examples.",
+            got=f"{holding} of {len(sizes)} clients",
+            expected=f"at least {count}, the number selected in a round",
+        )
+    share: Floats = sizes / sizes.sum()
+    return share

@@ -1,0 +1,1 @@
+"""Engines run clients. They differ in speed, never in results."""

@@ -1,0 +1,155 @@
+"""One client's round, and one shard of an evaluation: what every engine on one machine calls."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.data import batches
+from fedkeel.data.augment import crop_flip
+from fedkeel.engine.world import Job, Split, World
+from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.method.client import Client, Progress, Reply, client_finish, client_start, client_step
+from fedkeel.method.context import ByPart, Facts, Ints, Message
+from fedkeel.method.roles import Part
+from fedkeel.rng import generator, torch_seed
+from fedkeel.task import metrics
+from fedkeel.task.network import Batch
+from fedkeel.tree import Tree
+
+
+@torch.no_grad()
+def train_client(
+    world: World, message: Message, job: Job, mine: ByPart | None, limit: int | None = None
+) -> tuple[Reply, int, int]:
+    """Run one client's round.
+
+    Args:
+        world: method, model, data and seed.
+        message: what the server sent.
+        job: the client.
+        mine: what the client kept, None the first time.
+        limit: at most so many steps; for a rehearsal.
+
+    Returns:
+        The reply, the number of steps and the number of examples processed.
+
+    Raises:
+        TrainingError: what the model, the loss or a part raised, with client, step and part.
+    """
+    rows = world.federation.client(job.client)
+    local = world.bench.local
+    planned = batches.plan(local, len(rows), world.seed, message.round, job.client, job.done)
+    planned = planned[:limit]
+    at = 0
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(world.seed, "torch", message.round, job.client))
+            client, progress, used = _begin(world, message, job, mine, rows, planned)
+            crops = generator(world.seed, "augment", message.round, job.client)
+            passes = max(1, min(len(planned), batches.per_pass(local, len(rows))))
+            for at, positions in enumerate(planned, start=1):
+                batch = _batch(world, rows[positions])
+                if world.augment:
+                    batch = Batch(crop_flip(batch.x, crops), batch.y)
+                first = planned[(at - 1) % passes]
+                progress = client_step(
+                    client, progress, batch, _places(used, positions), _places(used, first)
+                )
+            reply = client_finish(client, progress, len(planned))
+            return reply, len(planned), sum(len(positions) for positions in planned)
+    except FedkeelError:
+        raise
+    except Exception as error:
+        raise _named(error, job.client, at) from error
+
+
+def _begin(
+    world: World,
+    message: Message,
+    job: Job,
+    mine: ByPart | None,
+    rows: Ints,
+    planned: list[Ints],
+) -> tuple[Client, Progress, Ints | None]:
+    """Start the client; where a part prepares, also return the distinct positions it needs."""
+    used = np.unique(np.concatenate(planned)) if world.bench.plan.preparations else None
+
+    def examples() -> Batch:
+        return _batch(world, rows if used is None else rows[used])
+
+    facts = Facts(job.client, len(rows))
+    client, progress = client_start(world.bench, message, mine, facts, examples)
+    return client, progress, used
+
+
+def _batch(world: World, rows: Ints) -> Batch:
+    data = world.federation.data
+    index = torch.from_numpy(rows)
+    return Batch(data.x[index], data.y[index])
+
+
+def _places(used: Ints | None, positions: Ints) -> Tensor | None:
+    """Return where the positions stand among the distinct ones."""
+    return None if used is None else torch.from_numpy(np.searchsorted(used, positions))
+
+
+def _named(error: Exception, client: int, step: int) -> TrainingError:
+    """Return an error that says at which client and step, and in which part, it happened."""
+    part = _part_of(error.__traceback__)
+    where = f"client {client}, " + (f"step {step}" if step else "before its first step")
+    text = str(error).strip().splitlines()
+    found = traceback.extract_tb(error.__traceback__)
+    return TrainingError(
+        f"Training failed at {where}" + (f", in {part}." if part else "."),
+        got=f"{type(error).__name__}: {text[0] if text else ''}",
+        why=f"raised in {found[-1].name}, line {found[-1].lineno} of {found[-1].filename}",
+    )
+
+
+def _part_of(trace: TracebackType | None) -> str:
+    """Return the name of the innermost part that was running."""
+    name = ""
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, Part):
+            name = owner.name
+        trace = trace.tb_next
+    return name
+
+
+def evaluated(world: World, split: Split) -> tuple[Ints | None, Ints, int]:
+    """Return what an evaluation looks at.
+
+    Returns:
+        [N] rows of the training set, None for the whole test set; [N] group of each example: its
+        source, or its client; and the number of groups.
+    """
+    federation = world.federation
+    if split == "test":
+        return None, world.test.source_ids, len(world.test.sources)
+    if federation.held_rows is None or federation.held_offsets is None:
+        return federation.rows, federation.owner(), len(federation)
+    sizes = np.diff(federation.held_offsets)
+    return federation.held_rows, np.repeat(np.arange(len(federation)), sizes), len(federation)
+
+
+def examples(world: World, split: Split) -> int:
+    """Return N, the number of examples of a split."""
+    return len(evaluated(world, split)[1])
+
+
+def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, start: int) -> Tensor:
+    """Return [n, 3] of the examples from `start` on, at most `world.eval_batch` of them."""
+    rows, _, _ = evaluated(world, split)
+    part = slice(start, start + world.eval_batch)
+    if rows is None:
+        x, y = world.test.x[part], world.test.y[part]
+    else:
+        index = torch.from_numpy(rows[part])
+        x, y = world.federation.data.x[index], world.federation.data.y[index]
+    return metrics.measure(world.bench.network, params, buffers, x, y)

@@ -1,0 +1,136 @@
+"""The buffers of a round: one row for each client of the cohort, whoever trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
+from fedkeel.engine.loop import train_client
+from fedkeel.engine.store import ClientStore
+from fedkeel.engine.world import Job, Trained, World
+from fedkeel.method.client import Reply
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.server import Replies
+from fedkeel.tree import State
+
+COUNTS = {"loss": torch.float64, "finite": torch.bool, "steps": torch.int64, "seen": torch.int64}
+
+
+def flat(message: Message) -> State:
+    """Return everything that a message sends, as one state."""
+    return {
+        "params": dict(message.params),
+        "buffers": dict(message.buffers),
+        "sent": dict(message.sent),
+    }
+
+
+def unflat(state: State, round: int, lr: float) -> Message:
+    """Return the message that `flat` made the state of."""
+    return Message(
+        params=_tree(state, "params"),
+        buffers=_tree(state, "buffers"),
+        sent=_parts(state, "sent"),
+        round=round,
+        lr=lr,
+    )
+
+
+def rehearse(world: World, message: Message) -> dict[str, Spec]:
+    """Train one step of the first client and throw it away, to learn what a reply looks like.
+
+    Raises:
+        TrainingError: what the model, the loss or a part raised.
+    """
+    reply, _, _ = train_client(world, message, Job(row=0, client=0, done=0), None, limit=1)
+    return specs(_reply(reply))
+
+
+def _reply(reply: Reply) -> State:
+    return {
+        "delta": dict(reply.delta),
+        "buffers": dict(reply.buffers),
+        "uploads": dict(reply.uploads),
+        "mine": dict(reply.mine),
+        "notes": dict(reply.notes),
+    }
+
+
+class RoundBuffers:
+    """Where the replies of a round are written, and client state is kept.
+
+    Args:
+        world: method, model, data and seed.
+        spec: shape and type of each tensor of a reply, by path, from `rehearse`.
+        capacity: the largest cohort.
+        allocate: where the memory comes from.
+    """
+
+    def __init__(
+        self, world: World, spec: Mapping[str, Spec], capacity: int, allocate: Allocate
+    ) -> None:
+        counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
+        self._replies = Buffers(spec, capacity, allocate)
+        self._counts = Buffers(counts, capacity, allocate)
+        mine = {k.removeprefix("mine/"): v for k, v in spec.items() if k.startswith("mine/")}
+        self.store = ClientStore(mine, len(world.federation), allocate)
+        self._sizes = world.federation.sizes
+        self._paths = frozenset(spec)
+
+    def run(self, world: World, message: Message, job: Job) -> None:
+        """Train one client and write its row."""
+        reply, steps, seen = train_client(world, message, job, self.store.get(job.client))
+        self._replies.write(_reply(reply), job.row)
+        row = (reply.loss, reply.finite, torch.tensor(steps), torch.tensor(seen))
+        for name, value in zip(COUNTS, row, strict=True):
+            self._counts.tensors[name][job.row] = value
+
+    def jobs(self, clients: Ints) -> list[Job]:
+        """Return a job for each client of the cohort."""
+        done = self.store.done
+        return [Job(row, int(k), int(done[k])) for row, k in enumerate(clients)]
+
+    def gather(self, clients: Ints) -> Trained:
+        """Return the rows of a finished round, as views."""
+        k = len(clients)
+        state = self._replies.nested(k)
+        counts = {name: t[:k] for name, t in self._counts.tensors.items()}
+        replies = Replies(
+            clients=clients,
+            examples=self._sizes[clients],
+            processed=np.array(counts["seen"].numpy()),
+            finite=np.array(counts["finite"].numpy()),
+            delta=_tree(state, "delta"),
+            buffers=_tree(state, "buffers"),
+            uploads=_parts(state, "uploads"),
+        )
+        notes = _tree(state, "notes")
+        return Trained(
+            replies=replies,
+            mine=_parts(state, "mine"),
+            loss=np.array(counts["loss"].numpy()),
+            steps=np.array(counts["steps"].numpy()),
+            notes={name: t.double().numpy() for name, t in notes.items()},
+        )
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Write the state of the clients `keep` into the store."""
+        clients = trained.replies.clients
+        rows = np.flatnonzero(np.isin(clients, keep))
+        self.store.put(clients[rows], rows, trained.mine, trained.steps)
+
+
+def _tree(state: State, name: str) -> dict[str, Tensor]:
+    below = state.get(name, {})
+    items = below.items() if isinstance(below, dict) else ()
+    return {k: v for k, v in items if isinstance(v, Tensor)}
+
+
+def _parts(state: State, name: str) -> ByPart:
+    below = state.get(name, {})
+    items = below.items() if isinstance(below, dict) else ()
+    return {k: v for k, v in items if isinstance(v, dict)}

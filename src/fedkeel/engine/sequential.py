@@ -1,0 +1,79 @@
+"""The sequential engine: a Python loop. The definition of correct, and the debugger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.engine.buffers import Spec, private
+from fedkeel.engine.loop import evaluate_shard, examples
+from fedkeel.engine.rounds import RoundBuffers
+from fedkeel.engine.world import Split, Tick, Trained, World
+from fedkeel.method.context import Ints, Message
+from fedkeel.tree import Tree
+
+
+class Sequential:
+    """Trains one client after the other, in this process.
+
+    Args:
+        world: method, model, data and seed.
+        spec: what a reply looks like, from `rounds.rehearse`.
+        capacity: the largest cohort.
+    """
+
+    def __init__(self, world: World, spec: Mapping[str, Spec], capacity: int) -> None:
+        self._world = world
+        self._buffers = RoundBuffers(world, spec, capacity, private)
+
+    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+        """Train clients [K] from a message."""
+        with one_thread():
+            for job in self._buffers.jobs(clients):
+                self._buffers.run(self._world, message, job)
+                tick(1)
+        return self._buffers.gather(clients)
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Write the state of the clients `keep`."""
+        self._buffers.commit(trained, keep)
+
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
+        """Return [N, 3] of the examples of a split."""
+        world = self._world
+        with one_thread():
+            parts = [
+                evaluate_shard(world, params, buffers, split, start)
+                for start in range(0, examples(world, split), world.eval_batch)
+            ]
+        return torch.cat(parts)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return client state as arrays."""
+        return self._buffers.store.arrays()
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take client state from a checkpoint."""
+        self._buffers.store.restore(arrays)
+
+    def __enter__(self) -> Sequential:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to end: everything is in this process."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as a worker does, so that sums are added in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,307 @@
+"""The workers engine: processes of one thread each, which share buffers with this one.
+
+The server's message is written once into shared memory, each worker trains its clients and writes
+their rows, and the server finds the updates stacked. What goes through pipes is a few numbers. A
+worker that dies is replaced and its clients are trained again: their rows and states are only
+taken over when the whole round is done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal
+
+import torch
+import torch.multiprocessing as multiprocessing
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
+from fedkeel.engine.loop import evaluate_shard, examples
+from fedkeel.engine.rounds import RoundBuffers, flat, unflat
+from fedkeel.engine.world import Job, Split, Tick, Trained, World
+from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.method.context import Ints, Message
+from fedkeel.tree import Tree
+
+ATTEMPTS = 3
+"""How often the same clients may end their worker before the run is given up."""
+
+
+Start = Literal["fork", "spawn"]
+START: Start = "fork" if sys.platform.startswith("linux") else "spawn"
+"""How workers begin: forked where that is safe, which needs no pickling and copies no data."""
+
+
+@dataclass
+class _Worker:
+    """A process, our end of its pipe, and what it is working on."""
+
+    process: Any
+    pipe: Connection
+    busy: Any = None
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What this process and its workers both see."""
+
+    world: World
+    message: Buffers
+    rounds: RoundBuffers
+    measured: Buffers
+
+
+@dataclass(frozen=True)
+class _Train:
+    round: int
+    lr: float
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
+class _Evaluate:
+    split: Split
+    starts: tuple[int, ...]
+
+
+@dataclass
+class _Tasks:
+    """Pieces of work that are still to be given out, largest first."""
+
+    pieces: list[Any]
+    failures: dict[Any, int] = field(default_factory=dict)
+
+    def next(self) -> Any:  # noqa: ANN401
+        return self.pieces.pop(0) if self.pieces else None
+
+
+class Workers:
+    """Trains clients in several processes.
+
+    Args:
+        world: method, model, data and seed.
+        spec: what a reply looks like, from `rounds.rehearse`.
+        capacity: the largest cohort.
+        message: any message of this run, for the shapes.
+        workers: number of processes.
+        start: how they begin. ``spawn`` pickles the model once for each process.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        spec: Mapping[str, Spec],
+        capacity: int,
+        message: Message,
+        workers: int,
+        start: Start = START,
+    ) -> None:
+        memory = shared if start == "fork" else segment
+        most = max(examples(world, "test"), examples(world, "clients"))
+        self._shared = _Shared(
+            world=world,
+            message=Buffers(specs(flat(message)), None, memory),
+            rounds=RoundBuffers(world, spec, capacity, memory),
+            measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
+        )
+        self._method = start
+        self._context = multiprocessing.get_context(start)
+        self._workers: list[_Worker] = []
+        for _ in range(workers):
+            self._workers.append(self._start())
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        inherited = [w.pipe for w in self._workers] + [ours] if self._method == "fork" else []
+        process = self._context.Process(
+            target=_serve, args=(self._shared, theirs, inherited), daemon=True
+        )
+        with warnings.catch_warnings():  # a progress bar's thread may be alive, and is not used
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+        """Train clients [K] from a message."""
+        self._shared.message.write(flat(message))
+        sizes = self._shared.world.federation.sizes
+        jobs = sorted(
+            self._shared.rounds.jobs(clients), key=lambda j: int(sizes[j.client]), reverse=True
+        )
+        pieces = [
+            _Train(message.round, message.lr, tuple(jobs[a:b]))
+            for a, b in _guided(len(jobs), len(self._workers))
+        ]
+        self._work(pieces, tick)
+        return self._shared.rounds.gather(clients)
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Write the state of the clients `keep`."""
+        self._shared.rounds.commit(trained, keep)
+
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
+        """Return [N, 3] of the examples of a split."""
+        self._shared.message.write({"params": dict(params), "buffers": dict(buffers)})
+        world = self._shared.world
+        starts = range(0, examples(world, split), world.eval_batch)
+        pieces = [
+            _Evaluate(split, tuple(starts[a:b]))
+            for a, b in _guided(len(starts), len(self._workers))
+        ]
+        self._work(pieces, lambda _: None)
+        return self._shared.measured.tensors["rows"][: examples(world, split)].clone()
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return client state as arrays."""
+        return self._shared.rounds.store.arrays()
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take client state from a checkpoint."""
+        self._shared.rounds.store.restore(arrays)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.pipe.close()
+        for worker in self._workers:
+            worker.process.join(timeout=0.2 if error[0] is None else 0.0)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers.clear()
+
+    def _work(self, pieces: Sequence[Any], tick: Tick) -> None:
+        """Give out pieces of work until all are done."""
+        tasks = _Tasks(list(pieces))
+        for worker in self._workers:
+            self._give(worker, tasks)
+        while busy := [w for w in self._workers if w.busy is not None]:
+            ready = wait([w.pipe for w in busy])
+            for worker in busy:
+                if worker.pipe not in ready:
+                    continue
+                try:
+                    error = worker.pipe.recv()
+                except (EOFError, OSError):
+                    self._replace(worker, tasks)
+                    continue
+                if error is not None:
+                    raise _raised(error)
+                if isinstance(worker.busy, _Train):
+                    tick(len(worker.busy.jobs))
+                worker.busy = None
+                self._give(worker, tasks)
+
+    def _give(self, worker: _Worker, tasks: _Tasks) -> None:
+        piece = tasks.next()
+        if piece is None:
+            return
+        worker.busy = piece
+        try:
+            worker.pipe.send(piece)
+        except OSError:
+            self._replace(worker, tasks)
+
+    def _replace(self, worker: _Worker, tasks: _Tasks) -> None:
+        """Start a new process in place of one that died, and give it the same work."""
+        worker.process.join()
+        code = worker.process.exitcode
+        worker.pipe.close()
+        piece = worker.busy
+        tasks.failures[piece] = tasks.failures.get(piece, 0) + 1
+        if tasks.failures[piece] >= ATTEMPTS:
+            raise TrainingError(
+                f"A worker process died {ATTEMPTS} times on the same work.",
+                got=f"exit code {code} on {_named(piece)}",
+                why="-9 is usually the system's answer to a lack of memory",
+                do="use fewer workers (engine.workers), or engine.kind = 'sequential' to see where",
+            )
+        self._workers.remove(worker)
+        fresh = self._start()
+        self._workers.append(fresh)
+        fresh.busy = piece
+        fresh.pipe.send(piece)
+
+
+def _guided(count: int, workers: int) -> list[tuple[int, int]]:
+    """Cut 0..count-1 into pieces that get smaller, so that all workers end together.
+
+    >>> _guided(10, 2)
+    [(0, 3), (3, 5), (5, 7), (7, 8), (8, 9), (9, 10)]
+    """
+    pieces, start = [], 0
+    while start < count:
+        size = max(1, -(-(count - start) // (2 * workers)))
+        pieces.append((start, min(start + size, count)))
+        start += size
+    return pieces
+
+
+def _named(piece: object) -> str:
+    if isinstance(piece, _Train):
+        return "client " + ", ".join(str(job.client) for job in piece.jobs)
+    return "an evaluation"
+
+
+def _raised(error: dict[str, Any]) -> FedkeelError:
+    """Make the error again that a worker sent as plain values."""
+    kinds = {kind.__name__: kind for kind in FedkeelError.__subclasses__()}
+    return kinds.get(error.pop("kind"), TrainingError)(**error)
+
+
+def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> None:
+    """Work until the pipe is closed. Runs in a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in others:
+        other.close()
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        while os.getppid() == parent:
+            piece = pipe.recv()
+            try:
+                _do(state, piece)
+                pipe.send(None)
+            except FedkeelError as error:
+                pipe.send(_plain(error))
+            except Exception as error:
+                pipe.send(_plain(TrainingError(f"A worker failed on {_named(piece)}.", got=error)))
+    os._exit(0)
+
+
+def _plain(error: FedkeelError) -> dict[str, Any]:
+    """Return an error as plain values, which pass through a pipe."""
+    return {
+        "kind": type(error).__name__,
+        "what": error.what,
+        "got": None if error.got is None else str(error.got),
+        "expected": None if error.expected is None else str(error.expected),
+        "why": error.why,
+        "do": error.do,
+    }
+
+
+def _do(state: _Shared, piece: _Train | _Evaluate) -> None:
+    world, message = state.world, state.message.nested()
+    if isinstance(piece, _Train):
+        received = unflat(message, piece.round, piece.lr)
+        for job in piece.jobs:
+            state.rounds.run(world, received, job)
+        return
+    received = unflat(message, 0, 0.0)
+    buffers = received.buffers or world.bench.network.buffers
+    for start in piece.starts:
+        rows = evaluate_shard(world, received.params, buffers, piece.split, start)
+        state.measured.tensors["rows"][start : start + len(rows)] = rows

@@ -1,0 +1,102 @@
+"""What every engine is given, and the protocol that every engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.method.client import Bench
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.server import Replies
+from fedkeel.tree import Tree
+
+Split = Literal["test", "clients"]
+"""What is evaluated: the test set, or each client's own examples, one client after the other."""
+
+Tick = Callable[[int], None]
+"""Called with the number of clients that have been trained since the last call."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Method, model, data and seed: all that decides what training does.
+
+    Args:
+        bench: method, model and local training.
+        federation: the training set and its clients.
+        test: the test set.
+        seed: seed of the run.
+        augment: whether training images are cropped and mirrored at random.
+        eval_batch: examples in one forward pass of an evaluation.
+    """
+
+    bench: Bench
+    federation: Federation
+    test: Dataset
+    seed: int
+    augment: bool = False
+    eval_batch: int = 1000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client of a round.
+
+    Args:
+        row: place in the cohort, 0..K-1, and so in the reply buffers.
+        client: stable client index.
+        done: local steps that the client has made in earlier rounds.
+    """
+
+    row: int
+    client: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a round at the clients.
+
+    Args:
+        replies: what the server receives. Its tensors are the engine's own buffers and change with
+            the next round.
+        mine: what the clients keep, tensors [K, ...] by part.
+        loss: [K] mean training loss of each client.
+        steps: [K] local steps that each client made.
+        notes: diagnostics by ``part.name``, [K].
+    """
+
+    replies: Replies
+    mine: ByPart
+    loss: NDArray[np.float64]
+    steps: Ints
+    notes: dict[str, NDArray[np.float64]]
+
+
+class Engine(Protocol):
+    """Runs the clients of a round, and evaluations."""
+
+    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+        """Train clients [K] from a message; client state is read and not yet written."""
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Write the state of the clients `keep`, after the server has taken the round."""
+
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
+        """Return [N, 3] of the examples of a split, as `task.metrics.measure`."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return client state as arrays, for a checkpoint."""
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take client state from a checkpoint."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...

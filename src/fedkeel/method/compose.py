@@ -1,0 +1,348 @@
+"""Composition: a tuple of parts becomes a `Plan`, or is refused with the reason.
+
+Legality is three rules, checked before any data is touched:
+
+1. A slot that takes one part has one.
+2. What a part needs is provided by the task and the engine.
+3. No part breaks what another needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from fedkeel.config import Local, Weights
+from fedkeel.errors import CompositionError
+from fedkeel.method.parts.server import Addition, WeightedMean
+from fedkeel.method.roles import (
+    ROLES,
+    SLOTS,
+    AggregateTransform,
+    Broadcast,
+    Capability,
+    Carry,
+    ClientState,
+    CohortTransform,
+    GradientRule,
+    GradientTransform,
+    LocalWork,
+    Part,
+    Penalty,
+    Preparation,
+    Reduction,
+    ServerOptimiser,
+    ServerState,
+    StepCorrection,
+    UpdateTransform,
+    Upload,
+)
+
+R = TypeVar("R", bound=Part)
+
+LOOP = frozenset({Capability.LINEAR_ACCUMULATION})
+"""What the client loop provides by itself."""
+SIMULATION = frozenset({Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS})
+"""What an engine on one machine provides."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A legal method, its parts sorted by role in the order in which they act.
+
+    Args:
+        parts: the parts as composed.
+        expression: canonical expression.
+        weights: how clients count in the mean.
+        penalties: parts that add to the objective.
+        gradient_rule: the part that says where the gradient is taken, or None.
+        gradient_transforms: parts that change the gradient, by stage.
+        corrections: parts that move parameters after a step.
+        carries: parts that remember from step to step.
+        preparations: parts that prepare before the first step.
+        update_transforms: parts that change the update, by stage.
+        client_states: parts that keep something for each client.
+        uploads: parts that send to the server.
+        broadcasts: parts that send to the clients.
+        cohort_transforms: parts that change the updates at the server.
+        reduction: the part that makes one update of K.
+        aggregate_transforms: parts that change the aggregate, by stage.
+        server_optimiser: the part that applies the aggregate.
+        server_states: parts that remember at the server.
+        pull: sum of the penalties' pulls.
+    """
+
+    parts: tuple[Part, ...]
+    expression: str
+    weights: Weights
+    penalties: tuple[Penalty, ...]
+    gradient_rule: GradientRule | None
+    gradient_transforms: tuple[GradientTransform, ...]
+    corrections: tuple[StepCorrection, ...]
+    carries: tuple[Carry, ...]
+    preparations: tuple[Preparation, ...]
+    update_transforms: tuple[UpdateTransform, ...]
+    client_states: tuple[ClientState, ...]
+    uploads: tuple[Upload, ...]
+    broadcasts: tuple[Broadcast, ...]
+    cohort_transforms: tuple[CohortTransform, ...]
+    reduction: Reduction
+    aggregate_transforms: tuple[AggregateTransform, ...]
+    server_optimiser: ServerOptimiser
+    server_states: tuple[ServerState, ...]
+    pull: float
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """All that the parts need of task, loop and engine."""
+        return frozenset().union(*(part.needs for part in self.parts))
+
+    def work(self, local: Local) -> Local:
+        """Return the settings of local training, as the method means them."""
+        for part in self.parts:
+            if isinstance(part, LocalWork):
+                return part.work(local)
+        return local
+
+
+def compose(
+    parts: Sequence[Part],
+    provides: Iterable[Capability] | None = None,
+    weights: Weights | None = None,
+) -> Plan:
+    """Compose parts into a method.
+
+    Args:
+        parts: the parts, in the order of the expression.
+        provides: what task and engine provide; None checks everything but this.
+        weights: the run's choice; None takes what the parts state.
+
+    Raises:
+        CompositionError: a hyper-parameter out of range, a part given twice, two parts in a slot
+            that takes one, a need that is not provided or that another part breaks, or parts that
+            state different weights while the run has not chosen.
+    """
+    parts = tuple(parts)
+    expression = expression_of(parts)
+    for part in parts:
+        check_hyperparameters(part)
+    _check_names(parts, expression)
+    _check_slots(parts, expression)
+    if provides is not None:
+        _check_needs(parts, frozenset(provides) | LOOP)
+    _check_breaks(parts, expression)
+
+    def staged(role: type[R], stage: str) -> tuple[R, ...]:
+        return tuple(sorted(_playing(parts, role), key=lambda p: getattr(p, stage)))
+
+    penalties = _playing(parts, Penalty)
+    return Plan(
+        parts=parts,
+        expression=expression,
+        weights=weights or _stated_weights(parts, expression),
+        penalties=penalties,
+        gradient_rule=next(iter(_playing(parts, GradientRule)), None),
+        gradient_transforms=staged(GradientTransform, "gradient_stage"),
+        corrections=_playing(parts, StepCorrection),
+        carries=_playing(parts, Carry),
+        preparations=_playing(parts, Preparation),
+        update_transforms=staged(UpdateTransform, "update_stage"),
+        client_states=_playing(parts, ClientState),
+        uploads=_playing(parts, Upload),
+        broadcasts=_playing(parts, Broadcast),
+        cohort_transforms=_playing(parts, CohortTransform),
+        reduction=next(iter(_playing(parts, Reduction)), WeightedMean()),
+        aggregate_transforms=staged(AggregateTransform, "aggregate_stage"),
+        server_optimiser=next(iter(_playing(parts, ServerOptimiser)), Addition()),
+        server_states=_playing(parts, ServerState),
+        pull=sum(part.pull for part in penalties),
+    )
+
+
+def _playing(parts: Sequence[Part], role: type[R]) -> tuple[R, ...]:
+    return tuple(part for part in parts if isinstance(part, role))
+
+
+def roles_of(part: Part | type[Part]) -> list[str]:
+    """Return the names of the roles that a part plays, in the order in which they act."""
+    kind = part if isinstance(part, type) else type(part)
+    return [name for role, name in ROLES.items() if issubclass(kind, role)]
+
+
+def expression_of(parts: Sequence[Part]) -> str:
+    """Return the canonical expression of parts: every hyper-parameter that is not its default."""
+    terms = []
+    for part in parts:
+        given = [
+            f"{f.name}={_literal(getattr(part, f.name))}"
+            for f in dataclasses.fields(part)
+            if getattr(part, f.name) != f.default
+        ]
+        terms.append(part.name + (f"({', '.join(given)})" if given else ""))
+    return "+".join(terms) or "fedavg"
+
+
+def _literal(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else repr(value)
+
+
+def _summary(part: Part) -> str:
+    line = (type(part).__doc__ or "").strip().splitlines()[0]
+    return f"{part.name} ({part.paper}): {line}"
+
+
+def _check_names(parts: Sequence[Part], expression: str) -> None:
+    seen: set[str] = set()
+    for part in parts:
+        if part.name in seen:
+            raise CompositionError(
+                f"'{expression}' has {part.name} twice.",
+                why="each part owns one namespace of state and messages",
+                do="name it once",
+            )
+        seen.add(part.name)
+
+
+def _check_slots(parts: Sequence[Part], expression: str) -> None:
+    for slot in SLOTS:
+        found = [part for part in parts if isinstance(part, slot)]
+        if len(found) > 1:
+            raise CompositionError(
+                f"'{expression}' puts {len(found)} parts in the slot '{ROLES[slot]}', "
+                "which takes one.",
+                got=" and ".join(_summary(part) for part in found),
+                do=f"drop one of {', '.join(part.name for part in found)}"
+                + _slot_hint(found),
+            )
+
+
+def _slot_hint(found: Sequence[Part]) -> str:
+    names = {part.name for part in found}
+    if {"momentum", "gradma.s"} <= names:
+        return "; gradma.s brings its own momentum (beta1)"
+    return ""
+
+
+def _check_needs(parts: Sequence[Part], provided: frozenset[Capability]) -> None:
+    for part in parts:
+        for need in sorted(part.needs - provided, key=lambda n: n.name):
+            raise CompositionError(
+                f"{part.name} needs {need.name}, which this task or engine does not provide.",
+                got=_summary(part),
+                expected=need.value,
+                do=_NEED_HINTS.get(need, f"drop {part.name}"),
+            )
+
+
+_NEED_HINTS = {
+    Capability.HEAD: "name the classifier: model.head = '...', or Task(model, head='...')",
+    Capability.INPUT_GRADIENT: "use floating-point inputs, or drop the part",
+}
+
+
+def _check_breaks(parts: Sequence[Part], expression: str) -> None:
+    for breaker in parts:
+        for part in parts:
+            for broken in sorted(part.needs & breaker.breaks, key=lambda n: n.name):
+                if part is breaker:
+                    continue
+                raise CompositionError(
+                    f"'{expression}': {part.name} needs {broken.name}, "
+                    f"which {breaker.name} breaks.",
+                    expected=broken.value,
+                    why=f"{part.name} divides by the length of that path; {_summary(breaker)}",
+                    do=f"drop {part.name} or {breaker.name}" + _break_hint(part),
+                )
+
+
+def _break_hint(part: Part) -> str:
+    alone = {f.name for f in dataclasses.fields(part)}
+    return ", or use fednova(length='steps')" if "length" in alone else ""
+
+
+def _stated_weights(parts: Sequence[Part], expression: str) -> Weights:
+    stated = {part.weights: part for part in parts if part.weights is not None}
+    if len(stated) > 1:
+        (a, first), (b, second) = list(stated.items())[:2]
+        raise CompositionError(
+            f"'{expression}': the papers weigh clients differently.",
+            got=f"{first.name} states {a!r}, {second.name} states {b!r}",
+            expected="one choice for the run",
+            do=f"set weights = '{a}', '{b}' or 'examples' in the experiment",
+        )
+    return next(iter(stated), None) or "examples"
+
+
+def check_hyperparameters(part: Part) -> None:
+    """Refuse a hyper-parameter of the wrong type or out of range.
+
+    Raises:
+        CompositionError: in the one sentence that is used for all of them.
+    """
+    hints = hyperparameter_types(type(part))
+    for f in dataclasses.fields(part):
+        value, hint = getattr(part, f.name), hints[f.name]
+        bounds = dict(f.metadata)
+        if not (_fits(value, hint) and _within(value, bounds)):
+            raise CompositionError(
+                f"`{f.name}` of {part.name} must be {_wanted(hint, bounds)}. Got {value!r}."
+            )
+
+
+@lru_cache(maxsize=256)
+def hyperparameter_types(kind: type[Part]) -> dict[str, Any]:
+    """Return the types of a part's hyper-parameters by name."""
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type hint
+    union = get_origin(hint) in (typing.Union, types.UnionType)
+    return get_args(hint) if union else (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401
+    for option in _options(hint):
+        if get_origin(option) is Literal:
+            if any(value == known and type(value) is type(known) for known in get_args(option)):
+                return True
+        elif option is float:
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return True
+        elif option is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, option):
+            return True
+    return False
+
+
+def _within(value: Any, bounds: dict[str, float]) -> bool:  # noqa: ANN401
+    if value is None or isinstance(value, str):
+        return True
+    return (
+        value == value  # noqa: PLR0124 - NaN is in no range
+        and value >= bounds.get("ge", value)
+        and value <= bounds.get("le", value)
+        and ("gt" not in bounds or value > bounds["gt"])
+        and ("lt" not in bounds or value < bounds["lt"])
+    )
+
+
+def _wanted(hint: Any, bounds: dict[str, float]) -> str:  # noqa: ANN401
+    names = []
+    for option in _options(hint):
+        if get_origin(option) is Literal:
+            names += [repr(v) for v in get_args(option)]
+        else:
+            names.append({"NoneType": "None", "str": "text"}.get(option.__name__, option.__name__))
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    limits = " and ".join(f"{signs[k]} {v:g}" for k, v in bounds.items())
+    kinds = " or ".join(names)
+    article = "" if kinds.startswith(("'", "None")) else "an " if kinds[0] in "aeiou" else "a "
+    return f"{article}{kinds}" + (f" {limits}" if limits else "")

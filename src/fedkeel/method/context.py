@@ -1,0 +1,252 @@
+"""What a role may see: exactly this, and of states and messages only its own part's.
+
+Client contexts (`Step`, `Round`) carry no client axis; server contexts (`Cohort`, `Outcome`) have a
+leading axis K on everything that came from clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel import tree
+from fedkeel.rng import generator
+from fedkeel.task.network import Autograd, Batch, Network
+from fedkeel.tree import Groups, State, Tree
+
+if TYPE_CHECKING:
+    from fedkeel.method.roles import Penalty
+    from fedkeel.solve.span import Span
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+ByPart = dict[str, State]
+"""States or messages by the name of the part that owns them."""
+
+
+def of(states: Mapping[str, State], part: str) -> State:
+    """Return a part's own state or message, empty where it has none."""
+    return states.get(part, {})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a client knows about itself.
+
+    Args:
+        client: stable index 0..C-1.
+        examples: number of training examples.
+    """
+
+    client: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the server sends to the clients of a round.
+
+    Args:
+        params: the model.
+        buffers: the model's buffers, where they are averaged.
+        sent: further messages, by part.
+        round: rounds completed before this one.
+        lr: local learning rate of this round.
+    """
+
+    params: Tree
+    buffers: Tree
+    sent: ByPart
+    round: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One local step of one client, as a part sees it.
+
+    Args:
+        batch: the examples of this step; before the first step, those of the round.
+        start: the received model.
+        facts: about the client.
+        sent: what this part's server half sent.
+        mine: what this part keeps for the client.
+        carry: what this part carried from the step before.
+        prepared: this part's preparation, the rows [B, ...] of this step.
+        network: the model and its loss.
+        buffers: the model's buffers.
+        penalties: the penalties of the method.
+        autograd: how gradients are taken.
+        states: sent, mine and carry of all parts, from which views are made.
+    """
+
+    batch: Batch
+    start: Tree
+    facts: Facts
+    network: Network
+    buffers: Tree
+    penalties: tuple[Penalty, ...] = ()
+    autograd: Autograd = "eager"
+    states: tuple[ByPart, ByPart, ByPart, ByPart] = ({}, {}, {}, {})
+    sent: State = field(default_factory=dict)
+    mine: State = field(default_factory=dict)
+    carry: State = field(default_factory=dict)
+    prepared: State = field(default_factory=dict)
+    seen: list[Tensor] = field(default_factory=list)
+
+    def view(self, part: str) -> Step:
+        """Return this step with the namespaces of one part."""
+        sent, mine, carry, prepared = self.states
+        return replace(
+            self,
+            sent=of(sent, part),
+            mine=of(mine, part),
+            carry=of(carry, part),
+            prepared=of(prepared, part),
+        )
+
+    def grad(self, params: Tree) -> Tree:
+        """Return the gradient of the objective, task loss and penalties, on this step's batch.
+
+        The first call of a step is the one whose loss is recorded and whose forward pass updates
+        batch statistics; later calls leave no trace.
+        """
+        first = not self.seen
+        buffers = self.buffers if first else self.network.throwaway(self.buffers)
+        loss, grads = self.network.value_and_grad(params, buffers, self.batch, self.autograd)
+        if first:
+            self.seen.append(loss)
+        for part in self.penalties:
+            grads = tree.add(grads, part.penalty_gradient(params, self.view(part.name)))
+        return grads
+
+    def task_grad(self, params: Tree, batch: Batch) -> Tree:
+        """Return the gradient of the task loss alone, on any batch, without a trace."""
+        buffers = self.network.throwaway(self.buffers)
+        return self.network.value_and_grad(params, buffers, batch, self.autograd)[1]
+
+    def input_grad(self, params: Tree, batch: Batch) -> Tensor:
+        """Return the gradient [n, ...] of each example's own loss, in evaluation mode."""
+        return self.network.input_grad(params, self.buffers, batch, self.autograd)
+
+    def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """Return the scores [n, Y] of inputs, in evaluation mode."""
+        return self.network.logits(params, self.buffers, x, train=False)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One client after its last step, as a part sees it.
+
+    Args:
+        start: the received model.
+        end: the model after the last step.
+        facts: about the client.
+        steps: S, the number of steps.
+        unit: length of the local path: displacement over -lr for a constant gradient of 1, so S
+            for plain gradient descent. Momentum and penalties are in it.
+        lr: local learning rate of the round.
+        sent: what this part's server half sent.
+        mine: what this part kept for the client from its last round.
+        kept: what it keeps for the next one; only `Upload` sees it.
+        notes: diagnostics of all parts.
+        part: name of the part.
+    """
+
+    start: Tree
+    end: Tree
+    facts: Facts
+    steps: int
+    unit: float
+    lr: float
+    sent: State = field(default_factory=dict)
+    mine: State = field(default_factory=dict)
+    kept: State = field(default_factory=dict)
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    part: str = ""
+
+    def mean_grad(self) -> Tree:
+        """Return the mean gradient along the local path, (start - end) / (lr * unit)."""
+        return tree.scale(tree.sub(self.start, self.end), 1.0 / (self.lr * self.unit))
+
+    def note(self, name: str, value: Tensor) -> None:
+        """Record a diagnostic of this client, a 0-d tensor; the record holds the cohort's mean."""
+        self.notes[f"{self.part}.{name}"] = value
+
+
+@dataclass(frozen=True)
+class Population:
+    """How many clients a server serves.
+
+    Args:
+        clients: C, in all.
+        per_round: K, selected in a round.
+    """
+
+    clients: int
+    per_round: int
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of a round, as a server part sees them. Rows are in ascending client order.
+
+    Args:
+        clients: [K] stable client indices.
+        weights: [K] sum to 1.
+        lr: local learning rate of the round.
+        round: rounds completed before this one.
+        population: how many clients there are.
+        names: the model's parameter names.
+        seed: seed of the run.
+        uploads: what this part's client half sent, tensors [K, ...].
+        state: what this part remembers.
+        notes: diagnostics of all parts.
+        part: name of the part.
+    """
+
+    clients: Ints
+    weights: Floats
+    lr: float
+    round: int
+    population: Population
+    names: tuple[str, ...]
+    seed: int
+    uploads: State = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+    part: str = ""
+
+    def groups(self, kind: Groups) -> Sequence[Sequence[str]]:
+        """Return the parameter names, split into what a projection treats as one vector."""
+        return tree.group_names(self.names, kind)
+
+    def rng(self) -> np.random.Generator:
+        """Return this part's random stream for this round."""
+        return generator(self.seed, self.part, self.round)
+
+    def note(self, name: str, value: float) -> None:
+        """Record a diagnostic of this round."""
+        self.notes[f"{self.part}.{name}"] = float(value)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished server round, as a part that remembers sees it.
+
+    Args:
+        start: the global model before the round.
+        end: the global model after it.
+        updates: the clients' updates, as cohort transforms left them.
+        cohort: the clients.
+    """
+
+    start: Tree
+    end: Tree
+    updates: Span
+    cohort: Cohort

@@ -1,0 +1,105 @@
+"""A method in words: what happens in which order, what is sent and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fedkeel.method.compose import Plan, hyperparameter_types, roles_of
+from fedkeel.method.roles import Part
+
+SECTIONS = ("Source", "Sent", "State", "Cost", "Laws", "Deviations")
+"""Sections that every part's docstring has; Args where it has hyper-parameters, and Example."""
+
+
+def describe(plan: Plan) -> str:
+    """Return the fixed order of a method's step and round, one line each, with its parts."""
+    rule = plan.gradient_rule
+    where = f"by {rule.name}" if rule else "of the task loss at the local model"
+    penalties = "".join(f" + {p.name}" for p in plan.penalties)
+    lines = [
+        f"method   {plan.expression}",
+        f"weights  {plan.weights}",
+        "a client's round",
+        *_listed("receive", ["model", *_names(plan.broadcasts)]),
+        *_listed("prepare", _names(plan.preparations)),
+        f"  step: gradient {where}{penalties}",
+        *_listed("  then", _names(plan.gradient_transforms)),
+        "  step: local optimiser (weight decay, momentum, learning rate)",
+        *_listed("  then", _names(plan.corrections)),
+        *_listed("carry to the next step", _names(plan.carries)),
+        *_listed("change the update", _names(plan.update_transforms)),
+        *_listed("keep for the next round", _names(plan.client_states)),
+        *_listed("send", ["update", *_names(plan.uploads)]),
+        "the server's round",
+        *_listed("change the updates", _names(plan.cohort_transforms)),
+        f"  reduce: {plan.reduction.name}",
+        *_listed("change the aggregate", _names(plan.aggregate_transforms)),
+        f"  apply: {plan.server_optimiser.name}",
+        *_listed("remember", _names(plan.server_states)),
+    ]
+    return "\n".join(lines)
+
+
+def _names(parts: Sequence[Part]) -> list[str]:
+    return [part.name for part in parts]
+
+
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    return [f"  {what}: {', '.join(names)}"] if names else []
+
+
+def facts(part: Part | type[Part]) -> dict[str, Any]:
+    """Return what programs want to know of a part: name, paper, roles, needs, breaks, parameters."""
+    kind = part if isinstance(part, type) else type(part)
+    made = part if isinstance(part, Part) else kind()
+    return {
+        "name": made.name,
+        "paper": made.paper,
+        "summary": summary(kind),
+        "roles": roles_of(kind),
+        "needs": sorted(c.name for c in made.needs),
+        "breaks": sorted(c.name for c in made.breaks),
+        "weights": made.weights,
+        "parameters": parameters(made),
+    }
+
+
+def parameters(part: Part) -> list[dict[str, Any]]:
+    """Return a part's hyper-parameters: name, type, range, default and value."""
+    hints = hyperparameter_types(type(part))
+    return [
+        {
+            "name": f.name,
+            "type": re.sub(r"typing\.|fedkeel\.\w+\.", "", str(hints[f.name]))
+            .replace("<class '", "")
+            .replace("'>", ""),
+            "range": dict(f.metadata),
+            "default": f.default,
+            "value": getattr(part, f.name),
+        }
+        for f in dataclasses.fields(part)
+    ]
+
+
+def summary(kind: type[Part]) -> str:
+    """Return the first line of a part's docstring."""
+    return inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
+
+
+def sections(kind: type[Part]) -> dict[str, str]:
+    """Return the sections of a part's docstring by name; ``""`` is what stands before them."""
+    out: dict[str, list[str]] = {"": []}
+    here = ""
+    for line in inspect.cleandoc(kind.__doc__ or "").splitlines():
+        found = re.match(r"(Source|Args|Sent|State|Cost|Laws|Deviations|Example):\s*(.*)$", line)
+        if found:
+            here = found.group(1)
+            out[here] = [found.group(2)] if found.group(2) else []
+        else:
+            out[here].append(line if here in ("", "Example", "Args") else line.strip())
+    joiner = {"": "\n", "Example": "\n", "Args": "\n"}
+    return {k: joiner.get(k, " ").join(v).strip("\n ") for k, v in out.items()}

@@ -1,0 +1,206 @@
+"""Expressions: ``"fedprox(mu=0.1)+gcfed"`` becomes parts.
+
+    expr = term ("+" term)*
+    term = name ["." part] ["(" key=value ("," key=value)* ")"]
+
+``fedavg`` has no parts and may stand anywhere. A key of a method with several parts goes to every
+part that has such a hyper-parameter. Errors point at the character.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedkeel.config import Weights
+from fedkeel.errors import CompositionError, did_you_mean
+from fedkeel.method.compose import Plan, compose
+from fedkeel.method.registry import ALIASES, REGISTRY, lookup
+from fedkeel.method.roles import Capability, Part
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of an expression.
+
+    Args:
+        name: name of the method.
+        part: name of one of its parts, "" for all of them.
+        values: hyper-parameters given.
+        at: position of the term in the expression.
+    """
+
+    name: str
+    part: str
+    values: dict[str, Any]
+    at: int
+
+
+def parse(
+    expression: str,
+    provides: Iterable[Capability] | None = None,
+    weights: Weights | None = None,
+) -> Plan:
+    """Read an expression and compose its parts.
+
+    Args:
+        expression: e.g. ``"fedprox(mu=0.1)+gcfed"``.
+        provides: what task and engine provide; None checks everything but this.
+        weights: the run's choice of client weights, None for what the parts state.
+
+    Raises:
+        CompositionError: the expression cannot be read, or its parts cannot be combined.
+
+    >>> parse("fedavg + fedgc.sgc(margin=0.0)").expression
+    'fedgc.sgc(margin=0.0)'
+    """
+    parts = [part for term in read(expression) for part in build(term, expression)]
+    return compose(parts, provides, weights)
+
+
+def split(text: str) -> list[str]:
+    """Split a list of expressions at the commas that stand outside parentheses.
+
+    >>> split("fedavg, fedreg(gamma=0.4, mg=True), fedprox+gcfed")
+    ['fedavg', 'fedreg(gamma=0.4, mg=True)', 'fedprox+gcfed']
+    """
+    out, depth, start = [], 0, 0
+    for i, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            out.append(text[start:i])
+            start = i + 1
+    return [e.strip() for e in [*out, text[start:]] if e.strip()]
+
+
+def read(expression: str) -> list[Term]:
+    """Read an expression into terms.
+
+    Raises:
+        CompositionError: points at the character that cannot be read.
+    """
+    terms, at = [], 0
+    while True:
+        at = _skip(expression, at)
+        name, at = _word(expression, at, "the name of a method")
+        part, start = "", at - len(name)
+        if expression[at : at + 1] == ".":
+            part, at = _word(expression, at + 1, f"the name of a part of {name}")
+        values: dict[str, Any] = {}
+        at = _skip(expression, at)
+        if expression[at : at + 1] == "(":
+            values, at = _values(expression, at + 1)
+        terms.append(Term(name, part, values, start))
+        at = _skip(expression, at)
+        if at == len(expression):
+            return terms
+        if expression[at] != "+":
+            raise _unreadable(expression, at, "'+' or the end")
+        at += 1
+
+
+def build(term: Term, expression: str) -> list[Part]:
+    """Return the parts that a term stands for.
+
+    Raises:
+        CompositionError: an unknown method, part or hyper-parameter.
+    """
+    recipe = lookup(term.name)
+    if recipe is None:
+        raise CompositionError(
+            f"There is no method '{term.name}' in '{expression}'.",
+            do=did_you_mean(term.name, [*REGISTRY, *ALIASES], limit=20),
+        )
+    parts = dict(recipe.parts)
+    if term.part:
+        if term.part not in parts or "" in parts:
+            names = [name for name in parts if name]
+            raise CompositionError(
+                f"{term.name} has no part '{term.part}'.",
+                expected=" or ".join(names) if names else f"{term.name} alone",
+            )
+        parts = {term.part: parts[term.part]}
+    keys = {f.name for kind in parts.values() for f in fields(kind)}
+    for key in term.values:
+        if key not in keys:
+            raise CompositionError(
+                f"{term.name}{'.' if term.part else ''}{term.part} has no hyper-parameter '{key}'.",
+                do=did_you_mean(key, keys) if keys else f"{term.name} takes none",
+            )
+    out = []
+    for short, kind in parts.items():
+        own = {f.name for f in fields(kind)}
+        given = {k: v for k, v in term.values.items() if k in own}
+        out.append(kind(**{**recipe.defaults.get(short, {}), **given}))
+    return out
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _word(text: str, at: int, wanted: str) -> tuple[str, int]:
+    found = _NAME.match(text, at)
+    if not found:
+        raise _unreadable(text, at, wanted)
+    return found.group(), found.end()
+
+
+def _values(text: str, at: int) -> tuple[dict[str, Any], int]:
+    """Read ``key=value, ...)`` from behind the opening parenthesis."""
+    values: dict[str, Any] = {}
+    at = _skip(text, at)
+    if text[at : at + 1] == ")":
+        return values, at + 1
+    while True:
+        found = _KEY.match(text, at)
+        if not found:
+            raise _unreadable(text, at, "key=value")
+        start = found.end()
+        at = _end_of_value(text, start)
+        raw = text[start:at].strip()
+        try:
+            value = ast.literal_eval(raw)
+        except (ValueError, SyntaxError):
+            lowered = {"true": True, "false": False, "none": None}
+            if raw.lower() not in lowered and not _NAME.fullmatch(raw):
+                raise _unreadable(text, start, "a number, True, False, None or text") from None
+            value = lowered.get(raw.lower(), raw)
+        if found.group(1) in values:
+            raise _unreadable(text, found.start(1), f"each key once, not '{found.group(1)}' again")
+        values[found.group(1)] = value
+        if text[at : at + 1] == ")":
+            return values, at + 1
+        if text[at : at + 1] != ",":
+            raise _unreadable(text, at, "',' or ')'")
+        at += 1
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Return where the value ends: at the next comma or parenthesis outside quotes."""
+    quote = ""
+    while at < len(text):
+        sign = text[at]
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in ",)":
+            break
+        at += 1
+    return at
+
+
+def _unreadable(text: str, at: int, wanted: str) -> CompositionError:
+    shown = f"'{text[at]}'" if at < len(text) else "the end"
+    return CompositionError(
+        f"'{text}' cannot be read at character {at + 1}.", got=shown, expected=wanted
+    )

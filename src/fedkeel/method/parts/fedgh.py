@@ -1,0 +1,76 @@
+"""FedGH: remove from each client's update what conflicts with the others'.
+
+Source
+    Zhang et al., FedGH: Gradient Harmonization in Federated Learning, slides, and the letter
+    arXiv 2309.06692 (key fedgh2024). Algorithm 1. Another method shares the name (Generalized
+    Global Header, MM 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedkeel.config import Weights
+from fedkeel.method.context import Cohort
+from fedkeel.method.roles import Capability, CohortTransform, param
+from fedkeel.solve.project import Rule, harmonise
+from fedkeel.solve.span import Floats, Span
+from fedkeel.tree import Groups
+
+
+@dataclass(frozen=True)
+class FedGH(CohortTransform):
+    r"""Projects conflicting updates, in random order, before they are averaged.
+
+    .. math::
+        \text{if } \langle g_i, g_j\rangle < 0: \quad
+        g_i \leftarrow g_i - \frac{\langle g_i, g_j\rangle}{\lVert g_j\rVert^2}\, g_j
+
+    Source: fedgh2024, Algorithm 1 of the slides, with the denominator of the letter.
+    Args:
+        rule: which of the published rules; see `fedkeel.solve.project.harmonise`. ``originals``
+            projects against the received updates, ``inplace`` against the running ones, ``printed``
+            is the slides' formula with the norm of g_i, ``mutual`` changes both of a pair.
+        groups: what is projected as one vector; the paper speaks of a client's gradient vector.
+    Sent: nothing beyond the model.
+    State: none.
+    Cost: one Gram matrix of the K updates and K^3 numbers besides.
+    Laws: without conflict it is FedAvg, bit for bit. A common factor on all updates, also a
+        negative one, comes out as that factor; so it does not matter that the update is used in
+        place of the "recalculated gradient".
+    Deviations: the slides print the denominator |g_i|^2, which is no projection and not
+        equivariant; `rule="printed"` keeps it. With FedNova the normalised updates are harmonised;
+        the paper does not say. Buffers are averaged, not harmonised.
+
+    Example:
+        >>> import fedkeel
+        >>> fedkeel.parse("fednova+fedgh").weights
+        'uniform'
+    """
+
+    rule: Rule = param("originals")
+    groups: Groups = param("model")
+
+    name: ClassVar[str] = "fedgh"
+    paper: ClassVar[str] = "fedgh2024"
+    weights: ClassVar[Weights | None] = "uniform"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+
+    def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
+        """Return the harmonised updates."""
+        rng = cohort.rng()
+        pairs = len(updates) * (len(updates) - 1) / 2
+        mix: dict[str, Floats] = {}
+        conflicts = 0.0
+        groups = cohort.groups(self.groups)
+        for names in groups:
+            gram = updates.gram(names)
+            found = np.count_nonzero(np.triu(gram, 1) < 0.0)
+            conflicts += found / max(pairs, 1) / len(groups)
+            coefficients = harmonise(gram, rng, self.rule)
+            mix.update(dict.fromkeys(names, coefficients))
+        cohort.note("conflicts", conflicts)
+        return updates.mixed(mix) if conflicts else updates

@@ -1,0 +1,78 @@
+"""The methods: name -> the parts it is made of. Papers are recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedkeel.method.parts.fedavgm import ServerMomentum
+from fedkeel.method.parts.fedgc import CGC, SGC
+from fedkeel.method.parts.fedgh import FedGH
+from fedkeel.method.parts.fednova import FedNova
+from fedkeel.method.parts.fedprox import FedProx
+from fedkeel.method.parts.fedreg import FedReg
+from fedkeel.method.parts.fedsgd import FedSGD, MinibatchSGD
+from fedkeel.method.parts.gcfed import GlobalGC, LocalGC
+from fedkeel.method.parts.gradma import GradMAS, GradMAW
+from fedkeel.method.parts.scaffold import Scaffold
+from fedkeel.method.parts.server import Addition
+from fedkeel.method.roles import Part
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named method.
+
+    Args:
+        paper: citation key.
+        title: one line.
+        parts: short part name -> class; a method of one part calls it "".
+        defaults: hyper-parameters that differ from the parts' own defaults, by short part name.
+    """
+
+    paper: str
+    title: str
+    parts: Mapping[str, type[Part]] = field(default_factory=dict)
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+REGISTRY: Mapping[str, Recipe] = {
+    "fedavg": Recipe("mcmahan2017", "weighted mean of locally trained models"),
+    "fedsgd": Recipe("mcmahan2017", "one full-batch gradient for each round", {"": FedSGD}),
+    "minibatch_sgd": Recipe(
+        "woodworth2020", "mean of mini-batch gradients at the received model", {"": MinibatchSGD}
+    ),
+    "fedprox": Recipe("li2020fedprox", "proximal term towards the received model", {"": FedProx}),
+    "scaffold": Recipe("karimireddy2020", "control variates against drift", {"": Scaffold}),
+    "fednova": Recipe("wang2020fednova", "updates normalised by local work", {"": FedNova}),
+    "momentum": Recipe("hsu2019", "momentum at the server (FedAvgM)", {"": ServerMomentum}),
+    "addition": Recipe("mcmahan2017", "plain server step with a learning rate", {"": Addition}),
+    "fedgc": Recipe(
+        "fedgc2023", "gradient constraints at clients and server", {"cgc": CGC, "sgc": SGC}
+    ),
+    "gcfed": Recipe(
+        "gcfed2025", "gradient centralisation, local and global", {"local": LocalGC, "global": GlobalGC}
+    ),
+    "localgc": Recipe(
+        "gcfed2025",
+        "gradient centralisation at clients, all layers",
+        {"": LocalGC},
+        {"": {"layers": "all"}},
+    ),
+    "globalgc": Recipe("gcfed2025", "gradient centralisation at the server", {"": GlobalGC}),
+    "fedgh": Recipe("fedgh2024", "harmonised client updates", {"": FedGH}),
+    "gradma": Recipe(
+        "luo2023gradma", "gradient memory at workers and server", {"w": GradMAW, "s": GradMAS}
+    ),
+    "fedreg": Recipe("xu2022fedreg", "alleviated forgetting with pseudo data", {"": FedReg}),
+}
+"""Every method by name, in the order in which they are listed."""
+
+ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
+"""Other names of methods."""
+
+
+def lookup(name: str) -> Recipe | None:
+    """Return the recipe of a method by name or alias, None where there is none."""
+    return REGISTRY.get(ALIASES.get(name, name))

@@ -1,0 +1,1 @@
+"""Projections and quadratic programmes: pure mathematics that knows no federation."""

@@ -1,0 +1,171 @@
+r"""The one quadratic programme behind CGC, SGC, GradMA-W and GradMA-S.
+
+Nearest point to p that has at least a given inner product with each row of M,
+
+.. math:: \min_u \tfrac12\lVert u-p\rVert^2 \quad\text{s.t.}\quad Mu \ge b,
+
+has the solution :math:`u = p + M^\top\lambda` with :math:`\lambda\ge0`, and needs of p and M only
+the Gram matrix :math:`G = MM^\top` and the inner products :math:`c = Mp`. All of this module works
+in that small space, in float64. Three forms of the same problem:
+
+- `halfspace`: one constraint, in closed form.
+- `enumerate_cone`: up to four constraints, by trying every set of active ones: no
+  branch on data, so that it can stand inside a client's vectorised step.
+- `project`: any number of constraints, by non-negative least squares; accepts singular G, says
+  whether the constraints can be met at all.
+
+Source: the duals in FedGC Eq. (7) and (10), GradMA Eq. (4); the reduction of least distance to
+non-negative least squares in Lawson and Hanson, Solving Least Squares Problems (1974), ch. 23.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The answer to a quadratic programme.
+
+    Args:
+        multipliers: [m] lambda >= 0; zeros where `feasible` is false.
+        feasible: whether the constraints can be met together.
+    """
+
+    multipliers: Floats
+    feasible: bool
+
+
+def halfspace(inner: Tensor, norm2: Tensor, bound: float) -> Tensor:
+    r"""Return the multiplier of one constraint :math:`\langle u, z\rangle \ge b`.
+
+    .. math:: \lambda = \max(0, (b - \langle p, z\rangle) / \lVert z\rVert^2)
+
+    and 0 where z = 0, which leaves p as it is: no multiple of zero could help.
+
+    Args:
+        inner: [] inner product of p and z.
+        norm2: [] squared norm of z.
+        bound: b.
+
+    >>> halfspace(torch.tensor(-3.0), torch.tensor(2.0), bound=1.0)
+    tensor(2.)
+    """
+    gap = torch.clamp(bound - inner, min=0.0)
+    return torch.where(norm2 > 0, gap / torch.where(norm2 > 0, norm2, 1.0), 0.0)
+
+
+def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
+    r"""Return the multipliers of :math:`Mu \ge b` for a few constraints, trying all active sets.
+
+    Every subset of rows is taken as active in turn, its equations solved, and the subset kept whose
+    answer violates the optimality conditions least. Zero and duplicate rows do no harm: a subset
+    that holds them is singular or useless, and another one gives the same point.
+
+    Args:
+        gram: [n, n] inner products of the rows of M, n <= 4.
+        inner: [n] inner products of the rows with p, less b.
+
+    Returns:
+        [n] multipliers, in float64; zeros where no subset meets the conditions, which can only be
+        for b > 0.
+    """
+    n = inner.shape[0]
+    g, c = gram.double(), inner.double()
+    length = torch.diagonal(g).clamp(min=0.0).sqrt()
+    unit = torch.where(length > 0, 1.0 / torch.where(length > 0, length, 1.0), 0.0)
+    g = g * unit[:, None] * unit[None, :]
+    c = c * unit
+    sets = torch.tensor(
+        [[(s >> i) & 1 for i in range(n)] for s in range(2**n)], dtype=g.dtype, device=g.device
+    )  # [2^n, n]
+    outside = torch.diag_embed(1.0 - sets)
+    active = sets[:, :, None] * sets[:, None, :] * g + outside  # [2^n, n, n]
+    solved = torch.linalg.solve_ex(active, -(sets * c)[:, :, None]).result[:, :, 0] * sets
+    slack = c + solved @ g
+    worst = torch.maximum(-solved, -slack).amax(dim=1)
+    worst = torch.where(torch.isfinite(worst), worst, torch.inf)
+    pick = torch.nn.functional.one_hot(worst.argmin(), 2**n).to(g.dtype)
+    best = (pick[:, None] * torch.where(torch.isfinite(solved), solved, 0.0)).sum(dim=0)
+    met = worst.amin() <= 1e-6 * (1.0 + c.abs().amax())
+    return torch.where(met, best.clamp(min=0.0) * unit, 0.0)
+
+
+def project(gram: Floats, inner: Floats, bound: Floats | float = 0.0, noise: float = 1e-13) -> Solution:
+    r"""Return the multipliers of :math:`Mu \ge b` for any number of constraints.
+
+    Args:
+        gram: [m, m] inner products of the rows of M. May be singular.
+        inner: [m] inner products of the rows with p.
+        bound: [m] or scalar, b.
+        noise: relative size below which an eigenvalue of the (row-normalised) Gram matrix counts
+            as zero: rounding of the products it was made of.
+
+    Returns:
+        The multipliers, or `feasible` = False where no u meets all constraints, within `noise`.
+    """
+    m = len(inner)
+    lower = np.broadcast_to(np.asarray(bound, dtype=np.float64), (m,))
+    length = np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
+    empty = length <= 0.0
+    if np.any(lower[empty] > 0.0):
+        return Solution(np.zeros(m), feasible=False)
+    need = lower - inner  # what M(u - p) must reach
+    if not np.any(need[~empty] > 0.0):
+        return Solution(np.zeros(m), feasible=True)
+    rows = np.flatnonzero(~empty)
+    unit = 1.0 / length[rows]
+    g = gram[np.ix_(rows, rows)] * unit[:, None] * unit[None, :]
+    h = need[rows] * unit
+    answer = _least_distance(0.5 * (g + g.T), h, noise)
+    out = np.zeros(m)
+    if answer is None:
+        return Solution(out, feasible=False)
+    out[rows] = answer * unit
+    return Solution(out, feasible=True)
+
+
+def _least_distance(g: Floats, h: Floats, noise: float) -> Floats | None:
+    """Return lambda >= 0 of the shortest x with Mx >= h, where MM' = g has unit diagonal."""
+    values, vectors = np.linalg.eigh(g)
+    keep = values > noise * len(h) * values[-1]
+    rows = vectors[:, keep] * np.sqrt(values[keep])  # [m, r]: M in an orthonormal basis of its span
+    size = np.abs(h).max()
+    lhs = np.vstack([rows.T, h / size])
+    rhs = np.zeros(len(lhs))
+    rhs[-1] = 1.0
+    try:
+        raw, _ = nnls(lhs, rhs, maxiter=10 * lhs.shape[1])
+    except RuntimeError:  # the iteration limit: treat as a programme that has no answer
+        return None
+    residual = rhs - lhs @ raw
+    if residual[-1] <= np.sqrt(noise):  # its square is the squared distance of f from the cone
+        return None
+    guess = raw * size / residual[-1]
+    return _polish(g, h, guess, size)
+
+
+def _polish(g: Floats, h: Floats, guess: Floats, size: float) -> Floats:
+    """Solve the active equations anew, which recovers digits that the division has cost."""
+    active = np.flatnonzero(guess > 0.0)
+    better = np.zeros_like(guess)
+    better[active] = np.linalg.lstsq(g[np.ix_(active, active)], h[active], rcond=None)[0]
+    best, least = guess, _violation(g, h, guess, size)
+    if _violation(g, h, better, size) < least:
+        best = better
+    return np.asarray(np.clip(best, 0.0, None))
+
+
+def _violation(g: Floats, h: Floats, multipliers: Floats, size: float) -> float:
+    """Return how far the multipliers are from meeting the optimality conditions."""
+    slack = g @ multipliers - h
+    complementary = np.abs(multipliers * slack) / max(float(np.abs(multipliers).max()), 1e-300)
+    return float(max((-multipliers).max(), (-slack).max() / size, complementary.max() / size))

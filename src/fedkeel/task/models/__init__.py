@@ -1,0 +1,158 @@
+"""The papers' networks by name, and a user's own by import path.
+
+>>> from fedkeel.task.models import make
+>>> make("2nn", shape=(1, 28, 28), classes=10).fc3
+Linear(in_features=256, out_features=10, bias=True)
+
+Initial parameters come from torch's global generator, which the caller seeds, and from nothing
+else. To add a network: a function (shape, classes, *, ...) in a file beside this one, and one line
+in `MODELS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from fedkeel.errors import FedkeelError, ModelError, did_you_mean
+from fedkeel.task.models import checks, cnn, custom, fixup, lenet, mlp, resnet
+from fedkeel.task.models.norm import replace_batch_norm
+
+__all__ = ["MODELS", "ModelInfo", "make", "replace_batch_norm"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A network that is known by name.
+
+    Args:
+        name: the name.
+        about: one line.
+        paper: the paper that uses it, "" where none in particular.
+        build: makes it from (shape, classes, and keyword arguments of its own).
+    """
+
+    name: str
+    about: str
+    paper: str
+    build: Callable[..., nn.Module]
+
+
+_KNOWN = (
+    ModelInfo("logistic", "linear softmax regression", "", mlp.logistic),
+    ModelInfo("mlp", "fully connected layers, hidden sizes as given", "", mlp.mlp),
+    ModelInfo("2nn", "784-512-256-10, for MNIST", "FedGH", mlp.two_nn),
+    ModelInfo("mlp_gcfed", "784-512-256-62, Kaiming, for EMNIST", "GC-Fed", mlp.mlp_gcfed),
+    ModelInfo("tinynn", "784-200-100-10 with BatchNorm, for MNIST", "GradMA", mlp.tinynn),
+    ModelInfo("cnn_mcmahan", "2 convolutions + 512 units, for MNIST", "FedAvg", cnn.cnn_mcmahan),
+    ModelInfo(
+        "cnn_gcfed", "2 convolutions + 512 units, Kaiming, for CIFAR", "GC-Fed", cnn.cnn_gcfed
+    ),
+    ModelInfo(
+        "cnn_fedgc", "2 convolutions + 512 and 100 units, for digits", "FedGC", cnn.cnn_fedgc
+    ),
+    ModelInfo(
+        "cnn_fedgh", "2 convolutions + 128 units, dropout, for CIFAR", "FedGH", cnn.cnn_fedgh
+    ),
+    ModelInfo("cnn_fedreg", "3 convolutions + 256 units, for MNIST", "FedReg", cnn.cnn_fedreg),
+    ModelInfo("lenet5", "wide LeNet-5, BatchNorm, dropout, for CIFAR", "GradMA", lenet.lenet5),
+    ModelInfo("resnet18_gn", "GroupNorm, 3 x 3 stem, for CIFAR", "GC-Fed", resnet.resnet18_gn),
+    ModelInfo("resnet18", "BatchNorm, 7 x 7 stem, from 64 x 64", "FedGH", resnet.resnet18),
+    ModelInfo("fixup_resnet9", "no normalisation, for CIFAR", "FedReg, FedGC", fixup.fixup_resnet9),
+)
+
+MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in _KNOWN})
+"""The networks that are known by name."""
+
+
+def make(
+    name: str, shape: tuple[int, ...], classes: int, args: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Make a network with fresh parameters.
+
+    Args:
+        name: a key of `MODELS`, or an import path ``package.module:Class``, which is looked for in
+            the current working directory first.
+        shape: shape of one input.
+        classes: number of classes, Y.
+        args: keyword arguments of the network. `shape` and `classes` are added where the network
+            has arguments of these names and `args` has not.
+
+    Raises:
+        ModelError: an unknown name or argument, a wrong value, an input shape the network cannot
+            take, or a class that cannot be imported or built.
+    """
+    if ":" in name:
+        build: Callable[..., object] = custom.load(name)
+    elif name in MODELS:
+        build = MODELS[name].build
+    else:
+        raise ModelError(
+            f"there is no model {name!r}",
+            expected="a known name, or an import path package.module:Class",
+            do=did_you_mean(name, MODELS, limit=len(MODELS)),
+        )
+    keywords = _keywords(name, build, {"shape": shape, "classes": classes}, dict(args or {}))
+    return _build(name, build, keywords)
+
+
+def _keywords(
+    name: str, build: Callable[..., object], data: Mapping[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return `given` and what the data adds, after a look at the arguments there are."""
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except ValueError:  # a builtin without a signature: the call will tell
+        return given
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    keywords = {k: v for k, v in data.items() if k in named} | given
+    own = [word for word in named if word not in data]
+    extra = [word for word in given if word not in named]
+    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise ModelError(
+            f"model {name!r} has no argument {extra[0]!r}",
+            do=did_you_mean(extra[0], own) if own else "remove it: the model has no arguments",
+        )
+    missing = [word for word, p in named.items() if p.default is p.empty and word not in keywords]
+    if missing:
+        raise ModelError(
+            f"model {name!r} needs the argument {missing[0]!r}",
+            expected=f"arguments {', '.join(own)}",
+            do="give it in the arguments of the model",
+        )
+    return keywords
+
+
+def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) -> nn.Module:
+    try:
+        if name in MODELS:
+            checks.whole("classes", keywords["classes"])
+        module = build(**keywords)
+    except ModelError as error:
+        raise _named(name, error) from error
+    except FedkeelError:
+        raise
+    except Exception as error:  # a user's class may raise anything
+        raise ModelError(
+            f"model {name!r} cannot be built",
+            got=custom.one_line(error),
+            do=f"make it alone in Python, with the arguments {keywords}",
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"model {name!r} is not a torch.nn.Module",
+            got=f"a {type(module).__name__}",
+            do="return a new module",
+        )
+    return module
+
+
+def _named(name: str, error: ModelError) -> ModelError:
+    """Return the same error, told of the model that the user named."""
+    what = f"model {name!r}: {error.what}"
+    return ModelError(what, got=error.got, expected=error.expected, why=error.why, do=error.do)

@@ -1,0 +1,155 @@
+"""ResNet-18, with the layer names of torchvision's, so that its weights can be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedkeel.task.models import checks
+from fedkeel.task.models.norm import Norm, norm2d
+
+Stem = Literal["3x3", "7x7"]
+"""First layers: a 3 x 3 convolution; or a 7 x 7 one with stride 2 and a max-pool with stride 2."""
+
+
+class Block(nn.Module):
+    """relu(x + norm(conv(relu(norm(conv(x)))))), with 3 x 3 convolutions.
+
+    Args:
+        inputs: channels that come in.
+        outputs: channels that go out.
+        stride: step of the first convolution. Where the shape changes, x passes a 1 x 1 convolution
+            and a normalisation.
+        norm: kind of normalisation.
+        groups: upper bound of the groups of ``group``.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = norm2d(norm, outputs, groups)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = norm2d(norm, outputs, groups)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm2d(norm, outputs, groups)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, outputs, height / stride, width / stride]."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+
+
+class ResNet18(nn.Module):
+    """Four stages of two residual blocks, a global average and a linear layer.
+
+    Args:
+        shape: (channels, height, width), at least 8 x 8 pixels.
+        classes: number of classes, Y.
+        norm: ``batch`` or ``group``.
+        stem: first layers.
+        groups: upper bound of the groups of ``group``.
+        width: channels of the first stage; each later one has twice as many.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        classes: int,
+        *,
+        norm: Norm,
+        stem: Stem,
+        groups: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        channels, _, _ = checks.image(shape, least=8)
+        checks.choice("norm", norm, ("batch", "group"))
+        n = checks.whole("width", width)
+        self.large_stem = stem == "7x7"
+        size, stride = (7, 2) if self.large_stem else (3, 1)
+        self.conv1 = nn.Conv2d(channels, n, size, stride, padding=size // 2, bias=False)
+        self.bn1 = norm2d(norm, n, groups)
+        self.layer1 = nn.Sequential(Block(n, n, 1, norm, groups), Block(n, n, 1, norm, groups))
+        self.layer2 = _stage(n, norm, groups)
+        self.layer3 = _stage(2 * n, norm, groups)
+        self.layer4 = _stage(4 * n, norm, groups)
+        self.fc = nn.Linear(8 * n, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, Y]."""
+        x = F.relu(self.bn1(self.conv1(x)))
+        if self.large_stem:
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        out: Tensor = self.fc(x.mean((2, 3)))
+        return out
+
+
+def _stage(inputs: int, norm: Norm, groups: int) -> nn.Sequential:
+    outputs = 2 * inputs
+    return nn.Sequential(
+        Block(inputs, outputs, 2, norm, groups), Block(outputs, outputs, 1, norm, groups)
+    )
+
+
+def resnet18_gn(
+    shape: Sequence[int],
+    classes: int,
+    *,
+    norm: Norm = "group",
+    groups: int = 32,
+    width: int = 64,
+) -> ResNet18:
+    """GC-Fed's ResNet-18 for small images: GroupNorm, 3 x 3 stem, no max-pool.
+
+    Source: He et al., CVPR 2016 (layout); GC-Fed, Table 3 (stem and normalisation); number of
+    groups from the authors' code.
+    Layers: conv1, bn1, layer1 ... layer4, fc; 62 tensors. Parameters on 3 channels: 11,220,132 for
+    100 classes, 11,271,432 for 200. The paper's 11.7M is the ImageNet network. Smallest image:
+    8 x 8.
+    Initialisation: Kaiming normal by fan-out for convolutions, 1 and 0 for normalisation, torch's
+    own for `fc`. Deviations: in the authors' code the stem has torch's own initialisation.
+
+    Args:
+        shape: (channels, height, width).
+        classes: number of classes.
+        norm: ``group`` as published, or ``batch``.
+        groups: groups of channels; fewer where they do not divide the channels.
+        width: channels of the first stage, 64 in the paper.
+    """
+    return ResNet18(shape, classes, norm=norm, stem="3x3", groups=groups, width=width)
+
+
+def resnet18(
+    shape: Sequence[int],
+    classes: int,
+    *,
+    norm: Norm = "batch",
+    groups: int = 32,
+    width: int = 64,
+) -> ResNet18:
+    """FedGH's ResNet-18 for Tiny-ImageNet: 7 x 7 stem with stride 2, max-pool, BatchNorm.
+
+    Source: He et al., CVPR 2016, Table 1; FedGH (IEEE SPL 2024 and slides), same table.
+    Layers: conv1, bn1, layer1 ... layer4, fc; 62 tensors. Parameters on 3 channels: 11,279,112 for
+    200 classes (the slides print 11.27M). Smallest image: 8 x 8; made for 64 x 64 and above.
+    Initialisation: Kaiming normal by fan-out for convolutions, 1 and 0 for normalisation, torch's
+    own for `fc`.
+
+    Args:
+        shape: (channels, height, width).
+        classes: number of classes.
+        norm: ``batch`` as published; ``group`` has no buffers.
+        groups: groups of channels; fewer where they do not divide the channels.
+        width: channels of the first stage, 64 in the paper.
+    """
+    return ResNet18(shape, classes, norm=norm, stem="7x7", groups=groups, width=width)

@@ -1,0 +1,174 @@
+"""A module as a pure function of its parameters, with the loss it is trained on.
+
+Nothing here steps a parameter. The client loop asks a `Network` for gradients at whatever point it
+likes; the network holds no state that a call could change.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeel.tree import Tree, clone
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits [B, Y], labels [B] or class probabilities [B, Y]) -> losses [B], or their mean []."""
+
+Autograd = Literal["eager", "functional"]
+"""How gradients are taken: by the tape, which is faster for one client, or by torch.func, which can
+stand inside vmap. Both differentiate the same function."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one step.
+
+    Args:
+        x: [B, ...] inputs.
+        y: [B] labels, or [B, Y] class probabilities.
+        weight: [B] 1 for a real example and 0 for padding; None where all are real.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of each example, [B]; `y` may be labels or class probabilities."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+class Network:
+    """A module as a function of named parameters and buffers.
+
+    Args:
+        module: the user's module, with its initial parameters; it is copied, never changed.
+        head: name of the classifier sub-module, "" where the module has none.
+        loss: the task's loss.
+        dtype: type of the parameters.
+        batch_statistics: whether batch normalisation uses the batch at hand in evaluation too:
+            where clients keep their statistics, the server has none.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str = "",
+        loss: Loss = cross_entropy,
+        dtype: torch.dtype = torch.float32,
+        batch_statistics: bool = False,
+    ) -> None:
+        self._train = copy.deepcopy(module).to(dtype).train()
+        self._eval = copy.deepcopy(self._train).eval()
+        if batch_statistics:
+            for layer in self._eval.modules():
+                if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+                    layer.train()
+        self.head = head
+        self._loss = loss
+        self.dtype = dtype
+        self.names: tuple[str, ...] = tuple(
+            name for name, p in self._train.named_parameters() if p.requires_grad
+        )
+        trained = set(self.names)
+        self.params: Tree = {
+            n: p.detach().clone() for n, p in self._train.named_parameters() if n in trained
+        }
+        self.buffers: Tree = {n: b.detach().clone() for n, b in self._train.named_buffers()}
+
+    def describe(self) -> str:
+        """Return the structure of the module, its head and its loss, in words."""
+        loss = getattr(self._loss, "__qualname__", repr(self._loss))
+        return f"{self._train!r} head={self.head!r} loss={loss}"
+
+    @property
+    def head_names(self) -> frozenset[str]:
+        """Names of the parameters that belong to the classifier."""
+        if not self.head:
+            return frozenset()
+        return frozenset(n for n in self.names if under(n, self.head))
+
+    def logits(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Tensor:
+        """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place."""
+        module = self._train if train else self._eval
+        out: Tensor = functional_call(module, {**params, **buffers}, (x,))
+        return out
+
+    def example_losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each example, [B]; a loss that is a mean is repeated."""
+        losses = self._loss(logits, y)
+        return losses.expand(len(logits)) if losses.ndim == 0 else losses
+
+    def loss(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Tensor:
+        """Return the mean loss of a batch over its real examples, []."""
+        losses = self._loss(self.logits(params, buffers, batch.x, train), batch.y)
+        if losses.ndim == 0:
+            return losses
+        if batch.weight is None:
+            return losses.mean()
+        return (losses * batch.weight).sum() / batch.weight.sum()
+
+    def value_and_grad(
+        self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd, train: bool = True
+    ) -> tuple[Tensor, Tree]:
+        """Return the mean loss [] and its gradient with respect to the parameters."""
+        if autograd == "functional":
+            grads, value = torch.func.grad_and_value(
+                lambda p: self.loss(p, buffers, batch, train)
+            )(params)
+            return value, grads
+        leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+        with torch.enable_grad():
+            loss = self.loss(leaves, buffers, batch, train)
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        grads = {
+            k: torch.zeros_like(v) if g is None else g
+            for (k, v), g in zip(params.items(), found, strict=True)
+        }
+        return loss.detach(), grads
+
+    def input_grad(
+        self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd
+    ) -> Tensor:
+        """Return the gradient of the mean loss with respect to the inputs, [B, ...].
+
+        The network is in evaluation mode, as when data are made from it.
+        """
+        if autograd == "functional":
+
+            def loss_of(x: Tensor) -> Tensor:
+                return self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)
+
+            grad: Tensor = torch.func.grad(loss_of)(batch.x)
+            return grad
+        x = batch.x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)
+        return torch.autograd.grad(loss, x)[0]
+
+    def throwaway(self, buffers: Tree) -> Tree:
+        """Return buffers that a forward pass may change without trace."""
+        return clone(buffers) if buffers else buffers
+
+
+def under(name: str, module: str) -> bool:
+    """Return whether a parameter belongs to a sub-module.
+
+    >>> under("fc2.weight", "fc2"), under("fc21.weight", "fc2")
+    (True, False)
+    """
+    return name == module or name.startswith(module + ".")
+
+
+def module_names(module: nn.Module) -> Sequence[str]:
+    """Return the names of the sub-modules that own parameters, in order."""
+    seen = {name.rpartition(".")[0]: None for name, _ in module.named_parameters()}
+    return list(seen)

@@ -1,0 +1,87 @@
+"""Federations of a user's own arrays."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeel.config import Partition
+from fedkeel.data import api
+from fedkeel.data.dataset import dataset
+from fedkeel.data.partition import divide
+from fedkeel.errors import ConfigError, DataError
+
+Y = np.arange(60) % 3
+X = np.zeros((60, 2))
+
+
+@pytest.mark.parametrize(
+    ("made", "settings"),
+    [
+        (lambda: api.iid(X, Y, 4, seed=3), {"clients": 4}),
+        (
+            lambda: api.iid(X, Y, 2, sizes=np.array([5, 9]), seed=3),
+            {"clients": 2, "sizes": (5, 9)},
+        ),
+        (
+            lambda: api.dirichlet(X, Y, clients=np.int64(4), alpha=1, min_size=2, seed=3),
+            {"kind": "dirichlet", "clients": 4, "alpha": 1.0, "min_size": 2},
+        ),
+        (
+            lambda: api.by_classes(X, Y, 4, 2, sizes="power", sigma=1.0, holdout=0.2, seed=3),
+            {
+                "kind": "classes",
+                "clients": 4,
+                "classes_per_client": 2,
+                "sizes": "power",
+                "sigma": 1.0,
+                "holdout": 0.2,
+            },
+        ),
+    ],
+)
+def test_same_as_the_settings(made, settings):
+    clients, expected = made(), divide(dataset(X, Y), Partition(**settings), 3)
+    np.testing.assert_array_equal(clients.rows, expected.rows)
+    np.testing.assert_array_equal(clients.offsets, expected.offsets)
+    assert clients.how == expected.how
+
+
+def test_tensors_are_taken():
+    clients = api.dirichlet(torch.zeros(60, 2), torch.from_numpy(Y), clients=4, alpha=0.5)
+    assert clients.sizes.sum() == 60
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        ([10, 9, 10], ("9", "10")),
+        (np.array(["b", "a", "b"], dtype=object), ("a", "b")),
+        (torch.tensor([1, 0, 1]), ("0", "1")),
+    ],
+)
+def test_by_client(ids, names):
+    clients = api.by_client(np.zeros((3, 1)), [0, 1, 1], ids)
+    assert clients.names == names
+    assert clients.client(0).tolist() == [1]
+    assert clients.client(1).tolist() == [0, 2]
+    assert clients.data.clients == names
+
+
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_missing_client_ids_are_refused(gap):
+    with pytest.raises(DataError, match="row 2"):
+        api.by_client(np.zeros((3, 1)), [0, 1, 1], ["a", "b", gap])
+
+
+def test_number_of_client_ids_is_checked():
+    with pytest.raises(DataError, match=r"\(2,\); expected \(3,\)"):
+        api.by_client(np.zeros((3, 1)), [0, 1, 1], ["a", "b"])
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ConfigError, match="alpha"):
+        api.dirichlet(X, Y, clients=3, alpha=-1.0)
+    with pytest.raises(ConfigError, match="'sizes' has 1 entries for 2 clients"):
+        api.iid(X, Y, 2, sizes=[3])
+    with pytest.raises(DataError, match="do not match"):
+        api.iid(X, Y[:5], 2)

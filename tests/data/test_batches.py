@@ -1,0 +1,132 @@
+"""Mini-batches: epochs, steps that continue, steps at random."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedkeel.config import Local
+from fedkeel.data.batches import plan, processed, steps
+from fedkeel.errors import DataError
+from fedkeel.rng import generator
+
+
+def local(**more):
+    return Local(lr=0.1, **more)
+
+
+def lengths(settings, n, **more):
+    return [len(batch) for batch in plan(settings, n, 0, 0, 0, **more)]
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "never", "single", "always"),
+    [
+        (5, 2, [2, 2, 1], [2, 2], [2, 2]),
+        (6, 4, [4, 2], [4, 2], [4]),
+        (6, 3, [3, 3], [3, 3], [3, 3]),
+        (3, 4, [3], [3], [3]),
+        (1, 4, [1], [1], [1]),
+        (3, 1, [1, 1, 1], [1, 1, 1], [1, 1, 1]),
+        (4, "all", [4], [4], [4]),
+    ],
+)
+def test_a_short_last_batch(n, size, never, single, always):
+    for drop, expected in (("never", never), ("single", single), ("always", always)):
+        for epochs in (1, 3):
+            settings = local(epochs=epochs, batch_size=size, drop_last=drop)
+            assert lengths(settings, n) == expected * epochs
+        settings = local(steps=2 * len(expected), batch_size=size, drop_last=drop)
+        assert lengths(settings, n) == expected * 2
+
+
+def test_epochs_are_consecutive_permutations_of_one_stream():
+    batches = plan(local(epochs=3, batch_size=4), 10, seed=2, round=5, client=7)
+    random = generator(2, "batches", 5, 7)
+    for epoch in range(3):
+        order = np.concatenate(batches[3 * epoch : 3 * epoch + 3])
+        assert order.dtype == np.int64
+        np.testing.assert_array_equal(order, random.permutation(10))
+
+
+def test_dropped_batches_leave_the_other_epochs_alone():
+    kept = plan(local(epochs=2, batch_size=4), 10, 0, 0, 0)
+    cut = plan(local(epochs=2, batch_size=4, drop_last="always"), 10, 0, 0, 0)
+    assert [b.tolist() for b in cut] == [kept[i].tolist() for i in (0, 1, 3, 4)]
+
+
+@pytest.mark.parametrize("size", [1, 4, 10, 64])
+@pytest.mark.parametrize("drop", ["never", "single", "always"])
+def test_steps_continue_across_rounds(size, drop):
+    """Rounds of any lengths, laid end to end, are one long round; no epoch mixes two passes."""
+    whole = plan(local(steps=23, batch_size=size, drop_last=drop), 9, 0, 0, 3)
+    done, pieces = 0, []
+    for round, count in enumerate((5, 1, 7, 10)):
+        settings = local(steps=count, batch_size=size, drop_last=drop)
+        pieces += plan(settings, 9, 0, 10 + round, 3, done)
+        done += count
+    assert [b.tolist() for b in pieces] == [b.tolist() for b in whole]
+    each = steps(local(epochs=1, batch_size=size, drop_last=drop), 9)
+    for p in range(23 // each):
+        order = np.concatenate(whole[p * each : (p + 1) * each])
+        np.testing.assert_array_equal(
+            order, generator(0, "passes", p, 3).permutation(9)[: len(order)]
+        )
+        assert len(order) == (8 if size == 4 and drop != "never" else 9)
+
+
+def test_continuing_does_not_depend_on_the_round_but_on_the_client():
+    settings = local(steps=3, batch_size=4)
+    a, b, c = (plan(settings, 50, 0, r, k, 4) for r, k in ((0, 1), (9, 1), (0, 2)))
+    assert [x.tolist() for x in a] == [x.tolist() for x in b]
+    assert [x.tolist() for x in a] != [x.tolist() for x in c]
+
+
+def test_random_batches_are_drawn_without_replacement():
+    batches = plan(local(steps=200, batch_size=4, sampling="random"), 10, 0, 0, 0)
+    assert all(len(set(b.tolist())) == 4 and b.min() >= 0 and b.max() < 10 for b in batches)
+    seen = np.bincount(np.concatenate(batches), minlength=10)  # mean 80, deviation 6.9
+    assert (np.abs(seen - 80) < 5 * 6.9).all()
+    assert len({tuple(sorted(b.tolist())) for b in batches}) > 100
+
+
+def test_random_batches_of_a_small_client_are_all_of_it():
+    for batch in plan(local(steps=3, batch_size=64, sampling="random"), 5, 0, 0, 0):
+        assert sorted(batch.tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [local(epochs=2, batch_size="all"), local(steps=2, batch_size="all", sampling="random")],
+)
+def test_one_batch_of_all_is_in_stored_order(settings):
+    assert [b.tolist() for b in plan(settings, 4, 0, 0, 0, 5)] == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("settings", [local(epochs=1), local(steps=2, sampling="random")])
+def test_streams_are_named_by_seed_round_and_client(settings):
+    base = plan(settings, 30, 0, 0, 0)
+    again = plan(settings, 30, 0, 0, 0, done=3)
+    assert [b.tolist() for b in base] == [b.tolist() for b in again]
+    for name in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        assert [b.tolist() for b in plan(settings, 30, *name)] != [b.tolist() for b in base]
+
+
+WORK = [{"epochs": 1}, {"epochs": 3}, {"steps": 1}, {"steps": 7}]
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("sampling", ["continue", "random"])
+@pytest.mark.parametrize("drop", ["never", "single", "always"])
+def test_steps_and_processed_count_the_plan(work, sampling, drop):
+    for n, size, done in itertools.product((1, 2, 5, 9), (1, 2, 4, 64, "all"), (0, 1, 5, 8)):
+        settings = local(**work, sampling=sampling, drop_last=drop, batch_size=size)
+        batches = plan(settings, n, 0, 0, 0, done)
+        assert steps(settings, n) == len(batches)
+        assert processed(settings, n, done) == sum(map(len, batches))
+
+
+def test_a_client_without_examples_is_refused():
+    for call in (lambda: plan(local(epochs=1), 0, 0, 0, 0), lambda: steps(local(epochs=1), 0)):
+        with pytest.raises(DataError, match="without examples"):
+            call()
