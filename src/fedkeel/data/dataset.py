@@ -233,9 +233,7 @@ class Federation:
             kept.append(rows[np.sort(order[count:])])
         rows, offsets = pack(kept)
         held_rows, held_offsets = pack(held)
-        return Federation(
-            self.data, rows, offsets, self.how, self.names, held_rows, held_offsets
-        )
+        return Federation(self.data, rows, offsets, self.how, self.names, held_rows, held_offsets)
 
 
 def pack(lists: Sequence[Ints]) -> tuple[Ints, Ints]:

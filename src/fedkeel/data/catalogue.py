@@ -1,0 +1,355 @@
+"""What is known of the known sets: sizes, files, addresses, checksums, statistics, citations.
+
+Facts only; `fedkeel.data.sources` reads the files and `fedkeel.data.download` fetches them.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Literal
+
+from fedkeel.errors import DataError, did_you_mean
+
+Layout = Literal["embedded", "idx", "libsvm", "svhn", "cifar", "mnist-m"]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file that can be downloaded.
+
+    Args:
+        file: its name, also the last part of its address.
+        checksum: ``md5:`` or ``sha256:`` and the published digest in hexadecimal.
+        size: bytes, for showing only.
+        unpack: folder that a tar archive holds; empty for a file that is read as it comes.
+    """
+
+    file: str
+    checksum: str
+    size: int
+    unpack: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A known set of images.
+
+    Args:
+        name: what settings call it.
+        layout: what its files look like.
+        train: number of training examples.
+        test: number of test examples.
+        shape: (channels, height, width).
+        label_names: names of the classes.
+        folders: folders to look in, below each folder that data is looked for in; downloads go
+            into the first. ``.`` is that folder itself.
+        parts: names of the files that are needed, without ``.gz`` or ``.bz2``.
+        citation: one line.
+        mean: published mean of each channel in [0, 1]; empty where none is published.
+        std: published deviation of each channel.
+        bases: addresses of folders that hold all of `remotes`, best first.
+        remotes: what to download; empty where there is nothing that can be fetched.
+        first: label that stands for class 0.
+        transposed: whether rows and columns are exchanged in the files.
+        archive: a zip file that may hold the parts, each gzipped; empty where there is none.
+        foreign: a folder with the same set in a form that is not read, and why.
+        note: where to get it when it cannot be fetched.
+    """
+
+    name: str
+    layout: Layout
+    train: int
+    test: int
+    shape: tuple[int, int, int]
+    label_names: tuple[str, ...]
+    folders: tuple[str, ...]
+    parts: tuple[str, ...]
+    citation: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    bases: tuple[str, ...] = ()
+    remotes: tuple[Remote, ...] = ()
+    first: int = 0
+    transposed: bool = False
+    archive: str = ""
+    foreign: str = ""
+    note: str = ""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.label_names)
+
+
+_DIGITS = tuple(string.digits)
+_GREY28 = (1, 28, 28)
+_RGB32 = (3, 32, 32)
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_LECUN = "LeCun et al., Gradient-based learning applied to document recognition, Proc. IEEE 1998"
+_COHEN = "Cohen et al., EMNIST: Extending MNIST to handwritten letters, IJCNN 2017"
+_KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images, 2009"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _gz(*files: tuple[str, int]) -> tuple[Remote, ...]:
+    return tuple(
+        Remote(f"{part}.gz", f"md5:{digest}", size)
+        for part, (digest, size) in zip(_IDX, files, strict=True)
+    )
+
+
+def _emnist(
+    split: str, train: int, test: int, names: str, mean: float, std: float, first: int = 0
+) -> Source:
+    return Source(
+        name=f"emnist-{split}",
+        layout="idx",
+        train=train,
+        test=test,
+        shape=_GREY28,
+        label_names=tuple(names),
+        folders=("EMNIST/raw", "EMNIST", "emnist", "EMNIST/raw/gzip", "gzip", "."),
+        parts=tuple(
+            f"emnist-{split}-{half}-{kind}-ubyte"
+            for half in ("train", "test")
+            for kind in ("images-idx3", "labels-idx1")
+        ),
+        citation=_COHEN,
+        mean=(mean,),
+        std=(std,),
+        bases=("https://biometrics.nist.gov/cs_links/EMNIST/",),
+        remotes=(Remote("gzip.zip", "md5:58c8d27c78d21e728a6bc7b3cc06412e", 561_753_746),),
+        first=first,
+        transposed=True,
+        archive="gzip.zip",
+    )
+
+
+_FASHION = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_CIFAR10 = _words("airplane automobile bird cat deer dog frog horse ship truck")
+_CIFAR100 = _words(
+    """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+    crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
+    keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse
+    mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
+    porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
+    snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television
+    tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """
+)
+
+# Merged sets have one class for the upper and lower case of c i j k l m o p s u v w x y z.
+_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
+_ALL = string.digits + string.ascii_uppercase + string.ascii_lowercase
+
+_SOURCES = (
+    Source(
+        name="digits",
+        layout="embedded",
+        train=1_438,
+        test=359,
+        shape=(1, 8, 8),
+        label_names=_DIGITS,
+        folders=(),
+        parts=(),
+        citation="Alpaydin, Kaynak, Optical recognition of handwritten digits, UCI 1998",
+        note="it comes with scikit-learn",
+    ),
+    Source(
+        name="mnist",
+        layout="idx",
+        train=60_000,
+        test=10_000,
+        shape=_GREY28,
+        label_names=_DIGITS,
+        folders=("MNIST/raw", "mnist/raw", "MNIST", "mnist", "."),
+        parts=_IDX,
+        citation=_LECUN,
+        mean=(0.1307,),
+        std=(0.3081,),
+        bases=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+            "http://yann.lecun.com/exdb/mnist/",
+        ),
+        remotes=_gz(
+            ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+            ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+            ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+            ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+        ),
+    ),
+    Source(
+        name="fashion-mnist",
+        layout="idx",
+        train=60_000,
+        test=10_000,
+        shape=_GREY28,
+        label_names=_FASHION,
+        folders=(
+            "FashionMNIST/raw",
+            "fashion-mnist/raw",
+            "FashionMNIST",
+            "fashion-mnist",
+            "fashion_mnist",
+            ".",
+        ),
+        parts=_IDX,
+        citation="Xiao et al., Fashion-MNIST, arXiv:1708.07747, 2017",
+        mean=(0.2860,),
+        std=(0.3530,),
+        bases=(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        ),
+        remotes=_gz(
+            ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+            ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
+            ("bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+            ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+        ),
+    ),
+    # byclass has the numbers of GC-Fed's experiments; its images measure 0.1736, 0.3316, as do
+    # those of bymerge, which are the same.
+    _emnist("digits", 240_000, 40_000, string.digits, 0.1733, 0.3317),
+    _emnist("letters", 124_800, 20_800, string.ascii_lowercase, 0.1722, 0.3309, first=1),
+    _emnist("balanced", 112_800, 18_800, _MERGED, 0.1751, 0.3332),
+    _emnist("byclass", 697_932, 116_323, _ALL, 0.1751, 0.3333),
+    _emnist("bymerge", 697_932, 116_323, _MERGED, 0.1736, 0.3316),
+    _emnist("mnist", 60_000, 10_000, string.digits, 0.1733, 0.3317),
+    Source(
+        name="usps",
+        layout="libsvm",
+        train=7_291,
+        test=2_007,
+        shape=(1, 16, 16),
+        label_names=_DIGITS,
+        folders=("USPS", "usps", "."),
+        parts=("usps", "usps.t"),
+        citation="Hull, A database for handwritten text recognition research, IEEE TPAMI 1994",
+        bases=("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",),
+        remotes=(
+            Remote("usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197", 6_579_383),
+            Remote("usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118", 1_831_726),
+        ),
+        first=1,
+    ),
+    Source(
+        name="svhn",
+        layout="svhn",
+        train=73_257,
+        test=26_032,
+        shape=_RGB32,
+        label_names=_DIGITS,
+        folders=("SVHN", "svhn", "."),
+        parts=("train_32x32.mat", "test_32x32.mat"),
+        citation="Netzer et al., Reading digits in natural images with unsupervised feature "
+        "learning, NIPS workshop 2011",
+        mean=(0.4377, 0.4438, 0.4728),
+        std=(0.1980, 0.2010, 0.1970),
+        bases=("http://ufldl.stanford.edu/housenumbers/",),
+        remotes=(
+            Remote("train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+            Remote("test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+        ),
+    ),
+    Source(
+        name="cifar10",
+        layout="cifar",
+        train=50_000,
+        test=10_000,
+        shape=_RGB32,
+        label_names=_CIFAR10,
+        folders=(
+            "cifar-10-batches-bin",
+            "CIFAR10/cifar-10-batches-bin",
+            "cifar10/cifar-10-batches-bin",
+            ".",
+        ),
+        parts=(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+        citation=_KRIZHEVSKY,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2023, 0.1994, 0.2010),
+        bases=("https://www.cs.toronto.edu/~kriz/",),
+        remotes=(
+            Remote(
+                "cifar-10-binary.tar.gz",
+                "md5:c32a1d4ab5d03f1284b67883e8d87530",
+                170_052_171,
+                unpack="cifar-10-batches-bin",
+            ),
+        ),
+        foreign="cifar-10-batches-py",
+    ),
+    Source(
+        name="cifar100",
+        layout="cifar",
+        train=50_000,
+        test=10_000,
+        shape=_RGB32,
+        label_names=_CIFAR100,
+        folders=(
+            "cifar-100-binary",
+            "CIFAR100/cifar-100-binary",
+            "cifar100/cifar-100-binary",
+            ".",
+        ),
+        parts=("train.bin", "test.bin"),
+        citation=_KRIZHEVSKY,
+        mean=(0.5071, 0.4867, 0.4408),
+        std=(0.2675, 0.2565, 0.2761),
+        bases=("https://www.cs.toronto.edu/~kriz/",),
+        remotes=(
+            Remote(
+                "cifar-100-binary.tar.gz",
+                "md5:03b5dce01913d631647c71ecec9e9cb8",
+                168_513_733,
+                unpack="cifar-100-binary",
+            ),
+        ),
+        foreign="cifar-100-python",
+    ),
+    Source(
+        name="mnist-m",
+        layout="mnist-m",
+        train=59_001,
+        test=9_001,
+        shape=_RGB32,
+        label_names=_DIGITS,
+        folders=("mnist_m", "MNIST-M", "mnist-m", "."),
+        parts=("mnist_m_train", "mnist_m_test"),
+        citation="Ganin et al., Domain-adversarial training of neural networks, JMLR 2016",
+        note="it has no address that can be fetched; unpack mnist_m.tar.gz from the page "
+        "http://yaroslav.ganin.net by hand",
+    ),
+)
+
+SOURCES = {source.name: source for source in _SOURCES}
+
+
+def find(name: str) -> Source:
+    """Return what is known of a set.
+
+    Raises:
+        DataError: there is no known set of that name.
+    """
+    if name not in SOURCES:
+        raise DataError(
+            f"There is no known data set {name!r}.",
+            do=f"{did_you_mean(name, SOURCES, limit=20)}; or give the path of a file or folder",
+        )
+    return SOURCES[name]

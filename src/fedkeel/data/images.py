@@ -1,0 +1,110 @@
+"""Bringing images to one shape, and inputs to mean 0 and deviation 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkeel.errors import DataError
+
+_LUMA = (0.299, 0.587, 0.114)  # red, green, blue; ITU-R BT.601
+_ROWS = 1024  # examples handled at a time, so that no copy of a whole set is made
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and deviation of each channel of images, or of each column of a table. F of them.
+
+    Args:
+        mean: [F] float64.
+        std: [F] float64, >= 0; what has deviation 0 becomes 0.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def apply_(self, x: Tensor) -> None:
+        """Standardise [N, F, ...] in place."""
+        view = (-1, *([1] * (x.ndim - 2)))
+        mean, std = (t.to(x.dtype).reshape(view) for t in (self.mean, self.std))
+        constant = self.std == 0
+        x.sub_(mean).div_(torch.where(std == 0, torch.ones_like(std), std))
+        if bool(constant.any()):
+            x[:, constant] = 0
+
+
+def scale(mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
+    """Return the scale of plain numbers."""
+    return Scale(torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64))
+
+
+def measure(x: Tensor) -> Scale:
+    """Return the mean and deviation of [N, F, ...] for each F, over all other axes.
+
+    Computed in float64 in two passes, so that a column of large numbers that differ by little is
+    not lost to rounding. The deviation is that of the population (divided by the count).
+    """
+    others = [axis for axis in range(x.ndim) if axis != 1]
+    count = x.numel() // x.shape[1]
+    total = torch.zeros(x.shape[1], dtype=torch.float64)
+    for part in torch.split(x, _ROWS):
+        total += part.sum(others, dtype=torch.float64)
+    mean = total / count
+    square = torch.zeros_like(mean)
+    for part in torch.split(x, _ROWS):
+        away = part.to(torch.float64) - mean.reshape(-1, *([1] * (x.ndim - 2)))
+        square += away.square_().sum(others)
+    low, high = x.amin(others), x.amax(others)
+    std = torch.where(low == high, torch.zeros_like(mean), (square / count).sqrt_())
+    return Scale(mean, std)
+
+
+def fill(out: Tensor, x: Tensor, name: str) -> None:
+    """Write images of any size into `out`, as numbers in [0, 1] and in the shape of `out`.
+
+    Sizes are changed by bilinear interpolation with antialiasing, one channel becomes three by
+    repeating it, three become one by the luma of ITU-R BT.601.
+
+    Args:
+        out: [N, C, H, W] floating point, overwritten.
+        x: [N, c, h, w]; uint8 with 255 for white, or floating point that is taken as it is.
+        name: what to call the images in messages.
+
+    Raises:
+        DataError: the channels are neither equal nor one and three.
+    """
+    wanted, size = out.shape[1], tuple(out.shape[2:])
+    given = x.shape[1]
+    if given != wanted and {given, wanted} != {1, 3}:
+        raise DataError(
+            f"{name}: the images cannot be brought to {wanted} channels.",
+            got=f"{given} channels",
+            expected="the same number of channels, or 1 and 3",
+            do="set data.shape to what the images are",
+        )
+    for to, part in zip(torch.split(out, _ROWS), torch.split(x, _ROWS), strict=True):
+        if part.dtype == torch.uint8 and given == wanted and tuple(part.shape[2:]) == size:
+            to.copy_(part).div_(255)
+            continue
+        image = part.to(out.dtype)
+        if part.dtype == torch.uint8:
+            image = image.div_(255)
+        if given == 3 and wanted == 1:
+            luma = torch.tensor(_LUMA, dtype=image.dtype).reshape(1, 3, 1, 1)
+            image = (image * luma).sum(1, keepdim=True)
+        if tuple(image.shape[2:]) != size:
+            image = torch.nn.functional.interpolate(
+                image, size=size, mode="bilinear", antialias=True
+            )
+        to.copy_(image)  # one channel is repeated by broadcasting
+
+
+def by_name(shape: tuple[int, ...]) -> str:
+    """Return a shape as people write it.
+
+    >>> by_name((3, 32, 32))
+    '3x32x32'
+    """
+    return "x".join(str(side) for side in shape) or "a single number"

@@ -1,0 +1,127 @@
+"""Examples as a file has them, before they are resized, normalised and joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.data.dataset import Ints
+from fedkeel.errors import DataError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Examples of one file or of one half of a known set. N examples, Y classes.
+
+    Args:
+        x: [N, ...] inputs; four axes are images [N, C, H, W], and uint8 images have values 0..255.
+        y: [N] labels 0..Y-1.
+        label_names: Y names, in the order of the labels.
+        columns: names of the columns of a table, empty for anything else.
+        clients: names of the clients that the data gives, empty where it gives none.
+        client: [N] index into `clients`, or None.
+    """
+
+    x: Tensor
+    y: Ints
+    label_names: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
+    client: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the leading N."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the inputs are images [N, C, H, W]."""
+        return self.x.ndim == 4
+
+    def take(self, rows: Ints) -> Raw:
+        """Return the examples of the given rows."""
+        return replace(
+            self,
+            x=self.x[torch.from_numpy(rows)],
+            y=self.y[rows],
+            client=None if self.client is None else self.client[rows],
+        )
+
+
+def number(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
+    """Number whole numbers or texts in sorted order.
+
+    Returns:
+        [N] index of each value, and the values as names, in the order of the index.
+
+    >>> number(np.array([7, -1, 7]))
+    (array([1, 0, 1]), ('-1', '7'))
+    """
+    unique, index = np.unique(values, return_inverse=True)
+    return index.astype(np.int64).reshape(-1), tuple(str(value) for value in unique)
+
+
+def number_like(values: NDArray[Any], names: tuple[str, ...], where: str) -> Ints:
+    """Number values by names that are already known.
+
+    Raises:
+        DataError: a value is not among the names; the message says which and in what row.
+    """
+    index, found = number(values)
+    unseen = [name for name in found if name not in names]
+    if unseen:
+        row = int(np.flatnonzero(index == found.index(unseen[0]))[0])
+        raise DataError(
+            f"{where}: a label of the test data does not occur in the training data.",
+            got=f"label {unseen[0]!r} in row {row} (counted from 0)",
+            why="a class that nobody trains on cannot be predicted",
+            do=did_you_mean(unseen[0], names),
+        )
+    return np.array([names.index(name) for name in found], dtype=np.int64)[index]
+
+
+def stratified(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Draw a test set that has each class in about the same share as the whole.
+
+    Of n examples, round(fraction * n) are set aside. Each class gives floor(fraction * n_c), and
+    the classes with the largest remainders one more; every class keeps at least one example to
+    train on.
+
+    Args:
+        y: [N] labels.
+        fraction: share of the examples that are set aside, in (0, 1).
+        rng: where the draw comes from.
+
+    Returns:
+        Row numbers of the training set and of the test set, ascending.
+
+    Raises:
+        DataError: the test set would be empty.
+    """
+    classes, index, counts = np.unique(y, return_inverse=True, return_counts=True)
+    ideal = fraction * counts
+    quota = np.floor(ideal).astype(np.int64)  # below the count, as the fraction is below 1
+    room = np.flatnonzero(quota < counts - 1)
+    missing = round(fraction * len(y)) - int(quota.sum())
+    order = room[np.argsort(quota[room] - ideal[room], kind="stable")]
+    quota[order[: max(missing, 0)]] += 1
+    if quota.sum() == 0:
+        raise DataError(
+            "There are too few examples to set some aside for testing.",
+            got=f"{len(y)} examples in {len(classes)} classes, test_fraction {fraction}",
+            do="give test data (data.test), more examples, or a larger data.test_fraction",
+        )
+    test = np.zeros(len(y), dtype=bool)
+    for label, count in enumerate(quota):
+        rows = np.flatnonzero(index == label)
+        test[rng.permutation(rows)[:count]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
