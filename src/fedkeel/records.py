@@ -218,9 +218,7 @@ class RunFolder:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunError(
-                f"{self.path} is not a run folder.", got="no run.json in it"
-            ) from None
+            raise RunError(f"{self.path} is not a run folder.", got="no run.json in it") from None
         except (OSError, ValueError) as error:
             raise RunError(f"{file} cannot be read.", got=error) from None
         if values.get("format") != FORMAT:

@@ -13,8 +13,8 @@ import zlib
 import numpy as np
 
 
-def _words(seed: int, purpose: str, round: int, client: int) -> list[int]:
-    return [seed, zlib.crc32(purpose.encode()), round, client]
+def _sequence(seed: int, purpose: str, round: int, client: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), round, client])
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
@@ -32,7 +32,7 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
     >>> bool(generator(0, "batches", 3, 8).random() == generator(0, "cohort", 3, 8).random())
     False
     """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(_words(seed, purpose, round, client))))
+    return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, round, client)))
 
 
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
@@ -41,5 +41,5 @@ def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     >>> torch_seed(0, "init") == torch_seed(0, "init") != torch_seed(1, "init")
     True
     """
-    state = np.random.SeedSequence(_words(seed, purpose, round, client)).generate_state(1, np.uint64)
+    state = _sequence(seed, purpose, round, client).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))

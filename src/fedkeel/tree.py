@@ -19,7 +19,7 @@ State = dict[str, "Tensor | State"]
 """Named tensors, possibly nested: they can be stacked, masked, saved, sent and counted."""
 
 Groups = Literal["tensor", "layer", "model"]
-"""What a projection treats as one vector: each tensor, each module's tensors, or the whole model."""
+"""What a projection treats as one vector: each tensor, each module's tensors, or the model."""
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], scale: float | Tensor = 1.0) -> Tree:

@@ -55,7 +55,9 @@ def shared(nbytes: int) -> Tensor:
 
 def segment(nbytes: int) -> Tensor:
     """Allocate memory that can be handed to spawned processes."""
-    return torch.empty(nbytes, dtype=torch.uint8).share_memory_()
+    block = torch.empty(nbytes, dtype=torch.uint8)
+    block.share_memory_()  # type: ignore[no-untyped-call]
+    return block
 
 
 class Buffers:

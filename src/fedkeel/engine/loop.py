@@ -148,7 +148,7 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
     rows, _, _ = evaluated(world, split)
     part = slice(start, start + world.eval_batch)
     if rows is None:
-        x, y = world.test.x[part], world.test.y[part]
+        x, y = world.test.x[part].clone(), world.test.y[part]  # see engine.buffers.ALIGN
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]

@@ -19,9 +19,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 import torch
-import torch.multiprocessing as multiprocessing
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, multiprocessing
 
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
 from fedkeel.engine.loop import evaluate_shard, examples
@@ -113,7 +112,7 @@ class Workers:
             measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
         )
         self._method = start
-        self._context = multiprocessing.get_context(start)
+        self._context: Any = multiprocessing.get_context(start)
         self._workers: list[_Worker] = []
         for _ in range(workers):
             self._workers.append(self._start())

@@ -184,9 +184,7 @@ def client_step(
     grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     for part in plan.gradient_transforms:
         grads = part.transform_gradient(grads, params, step.view(part.name))
-    moved, optimiser = bench.optimiser.step(
-        params, grads, progress.optimiser, client.message.lr
-    )
+    moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, client.message.lr)
     for correction in plan.corrections:
         moved = correction.correct(moved, step.view(correction.name))
     carry = {
@@ -218,7 +216,9 @@ def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
     )
 
     def view(part: str) -> Round:
-        return replace(round, sent=of(client.message.sent, part), mine=of(client.mine, part), part=part)
+        return replace(
+            round, sent=of(client.message.sent, part), mine=of(client.mine, part), part=part
+        )
 
     delta = tree.sub(progress.params, client.start)
     for part in plan.update_transforms:

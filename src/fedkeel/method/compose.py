@@ -216,8 +216,7 @@ def _check_slots(parts: Sequence[Part], expression: str) -> None:
                 f"'{expression}' puts {len(found)} parts in the slot '{ROLES[slot]}', "
                 "which takes one.",
                 got=" and ".join(_summary(part) for part in found),
-                do=f"drop one of {', '.join(part.name for part in found)}"
-                + _slot_hint(found),
+                do=f"drop one of {', '.join(part.name for part in found)}" + _slot_hint(found),
             )
 
 
@@ -326,7 +325,7 @@ def _within(value: Any, bounds: dict[str, float]) -> bool:  # noqa: ANN401
     if value is None or isinstance(value, str):
         return True
     return (
-        value == value  # noqa: PLR0124 - NaN is in no range
+        value == value
         and value >= bounds.get("ge", value)
         and value <= bounds.get("le", value)
         and ("gt" not in bounds or value > bounds["gt"])

@@ -53,7 +53,7 @@ def _listed(what: str, names: Sequence[str]) -> list[str]:
 
 
 def facts(part: Part | type[Part]) -> dict[str, Any]:
-    """Return what programs want to know of a part: name, paper, roles, needs, breaks, parameters."""
+    """Return what programs want to know of a part: name, paper, roles, needs, parameters."""
     kind = part if isinstance(part, type) else type(part)
     made = part if isinstance(part, Part) else kind()
     return {

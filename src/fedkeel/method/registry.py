@@ -52,7 +52,9 @@ REGISTRY: Mapping[str, Recipe] = {
         "fedgc2023", "gradient constraints at clients and server", {"cgc": CGC, "sgc": SGC}
     ),
     "gcfed": Recipe(
-        "gcfed2025", "gradient centralisation, local and global", {"local": LocalGC, "global": GlobalGC}
+        "gcfed2025",
+        "gradient centralisation, local and global",
+        {"local": LocalGC, "global": GlobalGC},
     ),
     "localgc": Recipe(
         "gcfed2025",

@@ -231,9 +231,7 @@ class ServerOptimiser(Part):
         """Return the state before the first round."""
 
     @abstractmethod
-    def apply(
-        self, params: Tree, delta: Tree, updates: Span, cohort: Cohort
-    ) -> tuple[Tree, State]:
+    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
         """Return the new global model and the new state."""
 
 

@@ -19,6 +19,7 @@ from fedkeel.tree import State, Tree
 
 Bools = NDArray[np.bool_]
 
+
 @dataclass(frozen=True)
 class Server:
     """What the server knows between rounds.
@@ -88,6 +89,12 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
     optimiser = plan.server_optimiser
     memory[optimiser.name] = optimiser.init_optimiser(params, population)
     return Server(params, tree.clone(network.buffers) if average else {}, memory)
+
+
+def owned(server: Server) -> Server:
+    """Return a server whose memory is its own: parts may change what they remember in place."""
+    memory = {name: tree.map_tensors(torch.clone, kept) for name, kept in server.memory.items()}
+    return replace(server, memory=memory)
 
 
 def server_message(plan: Plan, server: Server, lr: float) -> Message:

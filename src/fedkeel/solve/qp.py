@@ -99,7 +99,9 @@ def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
     return torch.where(met, best.clamp(min=0.0) * unit, 0.0)
 
 
-def project(gram: Floats, inner: Floats, bound: Floats | float = 0.0, noise: float = 1e-13) -> Solution:
+def project(
+    gram: Floats, inner: Floats, bound: Floats | float = 0.0, noise: float = 1e-13
+) -> Solution:
     r"""Return the multipliers of :math:`Mu \ge b` for any number of constraints.
 
     Args:

@@ -48,7 +48,4 @@ def by_group(measured: Tensor, group: Tensor, groups: int) -> list[Scores]:
     sums = torch.zeros(groups, len(COLUMNS), dtype=torch.float64).index_add_(0, group, measured)
     counts = torch.bincount(group, minlength=groups)
     means = sums / counts.clamp(min=1)[:, None]
-    return [
-        Scores(int(n), *row)
-        for n, row in zip(counts.tolist(), means.tolist(), strict=True)
-    ]
+    return [Scores(int(n), *row) for n, row in zip(counts.tolist(), means.tolist(), strict=True)]

@@ -121,9 +121,9 @@ class Network:
     ) -> tuple[Tensor, Tree]:
         """Return the mean loss [] and its gradient with respect to the parameters."""
         if autograd == "functional":
-            grads, value = torch.func.grad_and_value(
-                lambda p: self.loss(p, buffers, batch, train)
-            )(params)
+            grads, value = torch.func.grad_and_value(lambda p: self.loss(p, buffers, batch, train))(
+                params
+            )
             return value, grads
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
@@ -135,9 +135,7 @@ class Network:
         }
         return loss.detach(), grads
 
-    def input_grad(
-        self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd
-    ) -> Tensor:
+    def input_grad(self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd) -> Tensor:
         """Return the gradient of the mean loss with respect to the inputs, [B, ...].
 
         The network is in evaluation mode, as when data are made from it.

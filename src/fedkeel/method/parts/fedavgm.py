@@ -24,6 +24,7 @@ class ServerMomentum(ServerOptimiser):
     .. math:: v \leftarrow \beta v + \Delta, \qquad \theta \leftarrow \theta + \eta_g v
 
     Source: hsu2019, section 4.3; GradMA section 6.1 for its "M" variants, such as FedProxM.
+
     Args:
         beta: momentum in [0, 1). 0.9 in hsu2019.
         lr: eta_g, > 0.
@@ -45,8 +46,8 @@ class ServerMomentum(ServerOptimiser):
 
     beta: float = param(0.9, ge=0.0, lt=1.0)
     lr: float = param(1.0, gt=0.0)
-    damping: bool = param(False)
-    nesterov: bool = param(False)
+    damping: bool = False
+    nesterov: bool = False
 
     name: ClassVar[str] = "momentum"
     paper: ClassVar[str] = "hsu2019"
@@ -55,9 +56,7 @@ class ServerMomentum(ServerOptimiser):
         """Return v = 0."""
         return {"v": dict(tree.zeros_like(params))}
 
-    def apply(
-        self, params: Tree, delta: Tree, updates: Span, cohort: Cohort
-    ) -> tuple[Tree, State]:
+    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
         """Return the model after a step along v, and v."""
         fresh = tree.scale(delta, 1.0 - self.beta) if self.damping else delta
         v = tree.add(fresh, tree.leaves(cohort.state, "v"), self.beta)

@@ -45,6 +45,7 @@ class CGC(UpdateTransform, Broadcast, ServerState):
 
     Source: fedgc2023, Algorithm 1 lines 16-18, Eq. (4)-(7), in closed form: g_k = h + v z with
         v = max(0, (C - <h, z>) / |z|^2).
+
     Args:
         margin: C, >= 0, on each group by itself. Absolute, so its effect depends on the size of
             the gradient: on a group where |g^{t-1}| is tiny the answer has norm >= C / |g^{t-1}|.
@@ -66,7 +67,7 @@ class CGC(UpdateTransform, Broadcast, ServerState):
     """
 
     margin: float = param(1e-3, ge=0.0)
-    groups: Groups = param("tensor")
+    groups: Groups = "tensor"
 
     name: ClassVar[str] = "fedgc.cgc"
     paper: ClassVar[str] = "fedgc2023"
@@ -110,6 +111,7 @@ class SGC(AggregateTransform):
         \langle z, g_k\rangle \ge C \;\;\forall k
 
     Source: fedgc2023, Algorithm 1 lines 21-22, Eq. (8)-(10).
+
     Args:
         margin: C, >= 0, on each group by itself, in units of squared pseudo-gradients.
         groups: what is projected as one vector. The paper states none for the server.
@@ -129,7 +131,7 @@ class SGC(AggregateTransform):
     """
 
     margin: float = param(1e-3, ge=0.0)
-    groups: Groups = param("tensor")
+    groups: Groups = "tensor"
 
     name: ClassVar[str] = "fedgc.sgc"
     paper: ClassVar[str] = "fedgc2023"

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort
-from fedkeel.method.roles import Capability, CohortTransform, param
+from fedkeel.method.roles import Capability, CohortTransform
 from fedkeel.solve.project import Rule, harmonise
 from fedkeel.solve.span import Floats, Span
 from fedkeel.tree import Groups
@@ -30,6 +30,7 @@ class FedGH(CohortTransform):
         g_i \leftarrow g_i - \frac{\langle g_i, g_j\rangle}{\lVert g_j\rVert^2}\, g_j
 
     Source: fedgh2024, Algorithm 1 of the slides, with the denominator of the letter.
+
     Args:
         rule: which of the published rules; see `fedkeel.solve.project.harmonise`. ``originals``
             projects against the received updates, ``inplace`` against the running ones, ``printed``
@@ -51,8 +52,8 @@ class FedGH(CohortTransform):
         'uniform'
     """
 
-    rule: Rule = param("originals")
-    groups: Groups = param("model")
+    rule: Rule = "originals"
+    groups: Groups = "model"
 
     name: ClassVar[str] = "fedgh"
     paper: ClassVar[str] = "fedgh2024"

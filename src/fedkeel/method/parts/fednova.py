@@ -20,7 +20,6 @@ from fedkeel.method.roles import (
     Stage,
     UpdateTransform,
     Upload,
-    param,
 )
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
@@ -35,6 +34,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
         \tau_\mathrm{eff} = \sum_k p_k \lVert a_k\rVert_1
 
     Source: wang2020fednova, Eq. (4)-(7).
+
     Args:
         length: ``path`` divides by the norm of a_k, the displacement that a unit gradient causes
             under the client's own momentum and proximal term; ``steps`` divides by the number of
@@ -57,8 +57,8 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
         'fednova'
     """
 
-    length: Literal["path", "steps"] = param("path")
-    effective: Literal["path", "steps"] = param("path")
+    length: Literal["path", "steps"] = "path"
+    effective: Literal["path", "steps"] = "path"
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "wang2020fednova"

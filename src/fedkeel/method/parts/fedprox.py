@@ -24,6 +24,7 @@ class FedProx(Penalty):
     .. math:: F_k(\theta) + \frac{\mu}{2}\lVert\theta-\theta^t\rVert^2
 
     Source: li2020fedprox, Algorithm 2, Eq. (2).
+
     Args:
         mu: weight of the term, >= 0, in units of 1 / learning rate. The paper tunes
             {0.001, 0.01, 0.1, 1}.

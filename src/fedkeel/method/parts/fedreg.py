@@ -44,6 +44,7 @@ class FedReg(Preparation, GradientRule, StepCorrection):
 
     Source: xu2022fedreg, Eq. (2)-(3) pseudo and perturbed data, (8)-(11) the step, (12) MG,
         Algorithm D.1.
+
     Args:
         gamma: share of the local model in the slow point, in [0, 1]. The paper tunes 0.02 to 0.5.
         eta_s: step of the sign ascent that makes pseudo data, >= 0, in units of the inputs. The
@@ -75,8 +76,8 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     eta_s: float = param(0.1, ge=0.0)
     ratio: float = param(0.01, ge=0.0, le=1.0)
     ascent: int = param(10, ge=1)
-    mg: bool = param(False)
-    pairing: Literal["example", "position"] = param("example")
+    mg: bool = False
+    pairing: Literal["example", "position"] = "example"
 
     name: ClassVar[str] = "fedreg"
     paper: ClassVar[str] = "xu2022fedreg"

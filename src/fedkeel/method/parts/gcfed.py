@@ -35,6 +35,7 @@ class LocalGC(GradientTransform):
     with the mean over all axes but the output's.
 
     Source: gcfed2025, Definition 1, Algorithm 1; selection in section 4.3.2.
+
     Args:
         layers: ``body`` leaves out the classifier (GC-Fed); ``all`` leaves out nothing (the paper's
             row "Local GC").
@@ -58,12 +59,12 @@ class LocalGC(GradientTransform):
         'gcfed.local(lam=0.9)+gcfed.global'
     """
 
-    layers: Literal["body", "all"] = param("body")
-    head: str | None = param(None)
+    layers: Literal["body", "all"] = "body"
+    head: str | None = None
     lam: float | None = param(None, ge=0.0, le=1.0)
-    count: Literal["tensor", "layer"] = param("tensor")
-    axes: Axes = param("input")
-    vectors: bool = param(False)
+    count: Literal["tensor", "layer"] = "tensor"
+    axes: Axes = "input"
+    vectors: bool = False
 
     name: ClassVar[str] = "gcfed.local"
     paper: ClassVar[str] = "gcfed2025"
@@ -113,6 +114,7 @@ class GlobalGC(AggregateTransform):
     .. math:: \theta \leftarrow \theta + \eta_g\,\Phi(\textstyle\sum_k p_k\Delta_k)
 
     Source: gcfed2025, Definition 2, Algorithm 1.
+
     Args:
         axes: axes of the mean.
         vectors: whether tensors of one axis are centralised too, as the public code does.
@@ -129,8 +131,8 @@ class GlobalGC(AggregateTransform):
         'gcfed.global'
     """
 
-    axes: Axes = param("input")
-    vectors: bool = param(False)
+    axes: Axes = "input"
+    vectors: bool = False
 
     name: ClassVar[str] = "gcfed.global"
     paper: ClassVar[str] = "gcfed2025"

@@ -45,6 +45,7 @@ class GradMAW(GradientTransform, Carry, ClientState):
     with all gradients on the same mini-batch.
 
     Source: luo2023gradma, Algorithm 2, Eq. (5).
+
     Args:
         previous: theta_{-1} of the first step: the worker's ``last`` local model from its previous
             participation (the paper), or the ``start``, the received model (the public code of the
@@ -68,8 +69,8 @@ class GradMAW(GradientTransform, Carry, ClientState):
         "gradma.w(previous='start')"
     """
 
-    previous: Literal["last", "start"] = param("last")
-    groups: Groups = param("model")
+    previous: Literal["last", "start"] = "last"
+    groups: Groups = "model"
     margin: float = param(0.0, ge=0.0)
 
     name: ClassVar[str] = "gradma.w"
@@ -133,6 +134,7 @@ class GradMAS(ServerOptimiser):
         \theta \leftarrow \theta + \eta_g\tilde m
 
     Source: luo2023gradma, Algorithm 3, Eq. (6)-(8); Algorithm 4 for the memory's reduction.
+
     Args:
         memory: m, the number of workers remembered: 0, or at least those of one round; None
             remembers every worker. When it is full, the stored worker that is not in this round and
@@ -164,7 +166,7 @@ class GradMAS(ServerOptimiser):
     beta1: float = param(0.5, ge=0.0, lt=1.0)
     beta2: float = param(0.5, ge=0.0, lt=1.0)
     lr: float = param(1.0, gt=0.0)
-    groups: Groups = param("model")
+    groups: Groups = "model"
     margin: float = param(0.0, ge=0.0)
 
     name: ClassVar[str] = "gradma.s"
@@ -199,9 +201,7 @@ class GradMAS(ServerOptimiser):
             "age": torch.zeros(slots, dtype=torch.int64),
         }
 
-    def apply(
-        self, params: Tree, delta: Tree, updates: Span, cohort: Cohort
-    ) -> tuple[Tree, State]:
+    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
         """Return the model after a step along the projected momentum, and the memory."""
         state = cohort.state
         m = tree.add(delta, tree.leaves(state, "m"), self.beta1)
@@ -271,7 +271,9 @@ class GradMAS(ServerOptimiser):
         return out
 
 
-def _reduce_memory(state: State, clients: Ints) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def _reduce_memory(
+    state: State, clients: Ints
+) -> tuple[Ints, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """Find a slot for every client of the round, in place (luo2023gradma, Algorithm 4).
 
     Returns:

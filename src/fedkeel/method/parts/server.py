@@ -42,6 +42,7 @@ class Addition(ServerOptimiser):
     r"""Adds the aggregate to the model, :math:`\theta \leftarrow \theta + \eta_g\Delta`.
 
     Source: mcmahan2017, Algorithm 1, where eta_g = 1; karimireddy2020, Algorithm 1, for eta_g.
+
     Args:
         lr: eta_g, the server's learning rate, > 0.
     Sent: nothing beyond the model.
@@ -65,8 +66,6 @@ class Addition(ServerOptimiser):
         """Return nothing: addition remembers nothing."""
         return {}
 
-    def apply(
-        self, params: Tree, delta: Tree, updates: Span, cohort: Cohort
-    ) -> tuple[Tree, State]:
+    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
         """Return params + lr * delta."""
         return tree.add(params, delta, self.lr), cohort.state

@@ -1,0 +1,67 @@
+"""The command. Results go to standard output, everything else to standard error.
+
+A user's mistake ends with exit code 2 and at most four lines; training that could not go on with
+1; an interrupt that was waited for with 130. Modules that are slow to load are imported when a
+command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+
+from fedkeel.cli.check import check
+from fedkeel.cli.compare import compare
+from fedkeel.cli.data import app as data
+from fedkeel.cli.methods import methods
+from fedkeel.cli.report import report
+from fedkeel.cli.run import run
+from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.version import __version__
+
+app = typer.Typer(
+    name="fedkeel",
+    help="Federated learning on non-IID data: methods, compared and combined.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(compare)
+app.command()(methods)
+app.command()(check)
+app.command()(report)
+app.add_typer(data, name="data")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """Federated learning on non-IID data: methods, compared and combined."""
+
+
+def main() -> None:
+    """Run the command and turn errors into exit codes."""
+    try:
+        app()
+    except FedkeelError as error:
+        console = Console(stderr=True)
+        for line in error.lines()[:4]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1 if isinstance(error, TrainingError) else 2)
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

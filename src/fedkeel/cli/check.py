@@ -1,0 +1,57 @@
+"""``fedkeel check``: everything but the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document, experiment
+
+
+def check(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    as_json: bool = JSON,
+) -> None:
+    """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
+    from dataclasses import asdict
+
+    from fedkeel.experiment.manifest import describe_run
+    from fedkeel.experiment.prepare import estimate, gather, prepare
+
+    chosen = experiment(path, preset, settings)
+    prepared = prepare(chosen, gather(chosen))
+    record, needs = describe_run(prepared), estimate(prepared)
+    rounds, per_round = chosen.rounds, prepared.population.per_round
+    total = (sum(needs.down.values()) + sum(needs.up.values())) * rounds * per_round
+    if as_json:
+        document({**asdict(record), "status": "checked", "bytes_total": total})
+        return
+    model = record.model
+    print(record.describe)
+    print()
+    print(
+        f"data         {' + '.join(record.data['sources'])}: {record.data['train']} training and "
+        f"{record.data['test']} test examples, {record.data['classes']} classes"
+    )
+    print(f"partition    {record.partition.get('says', record.partition['kind'])}")
+    print(
+        f"model        {model['name']}, {model['parameters']:,} parameters, "
+        f"{model['bytes'] / 1e6:.2f} MB, head {model['head'] or 'none'}"
+    )
+    print(f"local        {record.local}")
+    print(f"cohort       {record.participation}")
+    print(f"engine       {record.engine['kind']}, {record.engine['workers']} workers")
+    print(f"down         {_parts(needs.down, model['bytes'])}  for each client and round")
+    print(f"up           {_parts(needs.up, model['bytes'])}  for each client and round")
+    print(f"traffic      {total / 1e6:,.1f} MB in {rounds} rounds")
+    print(
+        f"state        {needs.client_state / 1e6:.2f} MB x {needs.clients} clients, "
+        f"{needs.server_state / 1e6:.2f} MB at the server"
+    )
+    print("everything fits together; nothing was trained")
+
+
+def _parts(sent: dict[str, int], model: int) -> str:
+    words = [f"{name} {n / 1e6:.3f} MB" for name, n in sent.items()]
+    return f"{sum(sent.values()) / model:.2f} x model ({', '.join(words)})"

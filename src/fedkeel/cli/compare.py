@@ -1,0 +1,70 @@
+"""``fedkeel compare``: several methods, several seeds. The main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    QUIET,
+    SET,
+    document,
+    experiment,
+    say,
+    stderr,
+)
+
+
+def compare(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    methods: str = typer.Option(
+        None, "--methods", help='Expressions, e.g. "fedavg, fedgc, fedprox(mu=0.1)+gcfed".'
+    ),
+    seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
+    out: Path = typer.Option(None, "--out", help="Folder of the comparison; runs/NAME by default."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Compare methods over seeds: a table, and a report page.
+
+    Runs that are finished are used again, unfinished ones are continued: run the same command to
+    go on after an interrupt, or with more methods or seeds to extend the comparison.
+    """
+    from rich.console import Console
+
+    from fedkeel.experiment.compare import compare as play
+    from fedkeel.experiment.compare import runs_of
+    from fedkeel.experiment.prepare import gather
+    from fedkeel.experiment.progress import watcher
+    from fedkeel.method.grammar import split
+    from fedkeel.report.page import write
+    from fedkeel.report.tables import to_text
+
+    chosen = experiment(path, preset, settings)
+    expressions = split(methods) if methods is not None else list(chosen.compare.methods)
+    out = Path("runs") / chosen.name if out is None else out
+    console = stderr()
+    with watcher(console, quiet) as watching:
+        found = play(
+            chosen, gather(chosen), expressions, seeds or chosen.compare.seeds, out, watching
+        )
+    page = write(runs_of(out), out / "report.html", title=chosen.name)
+    if as_json:
+        document(found.rows)
+    else:
+        Console().print(to_text(found.rows))
+    say(console, f"runs    {out}")
+    say(console, f"report  {page}")
+    for failure in found.failures:
+        say(console, f"failed  {failure}")
+    if not found.complete:
+        say(console, "interrupted; the same command goes on where it stopped")
+        raise typer.Exit(130)
+    if found.failures:
+        raise typer.Exit(1)

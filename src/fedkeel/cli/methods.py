@@ -1,0 +1,95 @@
+"""``fedkeel methods``: the list, or one expression in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from fedkeel.cli.common import JSON, document
+
+
+def methods(
+    expression: str = typer.Argument(None, metavar="[EXPR]", help="e.g. fedprox+gcfed"),
+    bibtex: bool = typer.Option(False, "--bibtex", help="Print BibTeX of exactly these parts."),
+    as_json: bool = JSON,
+) -> None:
+    """List the methods, or describe an expression: order, state, bytes, citations."""
+    from fedkeel.method.cite import bibtex as entries
+    from fedkeel.method.cite import keys
+    from fedkeel.method.describe import describe
+    from fedkeel.method.grammar import parse
+
+    if expression is None:
+        document(_listed()) if as_json else _print_list()
+        return
+    plan = parse(expression)
+    if bibtex:
+        print(entries(keys(plan)))
+    elif as_json:
+        document(_objects(expression))
+    else:
+        print(describe(plan))
+        for part in plan.parts:
+            print()
+            print(_part(part))
+
+
+def _objects(expression: str) -> list[dict[str, Any]]:
+    from fedkeel.method.describe import facts
+    from fedkeel.method.grammar import parse
+
+    return [facts(part) for part in parse(expression).parts]
+
+
+def _listed() -> list[dict[str, Any]]:
+    from fedkeel.method.registry import REGISTRY
+
+    out = []
+    for name, recipe in REGISTRY.items():
+        parts = _objects(name)
+        out.append(
+            {
+                "name": name,
+                "paper": recipe.paper,
+                "title": recipe.title,
+                "roles": list(dict.fromkeys(role for part in parts for role in part["roles"])),
+                "needs": sorted({need for part in parts for need in part["needs"]}),
+                "parts": parts,
+            }
+        )
+    return out
+
+
+def _print_list() -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedkeel.method.registry import ALIASES
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("method", "what it does", "parts", "paper"):
+        table.add_column(head, overflow="fold")
+    for one in _listed():
+        also = [alias for alias, name in ALIASES.items() if name == one["name"]]
+        name = one["name"] + (f" ({', '.join(also)})" if also else "")
+        parts = [part["name"] for part in one["parts"]]
+        shown = ", ".join(parts) if parts != [one["name"]] else ""
+        table.add_row(name, one["title"], shown, one["paper"])
+    Console().print(table)
+    print("combine with '+':  fedprox(mu=0.1)+gcfed    describe one:  fedkeel methods fedgc")
+
+
+def _part(part: Any) -> str:  # noqa: ANN401 - a part; its module needs torch
+    from fedkeel.method.compose import roles_of
+    from fedkeel.method.describe import SECTIONS, parameters, sections, summary
+
+    found = sections(type(part))
+    lines = [f"{part.name}  {summary(type(part))}", f"  roles      {', '.join(roles_of(part))}"]
+    for one in parameters(part):
+        limits = " ".join(f"{k} {v:g}" for k, v in one["range"].items())
+        limits = f" ({limits})" if limits else ""
+        lines.append(f"  {one['name']:<10} {one['value']!r}   {one['type']}{limits}")
+    lines += [f"  {name.lower():<10} {found[name]}" for name in SECTIONS if name in found]
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""``fedkeel run``: one method, one seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    QUIET,
+    SET,
+    document,
+    experiment,
+    say,
+    stderr,
+)
+
+
+def run(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Train one method, and write a run folder."""
+    from rich.console import Console
+
+    from fedkeel.experiment.execute import start
+    from fedkeel.experiment.prepare import gather, prepare
+    from fedkeel.experiment.progress import watcher
+    from fedkeel.report.page import write
+
+    chosen = experiment(path, preset, settings)
+    if out is None:
+        out = path if path is not None and path.is_dir() else Path("runs") / chosen.name
+    console = stderr()
+    prepared = prepare(chosen, gather(chosen))
+    with watcher(console, quiet) as watching:
+        result = start(prepared, out, resume, watching)
+    page = write([out], out / "report.html")
+    sums = [row for row in result.rows if row.round > 0]
+    if as_json:
+        document(
+            {
+                "run_dir": str(out),
+                "status": result.record.status,
+                "rounds": result.rows[-1].round,
+                "best": result.best,
+                "last": result.last,
+                "bytes_up": sum(sum(row.bytes_up.values()) for row in sums),
+                "bytes_down": sum(sum(row.bytes_down.values()) for row in sums),
+            }
+        )
+    else:
+        from fedkeel.experiment.compare import Comparison
+        from fedkeel.report.tables import to_text
+
+        Console().print(to_text(Comparison([result]).rows))
+    say(console, f"run     {out}")
+    say(console, f"report  {page}")
+    if result.record.status == "interrupted":
+        done = f"after {result.rows[-1].round} of {chosen.rounds} rounds"
+        say(console, f"interrupted {done}; to go on: fedkeel run {out} --resume")
+        raise typer.Exit(130)

@@ -1,0 +1,358 @@
+"""The settings of a run, as frozen values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedkeel.errors import ConfigError
+
+Weights = Literal["examples", "processed", "uniform"]
+"""How clients count: by examples owned, by examples processed this round, or equally."""
+
+Buffers = Literal["refuse", "average", "local"]
+"""What happens to a model's buffers, such as the running statistics of batch normalisation."""
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, with no unknown keys and no silent conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, values: object) -> object:
+        """Take TOML's arrays as the tuples that frozen settings are made of."""
+        if not isinstance(values, Mapping):
+            return values
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+class Data(Settings):
+    """Where the examples come from and how they are made ready.
+
+    Args:
+        source: a known name (``fedkeel data list``), a path to a file or folder, or several of
+            either, which are joined.
+        test: path of the test data where `source` is a path; None takes `test_fraction`.
+        test_fraction: share of the examples set aside for testing where no test set exists.
+        shape: (channels, height, width) that every image is brought to; None keeps the source's.
+        normalize: ``"source"`` uses the published mean and deviation of a known image set and
+            leaves other numbers as they are; ``"standardize"`` brings each channel or column to
+            mean 0 and deviation 1 by the training set; ``"none"`` leaves images in [0, 1].
+        augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
+        label: name of the label column or array in a file of one's own.
+        client: name of the client column or array, None where there is none.
+        limit: at most so many training examples of each source, drawn at random; for quick trials.
+    """
+
+    source: str | tuple[str, ...]
+    test: str | None = None
+    test_fraction: float = Field(0.2, gt=0.0, lt=1.0)
+    shape: tuple[int, int, int] | None = None
+    normalize: Literal["source", "standardize", "none"] = "source"
+    augment: Literal["none", "crop_flip"] = "none"
+    label: str = "label"
+    client: str | None = None
+    limit: int | None = Field(None, ge=1)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources as a tuple, also where there is one."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+
+class Partition(Settings):
+    """How the training set is divided among clients.
+
+    Args:
+        kind: ``iid``; ``dirichlet`` (per class, with minimum size, as FedLab and NIID-Bench);
+            ``dirichlet_gradma`` (per class, unbalanced, two random examples first);
+            ``dirichlet_prior`` (a class prior for each client, as FedDyn); ``classes`` (k classes
+            for each client); ``source`` or ``source_class`` (one client for each joined source, or
+            for each class of each source); ``client`` (as the data's client column says).
+        clients: number of clients; not for the last three kinds, where the data decides.
+        alpha: concentration of the Dirichlet kinds, > 0; small is strongly non-IID.
+        min_size: smallest number of examples of a client, for ``dirichlet``.
+        classes_per_client: k, for ``classes``.
+        sizes: ``equal``, ``power`` (log-normal with deviation `sigma`), or one number of examples
+            for each client; for ``iid``, ``classes`` and ``dirichlet_prior``.
+        sigma: deviation of the logarithm of the size, for ``power``.
+        holdout: share of each client's examples kept aside to evaluate that client on.
+        seed: seed of the partition; None takes the run's seed.
+    """
+
+    kind: Literal[
+        "iid",
+        "dirichlet",
+        "dirichlet_gradma",
+        "dirichlet_prior",
+        "classes",
+        "source",
+        "source_class",
+        "client",
+    ] = "iid"
+    clients: int | None = Field(None, ge=1)
+    alpha: float | None = Field(None, gt=0.0)
+    min_size: int = Field(1, ge=1)
+    classes_per_client: int = Field(1, ge=1)
+    sizes: Literal["equal", "power"] | tuple[int, ...] = "equal"
+    sigma: float = Field(2.0, gt=0.0)
+    holdout: float = Field(0.0, ge=0.0, lt=1.0)
+    seed: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        given = self.kind in ("source", "source_class", "client")
+        if not given and self.clients is None:
+            raise ValueError(f"kind {self.kind!r} needs 'clients', the number of clients")
+        if given and self.clients is not None:
+            raise ValueError(f"kind {self.kind!r} takes the clients from the data; drop 'clients'")
+        if self.kind.startswith("dirichlet") and self.alpha is None:
+            raise ValueError(f"kind {self.kind!r} needs 'alpha' > 0")
+        if isinstance(self.sizes, tuple) and len(self.sizes) != self.clients:
+            raise ValueError(f"'sizes' has {len(self.sizes)} entries for {self.clients} clients")
+        return self
+
+
+class Model(Settings):
+    """The network.
+
+    Args:
+        name: a known name (see `fedkeel.task.models`), or an import path
+            ``package.module:Class``.
+        args: keyword arguments of the network, beyond the input shape and the number of classes
+            that known networks get by themselves.
+        head: name of the classifier sub-module; None takes the module that owns the last parameter.
+        buffers: ``refuse`` a model with buffers, ``average`` them like parameters, or keep them
+            ``local`` to each client.
+    """
+
+    name: str
+    args: dict[str, Any] = Field(default_factory=dict)
+    head: str | None = None
+    buffers: Buffers = "refuse"
+
+
+class Schedule(Settings):
+    """How the local learning rate changes over rounds; r counts from 0, T rounds in all.
+
+    Args:
+        kind: ``constant``; ``cosine`` lr * (f + (1 - f) (1 + cos(pi r / T)) / 2);
+            ``exponential`` lr * decay^r; ``piecewise`` lr * factors[i] from round at[i] on.
+        final: f of ``cosine``.
+        decay: factor for each round of ``exponential``.
+        at: rounds at which ``piecewise`` changes, ascending.
+        factors: factor on lr from that round on, one for each entry of `at`.
+    """
+
+    kind: Literal["constant", "cosine", "exponential", "piecewise"] = "constant"
+    final: float = Field(0.0, ge=0.0)
+    decay: float = Field(1.0, gt=0.0, le=1.0)
+    at: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if len(self.at) != len(self.factors):
+            raise ValueError("'at' and 'factors' must have the same length")
+        if list(self.at) != sorted(self.at):
+            raise ValueError("'at' must ascend")
+        if any(f <= 0 for f in self.factors):
+            raise ValueError("'factors' must be > 0")
+        return self
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Return what lr is multiplied with in a round."""
+        if self.kind == "cosine":
+            return self.final + (1 - self.final) * (1 + math.cos(math.pi * round / rounds)) / 2
+        if self.kind == "exponential":
+            return self.decay**round
+        if self.kind == "piecewise":
+            passed = [f for at, f in zip(self.at, self.factors, strict=True) if round >= at]
+            return passed[-1] if passed else 1.0
+        return 1.0
+
+
+class Local(Settings):
+    """Local training: stochastic gradient descent, in epochs or in steps.
+
+    Args:
+        lr: learning rate, > 0.
+        epochs: passes over the client's examples; give this or `steps`.
+        steps: number of mini-batches; give this or `epochs`.
+        batch_size: B, or ``"all"`` for one batch of all local examples.
+        sampling: for `steps`: ``continue`` goes on where the client's last round stopped,
+            reshuffling after each pass (GradMA's I); ``random`` draws each batch anew without
+            replacement (FedGC's B).
+        drop_last: drop a pass's short last batch ``never``, ``always``, or only if it has a
+            ``single`` example, which batch normalisation cannot take. A client's only batch stays.
+        momentum: rho in [0, 1), as in torch.optim.SGD; starts from zero in every round.
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: added to the gradient as weight_decay * parameter, before momentum.
+        schedule: change of lr over rounds.
+    """
+
+    lr: float = Field(gt=0.0)
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    batch_size: int | Literal["all"] = 32
+    sampling: Literal["continue", "random"] = "continue"
+    drop_last: Literal["never", "single", "always"] = "never"
+    momentum: float = Field(0.0, ge=0.0, lt=1.0)
+    nesterov: bool = False
+    weight_decay: float = Field(0.0, ge=0.0)
+    schedule: Schedule = Schedule()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either 'epochs' or 'steps'")
+        if self.batch_size != "all" and self.batch_size < 1:
+            raise ValueError("'batch_size' must be >= 1 or \"all\"")
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("'nesterov' needs 'momentum' > 0")
+        return self
+
+
+class Cohort(Settings):
+    """Who takes part in a round.
+
+    Args:
+        participation: share of the clients in each round, in (0, 1]; all where nothing is given.
+        clients: number of clients in each round, in place of `participation`.
+        sampling: ``uniform`` without replacement, or ``examples``: without replacement, with
+            probability in proportion to the number of examples.
+        dropout: probability that a selected client does not report, in [0, 1).
+    """
+
+    participation: float | None = Field(None, gt=0.0, le=1.0)
+    clients: int | None = Field(None, ge=1)
+    sampling: Literal["uniform", "examples"] = "uniform"
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.participation is not None and self.clients is not None:
+            raise ValueError("give 'participation' or 'clients', not both")
+        return self
+
+    def size(self, population: int) -> int:
+        """Return K, the number of clients selected in each round of `population` clients.
+
+        Raises:
+            ConfigError: nobody, or more clients than there are.
+        """
+        if self.clients is not None:
+            if self.clients > population:
+                raise ConfigError(
+                    "cohort.clients asks for more clients than there are.",
+                    got=self.clients,
+                    expected=f"1..{population}",
+                )
+            return self.clients
+        share = 1.0 if self.participation is None else self.participation
+        count = round(share * population)
+        if count == 0:
+            raise ConfigError(
+                "cohort.participation selects nobody.",
+                got=f"{share} of {population} clients",
+                expected=f"at least {1 / population:g}",
+                do="raise it, or give a number: cohort.clients = 1",
+            )
+        return count
+
+
+class Evaluation(Settings):
+    """When and how the global model is evaluated.
+
+    Args:
+        every: evaluate after every so many rounds; the last round is always evaluated.
+        batch_size: examples in one forward pass.
+        clients_every: evaluate every client's own examples (those held out, where the partition
+            holds some out) after every so many rounds; 0 does so after the last round only.
+        target: test accuracy in (0, 1] for "rounds to target"; None shows none.
+    """
+
+    every: int = Field(1, ge=1)
+    batch_size: int = Field(1000, ge=1)
+    clients_every: int = Field(0, ge=0)
+    target: float | None = Field(None, gt=0.0, le=1.0)
+
+
+class Engine(Settings):
+    """What runs the clients. Results do not depend on it.
+
+    Args:
+        kind: ``sequential``, ``workers``, or ``auto``: workers where there is more than one core
+            and more than one client in a round.
+        workers: number of processes; None takes one for each core.
+        dtype: type of parameters and inputs.
+        checkpoint_seconds: save after a round when so many seconds have passed since the last save;
+            0 saves after every round.
+        memory_gb: refuse to start where client state would need more; None takes what is free.
+    """
+
+    kind: Literal["auto", "sequential", "workers"] = "auto"
+    workers: int | None = Field(None, ge=1)
+    dtype: Literal["float32", "float64"] = "float32"
+    checkpoint_seconds: float = Field(20.0, ge=0.0)
+    memory_gb: float | None = Field(None, gt=0.0)
+
+
+class Compare(Settings):
+    """What ``fedkeel compare`` runs.
+
+    Args:
+        methods: expressions, one run for each and each seed.
+        seeds: number of seeds; the first is the run's own seed.
+    """
+
+    methods: tuple[str, ...] = ()
+    seeds: int = Field(3, ge=1)
+
+
+class Run(Settings):
+    """The settings of one run, whatever data and model it is given.
+
+    Args:
+        name: name of the run folder.
+        method: expression of the method, e.g. ``"fedprox(mu=0.1)+gcfed"``.
+        rounds: T, the number of rounds.
+        seed: seed of the initial model, the partition, the cohorts and the batches.
+        weights: how clients count in the mean; None takes what the method's parts state, and
+            ``examples`` where they state nothing.
+        local: local training.
+        cohort: participation.
+        evaluation: when the global model is evaluated.
+        engine: what runs the clients.
+    """
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    method: str = "fedavg"
+    rounds: int = Field(ge=1)
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    weights: Weights | None = None
+    local: Local
+    cohort: Cohort = Cohort()
+    evaluation: Evaluation = Evaluation()
+    engine: Engine = Engine()
+
+
+class Experiment(Run):
+    """All settings of a run or a comparison.
+
+    Args:
+        data: the examples.
+        partition: their division among clients.
+        model: the network.
+        compare: methods and seeds of a comparison.
+    """
+
+    data: Data
+    partition: Partition
+    model: Model
+    compare: Compare = Compare()

@@ -1,0 +1,186 @@
+"""A small federation on which a method is tried: unequal clients, few classes each, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeel import config
+from fedkeel.config import Weights
+from fedkeel.data import batches
+from fedkeel.data.dataset import Federation, dataset, federation
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.method.client import Bench, Reply, client_finish, client_start, client_step
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import ByPart, Facts
+from fedkeel.method.server import Replies, Server, owned, server_message, server_round
+from fedkeel.rng import generator
+from fedkeel.task.network import Batch
+from fedkeel.task.task import Task
+from fedkeel.tree import State, Tree, unwalk, walk
+
+CLIENTS = 6
+PER_ROUND = 3
+ROUNDS = 4
+
+
+class MLP(nn.Module):
+    """Two layers, smooth everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(5, 6)
+        self.fc2 = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 3] scores."""
+        out: Tensor = self.fc2(torch.tanh(self.fc1(x)))
+        return out
+
+
+class Linear(nn.Module):
+    """Softmax regression from zero: a convex problem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(5, 3)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 3] scores."""
+        out: Tensor = self.fc(x)
+        return out
+
+
+def _data(clients: int = CLIENTS) -> tuple[Federation, tuple[np.ndarray, np.ndarray]]:
+    """Three noisy classes, unequal clients of one to three classes each."""
+    random = generator(0, "conformance")
+    centres = random.normal(size=(3, 5)) * 1.5
+    lists, labels, at = [], [], 0
+    for k in range(clients):
+        own = random.choice(3, size=1 + k % 3, replace=False)
+        size = 5 + 3 * k
+        labels.append(random.choice(own, size=size))
+        lists.append(np.arange(at, at + size))
+        at += size
+    y = np.concatenate(labels)
+    x = centres[y] + random.normal(size=(at, 5))
+    test = random.integers(0, 3, size=60)
+    held = centres[test] + random.normal(size=(60, 5))
+    return federation(dataset(x, y, classes=3), lists), (held, test)
+
+
+class Stand:
+    """A small federation, and a reference run of the method on it.
+
+    Args:
+        expression: the method.
+        weights: how clients count, None for what the parts state.
+    """
+
+    def __init__(self, expression: str, weights: Weights | None) -> None:
+        self.expression, self.weights = expression, weights
+        self.prepared = self.prepare()
+        self.reference = start(self.prepared)
+
+    def prepare(
+        self,
+        model: type[nn.Module] = MLP,
+        clients: int = CLIENTS,
+        rounds: int = ROUNDS,
+        lr: float = 0.05,
+        **engine: object,
+    ) -> Prepared:
+        """Return a run of the method on this federation."""
+        clients_data, test = _data(clients)
+        values = {"kind": "sequential", "dtype": "float64", "checkpoint_seconds": 0.0, **engine}
+        settings = config.Run(
+            method=self.expression,
+            rounds=rounds,
+            weights=self.weights,
+            local=config.Local(lr=lr, epochs=2, batch_size=4, momentum=0.5),
+            cohort=config.Cohort(clients=PER_ROUND),
+            engine=config.build(config.Engine, values, "conformance"),
+        )
+        held = dataset(*test, classes=3)
+        return prepare(settings, Ingredients(Task(model), lambda _: clients_data, held, "toy"))
+
+    @property
+    def plan(self) -> Plan:
+        """The method."""
+        return self.prepared.plan
+
+    @property
+    def bench(self) -> Bench:
+        """Method, model and local training."""
+        return self.prepared.world.bench
+
+    def planned(self, k: int, round: int) -> list[np.ndarray]:
+        """Return the positions of each mini-batch of a client's round."""
+        n = len(self.prepared.world.federation.client(k))
+        return batches.plan(self.bench.local, n, 0, round, k)
+
+    def batch(self, k: int, positions: np.ndarray) -> Batch:
+        """Return a client's examples at some positions."""
+        data, rows = self.prepared.world.federation.data, self.prepared.world.federation.client(k)
+        index = torch.from_numpy(rows[positions])
+        return Batch(data.x[index], data.y[index])
+
+    def reply(
+        self, server: Server, k: int, mine: ByPart | None = None, padded: int = 0
+    ) -> tuple[Reply, int, int]:
+        """One client's round, with `padded` steps added that must change nothing."""
+        message = server_message(self.plan, server, self.bench.local.lr)
+        n = len(self.prepared.world.federation.client(k))
+        everything = partial(self.batch, k, np.arange(n))
+        planned = self.planned(k, server.round)
+        with torch.no_grad():
+            client, progress = client_start(self.bench, message, mine, Facts(k, n), everything)
+            for positions in planned:
+                rows = torch.from_numpy(positions)
+                first = torch.from_numpy(planned[0])
+                step = partial(client_step, client)
+                progress = step(progress, self.batch(k, positions), rows, first)
+            for _ in range(padded):
+                progress = step(
+                    progress, self.batch(k, positions), rows, first, active=torch.tensor(False)
+                )
+            finished = client_finish(client, progress, len(planned))
+        return finished, len(planned), sum(len(p) for p in planned)
+
+    def replies(self, server: Server, clients: list[int], padded: int = 0) -> Replies:
+        """Return the replies of some clients, on a leading axis, in the order given."""
+        found = [self.reply(server, k, padded=padded) for k in clients]
+        sizes = self.prepared.world.federation.sizes
+
+        def rows(pick: Callable[[Reply], State]) -> State:
+            every = [dict(walk(pick(reply))) for reply, _, _ in found]
+            return unwalk({path: torch.stack([one[path] for one in every]) for path in every[0]})
+
+        def leaves(pick: Callable[[Reply], Tree]) -> Tree:
+            stacked = rows(lambda reply: dict(pick(reply)))
+            return {k: v for k, v in stacked.items() if isinstance(v, Tensor)}
+
+        uploads = rows(lambda reply: dict(reply.uploads))
+        return Replies(
+            clients=np.array(clients),
+            examples=sizes[clients],
+            processed=np.array([seen for _, _, seen in found]),
+            finite=np.array([bool(reply.finite) for reply, _, _ in found]),
+            delta=leaves(lambda reply: reply.delta),
+            buffers=leaves(lambda reply: reply.buffers),
+            uploads={k: v for k, v in uploads.items() if isinstance(v, dict)},
+        )
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Return the server after a round, and leave the one given as it is."""
+        done = server_round(
+            self.plan, owned(server), replies, self.bench.local.lr, self.prepared.population, 0
+        )
+        return done.server

@@ -1,0 +1,1 @@
+"""From settings to records: prepare, execute, resume, compare."""

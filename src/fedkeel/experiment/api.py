@@ -1,0 +1,165 @@
+"""The Python interface: a model, arrays and a method, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from numpy.typing import ArrayLike
+from rich.console import Console
+from torch import Tensor
+
+from fedkeel import config
+from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.experiment.compare import Comparison
+from fedkeel.experiment.compare import compare as _compare
+from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.prepare import Ingredients, prepare
+from fedkeel.experiment.progress import Watcher, watcher
+from fedkeel.task.task import Task
+
+Test = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
+
+
+def run(
+    method: str,
+    *,
+    task: Task,
+    clients: Federation,
+    test: Test,
+    rounds: int,
+    local: config.Local,
+    participation: float | None = None,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    weights: config.Weights | None = None,
+    evaluation: config.Evaluation | None = None,
+    engine: config.Engine | None = None,
+    cohort: config.Cohort | None = None,
+    out: str | Path | None = None,
+    resume: bool = True,
+    progress: bool | None = None,
+) -> Result:
+    """Train one method on clients' data.
+
+    Args:
+        method: expression, e.g. ``"fedprox(mu=0.1)+gcfed"``.
+        task: model, loss and head.
+        clients: the training data, divided among clients.
+        test: test inputs [N, ...] and labels [N].
+        rounds: T, the number of rounds.
+        local: local training.
+        participation: share of the clients in each round; all where nothing is given.
+        clients_per_round: number of clients in each round, in place of `participation`.
+        seed: seed of the initial model, the cohorts and the batches.
+        weights: how clients count in the mean; None takes what the method states.
+        evaluation: when the model is evaluated.
+        engine: what runs the clients.
+        cohort: participation in full, in place of the two above.
+        out: run folder; None keeps the run in memory.
+        resume: whether an unfinished run in `out` is continued.
+        progress: whether to show progress on standard error; None does so on a terminal.
+
+    Returns:
+        Rows, parameters, and what ran. A run that was finished before is read, not made again.
+
+    Raises:
+        FedkeelError: with what was given, what was expected, why, and what to do.
+    """
+    settings = _settings(
+        method=method,
+        rounds=rounds,
+        seed=seed,
+        weights=weights,
+        local=local,
+        cohort=_cohort(cohort, participation, clients_per_round),
+        evaluation=evaluation or config.Evaluation(),
+        engine=engine or config.Engine(),
+    )
+    prepared = prepare(settings, _ingredients(task, clients, test))
+    with _watcher(progress) as watching:
+        return start(prepared, None if out is None else Path(out), resume, watching)
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    task: Task,
+    clients: Federation,
+    test: Test,
+    rounds: int,
+    local: config.Local,
+    seeds: int = 3,
+    participation: float | None = None,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    weights: config.Weights | None = None,
+    evaluation: config.Evaluation | None = None,
+    engine: config.Engine | None = None,
+    cohort: config.Cohort | None = None,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Train several methods with several seeds, everything else the same.
+
+    Args:
+        methods: expressions.
+        task: as in `run`. A function or class in place of a module starts every seed from
+            another initial model.
+        clients: as in `run`.
+        test: as in `run`.
+        rounds: as in `run`.
+        local: as in `run`.
+        seeds: number of seeds, counted from `seed`.
+        participation: as in `run`.
+        clients_per_round: as in `run`.
+        seed: the first seed.
+        weights: as in `run`. None compares each method with its paper's weights.
+        evaluation: as in `run`.
+        engine: as in `run`.
+        cohort: as in `run`.
+        out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
+        progress: as in `run`.
+
+    Raises:
+        FedkeelError: as in `run`, before anything has run.
+    """
+    settings = _settings(
+        method="fedavg",
+        rounds=rounds,
+        seed=seed,
+        weights=weights,
+        local=local,
+        cohort=_cohort(cohort, participation, clients_per_round),
+        evaluation=evaluation or config.Evaluation(),
+        engine=engine or config.Engine(),
+    )
+    ingredients = _ingredients(task, clients, test)
+    folder = None if out is None else Path(out)
+    with _watcher(progress) as watching:
+        return _compare(settings, ingredients, methods, seeds, folder, watching)
+
+
+def _settings(**values: object) -> config.Run:
+    return config.build(config.Run, values, "run")
+
+
+def _cohort(
+    given: config.Cohort | None, participation: float | None, clients: int | None
+) -> config.Cohort:
+    if given is not None:
+        return given
+    values = {"participation": participation, "clients": clients}
+    return config.build(config.Cohort, values, "run")
+
+
+def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
+    held = test if isinstance(test, Dataset) else dataset(test[0], test[1], name="test")
+    model = task.model
+    name = getattr(model, "__name__", None) or type(model).__name__
+    return Ingredients(task, lambda seed: clients, held, name)
+
+
+def _watcher(progress: bool | None) -> Watcher:
+    console = Console(stderr=True)
+    return watcher(console, quiet=not (console.is_terminal if progress is None else progress))

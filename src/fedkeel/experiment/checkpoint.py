@@ -1,0 +1,79 @@
+"""The server as named arrays, and back, so that a run goes on with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.errors import RunError
+from fedkeel.method.server import Server
+from fedkeel.tree import State, walk
+
+PREFIX = "server/"
+
+
+def packed(server: Server) -> dict[str, NDArray[Any]]:
+    """Return everything that a server knows but its round, by path."""
+    return {
+        PREFIX + path: np.ascontiguousarray(tensor.numpy()) for path, tensor in walk(_state(server))
+    }
+
+
+def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Server:
+    """Return the server that was packed.
+
+    Args:
+        arrays: what `packed` returned, among others.
+        like: a server of the same run, whose form the arrays have to fit.
+        round: rounds completed.
+
+    Raises:
+        RunError: an array is missing, or has another shape or type.
+    """
+
+    def fill(state: Mapping[str, Tensor | State], prefix: str) -> State:
+        out: State = {}
+        for name, value in state.items():  # in this order: sums over tensors depend on it
+            if not isinstance(value, Tensor):
+                out[name] = fill(value, f"{prefix}{name}/")
+                continue
+            found = arrays.get(prefix + name)
+            if found is None or found.shape != tuple(value.shape):
+                raise RunError(
+                    f"The checkpoint does not fit the run at {prefix}{name}.",
+                    got="nothing" if found is None else f"shape {list(found.shape)}",
+                    expected=f"shape {list(value.shape)}",
+                )
+            out[name] = torch.empty_like(value).copy_(torch.from_numpy(np.array(found)))
+        return out
+
+    state = fill(_state(like), PREFIX)
+    memory = _below(state, "memory")
+    return Server(
+        params=_tensors(_below(state, "params")),
+        buffers=_tensors(_below(state, "buffers")),
+        memory={k: v for k, v in memory.items() if not isinstance(v, Tensor)},
+        round=round,
+    )
+
+
+def _state(server: Server) -> State:
+    return {
+        "params": dict(server.params),
+        "buffers": dict(server.buffers),
+        "memory": dict(server.memory),
+    }
+
+
+def _below(state: State, name: str) -> State:
+    found = state[name]
+    return found if not isinstance(found, Tensor) else {}
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
+    return {k: v for k, v in state.items() if isinstance(v, Tensor)}

@@ -1,0 +1,168 @@
+"""Several methods, several seeds, everything else the same.
+
+A method's run depends on its settings, the data and the seed alone, so a comparison can be stopped,
+taken up and extended: runs that are finished are used again, unfinished ones are continued.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkeel.config import Run as RunSettings
+from fedkeel.errors import ConfigError, RunError, TrainingError
+from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.records import write_text
+from fedkeel.report.runs import Entry, Run
+from fedkeel.report.summary import summarise
+from fedkeel.report.tables import Row, table
+
+INDEX = "comparison.json"
+"""File in a comparison's folder that lists its runs."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison came to.
+
+    Args:
+        results: the runs, methods in the order given and seeds within a method.
+        failures: one line for each run that could not go on.
+        complete: whether every run was made; false after an interrupt.
+        folder: where it is on disk, None for a comparison in memory.
+    """
+
+    results: list[Result]
+    failures: list[str] = field(default_factory=list)
+    complete: bool = True
+    folder: Path | None = None
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The runs, put together by method, as the report has them."""
+        methods = dict.fromkeys(result.record.method for result in self.results)
+        return [
+            Entry(method, i, tuple(_run(r) for r in self.results if r.record.method == method))
+            for i, method in enumerate(methods)
+        ]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row for each method: plain values, ready for JSON."""
+        return table([entry.group for entry in self.entries])
+
+    def __str__(self) -> str:
+        from fedkeel.report.tables import to_markdown
+
+        return to_markdown(self.rows)
+
+
+def _run(result: Result) -> Run:
+    summary = summarise(result.rows, result.record.target, model_bytes=result.record.model["bytes"])
+    folder = "" if result.folder is None else result.folder.name
+    return Run(folder, result.record, tuple(result.rows), summary)
+
+
+def compare(
+    settings: RunSettings,
+    ingredients: Ingredients,
+    methods: Sequence[str],
+    seeds: int,
+    out: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Comparison:
+    """Run every method with every seed.
+
+    Args:
+        settings: everything but method and seed; its seed is the first of the comparison.
+        ingredients: data and model.
+        methods: expressions.
+        seeds: number of seeds.
+        out: folder of the comparison, None to keep it in memory.
+        watcher: follows it.
+
+    Raises:
+        FedkeelError: a method cannot be composed or run on this task; nothing has been run then.
+    """
+    watcher = watcher or Silent()
+    methods = list(dict.fromkeys(methods))
+    if not methods:
+        raise ConfigError(
+            "There is nothing to compare.",
+            do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
+        )
+    wanted = [settings.model_copy(update={"method": method}) for method in methods]
+    for one in wanted:  # refuse what is illegal before anything runs
+        prepare(one, ingredients)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    results: dict[tuple[str, int], Result] = {}
+    failures: list[str] = []
+    complete = True
+    watcher.plan(len(methods) * seeds)
+    for seed in range(settings.seed, settings.seed + seeds):
+        for one in wanted:
+            prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
+            folder = None if out is None else out / _folder(one.method, seed, prepared)
+            try:
+                result = start(prepared, folder, resume=True, watcher=watcher)
+            except TrainingError as error:
+                failures.append(f"{one.method}, seed {seed}: {error.what}")
+                continue
+            results[one.method, seed] = result
+            complete = result.record.status != "interrupted"
+            if not complete:
+                break
+        if not complete:
+            break
+    ordered = [results[key] for method in methods for key in results if key[0] == method]
+    if not ordered:
+        raise RunError("No run of the comparison could be finished.", got="; ".join(failures[:2]))
+    if out is not None:
+        _write_index(out, settings, ordered)
+    return Comparison(ordered, failures, complete, out)
+
+
+def _folder(method: str, seed: int, prepared: Prepared) -> str:
+    """Return a run's folder: readable, and different for every difference that decides numbers."""
+    words = re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-")[:48]
+    return f"{words}-seed{seed}-{prepared.key[:8]}"
+
+
+def _write_index(out: Path, settings: RunSettings, results: Sequence[Result]) -> None:
+    runs: list[dict[str, Any]] = [
+        {
+            "method": r.record.method,
+            "seed": r.record.seed,
+            "folder": "" if r.folder is None else r.folder.name,
+        }
+        for r in results
+    ]
+    write_text(out / INDEX, json.dumps({"name": settings.name, "runs": runs}, indent=1) + "\n")
+
+
+def runs_of(path: Path) -> list[Path]:
+    """Return the run folders that a path stands for: itself, or those of a comparison.
+
+    Raises:
+        RunError: it is neither.
+    """
+    if (path / "run.json").exists():
+        return [path]
+    index = path / INDEX
+    if not index.exists():
+        raise RunError(
+            f"{path} holds neither a run nor a comparison.",
+            expected=f"a folder with run.json or {INDEX}",
+            do="give a folder that `fedkeel run` or `fedkeel compare` wrote",
+        )
+    try:
+        return [path / run["folder"] for run in json.loads(index.read_text("utf-8"))["runs"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{index} cannot be read.", got=repr(error)) from None

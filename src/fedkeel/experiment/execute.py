@@ -1,0 +1,371 @@
+"""A run: rounds, records, checkpoints, and going on after an interruption as if there was none."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel import config
+from fedkeel.data.cohort import Selection, select
+from fedkeel.engine.loop import evaluated
+from fedkeel.engine.sequential import Sequential
+from fedkeel.engine.workers import Workers
+from fedkeel.engine.world import Engine, Split, Trained
+from fedkeel.errors import FedkeelError, RunError
+from fedkeel.experiment.checkpoint import packed, unpacked
+from fedkeel.experiment.manifest import describe_run
+from fedkeel.experiment.prepare import Prepared, estimate, learning_rate
+from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.method.context import Message
+from fedkeel.method.server import Aggregated, owned, server_message, server_round
+from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Scores, Status
+from fedkeel.task.metrics import by_group
+from fedkeel.tree import Tree, nbytes
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Args:
+        record: what ran, and how it ended.
+        rows: one a round, round 0 first.
+        params: the global model's parameters.
+        buffers: its buffers, where they were averaged.
+        folder: where it is on disk, None for a run in memory.
+    """
+
+    record: RunRecord
+    rows: list[RoundRecord]
+    params: Tree
+    buffers: Tree
+    folder: Path | None = None
+
+    @property
+    def accuracies(self) -> list[tuple[int, float]]:
+        """(rounds completed, test top-1) of every evaluated round."""
+        return [(row.round, row.test.top1) for row in self.rows if row.test is not None]
+
+    @property
+    def best(self) -> float:
+        """The best test top-1 over rounds, in [0, 1]."""
+        return max(top1 for _, top1 in self.accuracies)
+
+    @property
+    def last(self) -> float:
+        """The test top-1 after the last round, in [0, 1]."""
+        return self.accuracies[-1][1]
+
+
+class Run:
+    """A run that goes from round to round.
+
+    Args:
+        prepared: the run, checked.
+        folder: where it is kept, None for memory only.
+        watcher: follows it.
+    """
+
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder | None = None, watcher: Watcher | None = None
+    ) -> None:
+        self._prepared = prepared
+        self._world = prepared.world
+        self._settings = prepared.settings
+        self._folder = folder
+        self._watcher = watcher or Silent()
+        self._server = owned(prepared.server)
+        self._rows: list[RoundRecord] = []
+        self._estimate = estimate(prepared)
+        self._saved = time.monotonic()
+        self._saving = 0.0
+
+    def execute(self, record: RunRecord, resume: bool) -> Result:
+        """Make all rounds that are still to be made.
+
+        The first interrupt (Ctrl-C, or a polite kill) ends the run after the round at hand, with
+        everything saved; a second one ends it at once, and loses that round.
+
+        Args:
+            record: what runs; its status is kept up to date on disk.
+            resume: whether to go on from the folder's checkpoint.
+        """
+        status: Status = "finished"
+        message = ""
+        rounds = self._settings.rounds
+        with interrupts() as stop, self._engine(record) as engine:
+            try:
+                self._begin(engine, resume)
+                label = f"{record.method} seed {record.seed}"
+                self._watcher.begin(label, rounds, self._server.round)
+                while self._server.round < rounds and not stop.is_set():
+                    self._round(engine)
+            except FedkeelError as error:
+                self._finish(record, "failed", str(error.what), engine)
+                raise
+            except KeyboardInterrupt:
+                self._finish(record, "interrupted", "stopped in the middle of a round", None)
+                raise
+            if self._server.round < rounds:
+                status, message = "interrupted", "stopped on request"
+            return self._finish(record, status, message, engine)
+
+    def _engine(self, record: RunRecord) -> Engine:
+        prepared, capacity = self._prepared, self._prepared.population.per_round
+        if record.engine["kind"] == "sequential":
+            return Sequential(self._world, prepared.spec, capacity)
+        message = server_message(prepared.plan, self._server, 1.0)
+        count = record.engine["workers"]
+        return Workers(self._world, prepared.spec, capacity, message, count)
+
+    def _begin(self, engine: Engine, resume: bool) -> None:
+        """Take up the checkpoint, or evaluate the initial model as round 0."""
+        saved = self._folder.load() if resume and self._folder else None
+        if saved is not None and self._folder is not None:
+            if saved.state["key"] != self._prepared.key:
+                raise RunError(f"The checkpoint in {self._folder} belongs to another run.")
+            self._server = unpacked(saved.arrays, self._server, saved.round)
+            engine.restore(saved.arrays)
+            self._rows = self._folder.keep_rows(saved.round)
+            return
+        if self._folder is not None:
+            self._folder.keep_rows(-1)
+        started = time.perf_counter()
+        test, sources = self._test(engine)
+        seconds = {"evaluate": time.perf_counter() - started}
+        self._add(RoundRecord(0, test=test, sources=sources, seconds=seconds))
+
+    def _round(self, engine: Engine) -> None:
+        """Make one round, record it, and save where it is time to."""
+        clock = Clock()
+        server, number = self._server, self._server.round + 1
+        lr = learning_rate(self._settings, self._world.bench, server.round)
+        sizes = self._world.federation.sizes
+        chosen = select(self._settings.cohort, sizes, self._settings.seed, server.round)
+        message = server_message(self._prepared.plan, server, lr)
+        clock.lap("select")
+        count = len(chosen.clients)
+        done = 0
+
+        def tick(trained: int) -> None:
+            nonlocal done
+            done += trained
+            self._watcher.clients(done, count)
+
+        trained = engine.train(message, chosen.clients, tick)
+        clock.lap("train")
+        result = server_round(
+            self._prepared.plan,
+            server,
+            trained.replies,
+            lr,
+            self._prepared.population,
+            self._settings.seed,
+        )
+        keep = np.setdiff1d(chosen.clients, np.array(result.excluded, dtype=np.int64))
+        engine.commit(trained, keep)
+        self._server = result.server
+        clock.lap("server")
+        row = self._record(number, lr, chosen, trained, result, message)
+        last = number == self._settings.rounds
+        evaluation = self._settings.evaluation
+        if last or number % evaluation.every == 0:
+            test, sources = self._test(engine)
+            row = replace(row, test=test, sources=sources)
+        every = evaluation.clients_every
+        if last or (every and number % every == 0):
+            row = replace(row, per_client=self._per_client(engine))
+        clock.lap("evaluate")
+        row = replace(row, seconds={**clock.seconds, "save": self._saving})
+        self._add(row)
+        self._watcher.row(row)
+        self._save(engine, due=self._settings.engine.checkpoint_seconds)
+
+    def _record(
+        self,
+        number: int,
+        lr: float,
+        chosen: Selection,
+        trained: Trained,
+        result: Aggregated,
+        message: Message,
+    ) -> RoundRecord:
+        """Return the row of a round, without scores and seconds."""
+        kept = ~np.isin(trained.replies.clients, result.excluded)
+        selected = len(chosen.clients) + len(chosen.dropped)
+        up = self._estimate.up
+        down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
+        down.update({part: nbytes(state) for part, state in message.sent.items()})
+        losses = trained.loss[kept]
+        notes = {k: float(v[kept].mean()) for k, v in trained.notes.items() if kept.any()}
+        return RoundRecord(
+            round=number,
+            lr=lr,
+            clients=[int(k) for k in trained.replies.clients[kept]],
+            dropped=[int(k) for k in chosen.dropped],
+            excluded=result.excluded,
+            examples=int(trained.replies.processed.sum()),
+            steps=int(trained.steps.sum()),
+            train_loss=float(losses.mean()) if len(losses) else None,
+            bytes_down={part: n * selected for part, n in down.items()},
+            bytes_up={part: n * len(chosen.clients) for part, n in up.items()},
+            notes={**notes, **result.notes},
+        )
+
+    def _test(self, engine: Engine) -> tuple[Scores, dict[str, Scores]]:
+        """Return the scores on the test set, and by source where there are several."""
+        measured, group, groups = self._measure(engine, "test")
+        everything = by_group(measured, torch.zeros_like(group), 1)[0]
+        if groups == 1:
+            return everything, {}
+        names = self._world.test.sources
+        return everything, dict(zip(names, by_group(measured, group, groups), strict=True))
+
+    def _per_client(self, engine: Engine) -> dict[str, list[float]]:
+        """Return the scores on each client's own examples, as columns."""
+        found = by_group(*self._measure(engine, "clients"))
+        columns = ("examples", "top1", "top3", "loss")
+        return {name: [float(getattr(s, name) or 0.0) for s in found] for name in columns}
+
+    def _measure(self, engine: Engine, split: Split) -> tuple[Tensor, Tensor, int]:
+        _, group, groups = evaluated(self._world, split)
+        buffers = self._server.buffers or self._world.bench.network.buffers
+        measured = engine.evaluate(self._server.params, buffers, split)
+        return measured, torch.from_numpy(group), groups
+
+    def _add(self, row: RoundRecord) -> None:
+        self._rows.append(row)
+        if self._folder is not None:
+            self._folder.append(row)
+
+    def _save(self, engine: Engine, due: float) -> None:
+        """Save a checkpoint if the last one is `due` seconds old."""
+        if self._folder is None or time.monotonic() - self._saved < due:
+            return
+        started = time.monotonic()
+        arrays = {**packed(self._server), **engine.state()}
+        self._folder.save(Checkpoint(self._server.round, arrays, {"key": self._prepared.key}))
+        self._saved = time.monotonic()
+        self._saving = self._saved - started
+
+    def _finish(
+        self, record: RunRecord, status: Status, message: str, engine: Engine | None
+    ) -> Result:
+        """Save, write how the run ended, and return the result."""
+        if engine is not None:
+            self._save(engine, due=0.0)
+        record = replace(record, status=status, message=message)
+        folder = self._folder
+        if folder is not None:
+            folder.write_run(record)
+        self._watcher.end(reused=False)
+        server = self._server
+        return Result(
+            record, self._rows, server.params, server.buffers, folder.path if folder else None
+        )
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Count the time since the last lap for `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Turn the first interrupt into an event that is set, and the second into an exception."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(
+    prepared: Prepared,
+    out: Path | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Make a run, take it up again, or return it where it has been made before.
+
+    Args:
+        prepared: the run, checked.
+        out: its folder, None to keep it in memory.
+        resume: whether to go on with an unfinished run that is there.
+        watcher: follows it.
+
+    Raises:
+        RunError: the folder holds another run, or an unfinished one and `resume` is not set.
+        TrainingError: training cannot go on.
+    """
+    watcher = watcher or Silent()
+    record = describe_run(prepared)
+    if out is None:
+        return Run(prepared, None, watcher).execute(record, resume=False)
+    folder = RunFolder(out)
+    if not folder.exists():
+        folder.start(record, config.to_toml(prepared.settings))
+        return Run(prepared, folder, watcher).execute(record, resume=False)
+    found = folder.read_run()
+    if found.key != prepared.key:
+        raise RunError(
+            f"{out} holds another run.",
+            got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
+            why="settings, data or the initial model differ; nothing is written over",
+            do="choose another folder (--out), or another name (-s name=...)",
+        )
+    if found.status == "finished":
+        return _reused(folder, found, prepared, watcher)
+    if not resume:
+        done = len([row for row in folder.rows() if row.round > 0])
+        raise RunError(
+            f"{out} holds this run, unfinished.",
+            got=f"{done} of {found.rounds} rounds, {found.status}",
+            do="add --resume to go on with it, or choose another folder (--out)",
+        )
+    folder.write_run(record)
+    return Run(prepared, folder, watcher).execute(record, resume=True)
+
+
+def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Watcher) -> Result:
+    """Return a run that has been made before."""
+    saved = folder.load()
+    if saved is None:
+        raise RunError(f"{folder} is marked finished, and has no checkpoint.")
+    server = unpacked(saved.arrays, prepared.server, saved.round)
+    rows = folder.rows()
+    watcher.begin(f"{found.method} seed {found.seed}", found.rounds, found.rounds)
+    for row in rows[-1:]:
+        watcher.row(row)
+    watcher.end(reused=True)
+    return Result(found, rows, server.params, server.buffers, folder.path)

@@ -1,0 +1,124 @@
+"""What a run is, written down before it starts: method, data, model, engine, environment."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeel import config
+from fedkeel.experiment.prepare import Prepared, cores, estimate
+from fedkeel.method.cite import bibtex, keys
+from fedkeel.method.describe import describe, facts
+from fedkeel.records import RunRecord
+from fedkeel.tree import nbytes, numel
+from fedkeel.version import __version__
+
+
+def describe_run(prepared: Prepared) -> RunRecord:
+    """Return what a run is, before it starts."""
+    settings, world, plan = prepared.settings, prepared.world, prepared.plan
+    network, federation = world.bench.network, world.federation
+    parts = plan.parts or ()
+    return RunRecord(
+        name=settings.name,
+        key=prepared.key,
+        method=settings.method,
+        describe=describe(plan),
+        parts=[{k: facts(part)[k] for k in ("name", "paper", "roles")} for part in parts],
+        citations=keys(plan),
+        bibtex=bibtex(keys(plan)),
+        weights=plan.weights,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        status="running",
+        model={
+            "name": prepared.ingredients.model,
+            "parameters": numel(network.params),
+            "bytes": nbytes(dict(network.params)),
+            "head": network.head,
+        },
+        data={
+            "sources": list(federation.data.sources),
+            "train": len(federation.rows),
+            "test": len(world.test),
+            "classes": federation.data.classes,
+            "label_names": list(federation.data.label_names),
+            "shape": list(federation.data.shape),
+            "fingerprint": federation.data.fingerprint(),
+        },
+        partition={
+            **federation.how,
+            "clients": len(federation),
+            "sizes": federation.sizes.tolist(),
+            "histogram": federation.histogram().tolist(),
+            "names": list(federation.names),
+        },
+        local=_local_words(world.bench.local),
+        participation=_participation_words(prepared),
+        target=settings.evaluation.target,
+        engine=_engine(prepared),
+        environment=environment(),
+        estimate=asdict(estimate(prepared)),
+    )
+
+
+def _engine(prepared: Prepared) -> dict[str, Any]:
+    """Return the engine that the settings ask for, with `auto` decided."""
+    settings, per_round = prepared.settings.engine, prepared.population.per_round
+    workers = settings.workers or cores()
+    kind = settings.kind
+    if kind == "auto":
+        kind = "workers" if min(workers, per_round) > 1 else "sequential"
+    count = min(workers, max(per_round, 1)) if kind == "workers" else 1
+    return {"kind": kind, "workers": count, "dtype": settings.dtype, "asked": settings.kind}
+
+
+def _local_words(local: config.Local) -> str:
+    work = f"{local.epochs} epochs" if local.epochs else f"{local.steps} steps ({local.sampling})"
+    words = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
+    if local.momentum:
+        words.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
+    if local.weight_decay:
+        words.append(f"weight decay {local.weight_decay:g}")
+    if local.schedule.kind != "constant":
+        words.append(f"{local.schedule.kind} schedule")
+    return ", ".join(words)
+
+
+def _participation_words(prepared: Prepared) -> str:
+    cohort, population = prepared.settings.cohort, prepared.population
+    words = f"{population.per_round} of {population.clients} clients a round"
+    if cohort.sampling != "uniform":
+        words += f", sampled by {cohort.sampling}"
+    if cohort.dropout:
+        words += f", each drops out with probability {cohort.dropout:g}"
+    return words
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, processor and date."""
+    return {
+        "fedkeel": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": cores(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    found = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return found[0] if found else platform.processor()

@@ -1,0 +1,281 @@
+"""From settings to a world: data loaded, divided, a model made, a method composed, all checked.
+
+Everything that can be refused is refused here, before a run folder exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from fedkeel import config
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.load import load
+from fedkeel.data.partition import divide
+from fedkeel.engine.buffers import Spec
+from fedkeel.engine.rounds import rehearse
+from fedkeel.engine.world import World
+from fedkeel.errors import ModelError, RunError
+from fedkeel.method.client import Bench
+from fedkeel.method.compose import SIMULATION, Plan
+from fedkeel.method.context import Population
+from fedkeel.method.grammar import parse
+from fedkeel.method.roles import Capability
+from fedkeel.method.server import Server, server_message, server_start
+from fedkeel.task.models import make
+from fedkeel.task.network import Network
+from fedkeel.task.task import Task
+from fedkeel.tree import nbytes, walk
+from fedkeel.version import __version__
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Data and model, before a seed and a method are chosen.
+
+    Args:
+        task: model, loss, head, buffers.
+        clients: gives the clients for a seed.
+        test: the test set.
+        model: what to call the model.
+        augment: whether training images are cropped and mirrored.
+    """
+
+    task: Task
+    clients: Callable[[int], Federation]
+    test: Dataset
+    model: str
+    augment: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start.
+
+    Args:
+        settings: what was asked for.
+        world: method, model, data and seed.
+        server: the server before the first round.
+        spec: what a client's reply looks like.
+        population: how many clients there are, and in a round.
+        ingredients: what it was made of.
+        key: digest of all that decides the numbers.
+    """
+
+    settings: config.Run
+    world: World
+    server: Server
+    spec: dict[str, Spec]
+    population: Population
+    ingredients: Ingredients
+    key: str
+
+    @property
+    def plan(self) -> Plan:
+        """The method."""
+        return self.world.bench.plan
+
+
+def gather(experiment: config.Experiment) -> Ingredients:
+    """Load the data of an experiment and look up its model.
+
+    Raises:
+        DataError: the data cannot be found, read or used.
+        ModelError: there is no such model, or it cannot be made.
+    """
+    train, test = load(experiment.data, experiment.seed)
+    settings = experiment.model
+    build = partial(make, settings.name, train.shape, train.classes, settings.args)
+    return Ingredients(
+        task=Task(build, head=settings.head, buffers=settings.buffers),
+        clients=lambda seed: divide(train, experiment.partition, seed),
+        test=test,
+        model=settings.name,
+        augment=experiment.data.augment == "crop_flip",
+    )
+
+
+def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
+    """Make everything that a run needs, and refuse what cannot work.
+
+    Raises:
+        FedkeelError: with what was given, what was expected, why, and what to do.
+    """
+    dtype = DTYPES[settings.engine.dtype]
+    federation = ingredients.clients(settings.seed)
+    federation = _with_type(federation, dtype)
+    test = ingredients.test.to(dtype)
+    network = ingredients.task.network(federation.data, settings.seed, dtype)
+    _check_test(network, federation.data, test)
+    plan = parse(settings.method, _provides(network, federation), settings.weights)
+    population = Population(len(federation), settings.cohort.size(len(federation)))
+    bench = Bench(plan, network, plan.work(settings.local), ingredients.task.buffers)
+    world = World(
+        bench,
+        federation,
+        test,
+        settings.seed,
+        ingredients.augment,
+        settings.evaluation.batch_size,
+    )
+    server = server_start(plan, network, population, ingredients.task.buffers == "average")
+    lr = learning_rate(settings, bench, 0)
+    spec = rehearse(world, server_message(plan, server, lr))
+    prepared = Prepared(settings, world, server, spec, population, ingredients, "")
+    _check_memory(prepared)
+    return Prepared(settings, world, server, spec, population, ingredients, _key(prepared))
+
+
+def learning_rate(settings: config.Run, bench: Bench, round: int) -> float:
+    """Return the local learning rate of a round, counted from 0."""
+    return bench.local.lr * bench.local.schedule.factor(round, settings.rounds)
+
+
+def cores() -> int:
+    """Return the number of processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:
+    data = federation.data.to(dtype)
+    return (
+        federation if data is federation.data else Federation(**{**vars(federation), "data": data})
+    )
+
+
+def _provides(network: Network, federation: Federation) -> frozenset[Capability]:
+    found = set(SIMULATION)
+    if network.head:
+        found.add(Capability.HEAD)
+    if federation.data.x.is_floating_point():
+        found.add(Capability.INPUT_GRADIENT)
+    return frozenset(found)
+
+
+def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
+    if test.shape != train.shape:
+        raise ModelError(
+            "Training and test inputs differ in shape.",
+            got=f"{list(train.shape)} and {list(test.shape)}",
+        )
+    outputs = network.logits(
+        network.params, network.throwaway(network.buffers), test.x[:2], train=False
+    ).shape[1]
+    if test.classes > outputs:
+        raise ModelError(
+            "The model's output does not fit the test labels.",
+            got=f"{outputs} outputs for {test.classes} classes",
+            do="change the last layer, or check the test labels",
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will send and keep.
+
+    Args:
+        down: bytes to a client in a round, by part; ``model`` is the model itself.
+        up: bytes from a client in a round, by part.
+        client_state: bytes that a client keeps.
+        clients: how many clients will keep them, at most.
+        server_state: bytes that the server remembers, beyond the model.
+    """
+
+    down: dict[str, int]
+    up: dict[str, int]
+    client_state: int
+    clients: int
+    server_state: int
+
+    @property
+    def resident(self) -> int:
+        """Bytes of state in this process when every client that will take part has done so."""
+        return self.client_state * self.clients + self.server_state
+
+
+def estimate(prepared: Prepared) -> Estimate:
+    """Return what a run will send and keep, from its first message and a rehearsed reply."""
+    spec, server, population = prepared.spec, prepared.server, prepared.population
+    message = server_message(prepared.plan, server, 1.0)
+    down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
+    down.update({part: nbytes(state) for part, state in message.sent.items()})
+    up = {"model": _bytes(spec, "delta/") + _bytes(spec, "buffers/")}
+    for path in spec:
+        if path.startswith("uploads/"):
+            part = path.split("/")[1]
+            up[part] = _bytes(spec, f"uploads/{part}/")
+    return Estimate(
+        down=down,
+        up=up,
+        client_state=_bytes(spec, "mine/"),
+        clients=min(population.clients, population.per_round * prepared.settings.rounds),
+        server_state=nbytes(dict(server.memory)),
+    )
+
+
+def _bytes(spec: dict[str, Spec], prefix: str) -> int:
+    return sum(one.nbytes for path, one in spec.items() if path.startswith(prefix))
+
+
+def _check_memory(prepared: Prepared) -> None:
+    """Refuse a run whose client state would not fit, before round 1."""
+    needed = estimate(prepared)
+    limit = prepared.settings.engine.memory_gb
+    budget = int(limit * 1e9) if limit is not None else _free_bytes()
+    if budget is None or needed.resident <= budget:
+        return
+    state = {p.split("/")[1] for p in prepared.spec if p.startswith("mine/")}
+    raise RunError(
+        "The state of the clients and the server would not fit into memory.",
+        got=f"{needed.client_state / 1e6:.1f} MB x {needed.clients} clients"
+        f" + {needed.server_state / 1e9:.2f} GB at the server = {needed.resident / 1e9:.1f} GB"
+        + (f", kept by {', '.join(sorted(state))}" if state else ""),
+        expected=f"at most {budget / 1e9:.1f} GB",
+        do="use fewer clients or rounds, a smaller model, a method without client state, or raise "
+        "engine.memory_gb",
+    )
+
+
+def _free_bytes() -> int | None:
+    """Return the memory that is free, where the system says."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _key(prepared: Prepared) -> str:
+    """Return a digest of settings, data, initial model and version: of all that decides numbers."""
+    settings = prepared.settings.model_dump(mode="json")
+    for name in ("name", "method", "compare", "data", "partition", "model"):
+        settings.pop(name, None)
+    settings["engine"] = {"dtype": prepared.settings.engine.dtype}
+    world = prepared.world
+    digest = hashlib.blake2b(digest_size=8)
+    facts = {
+        "version": __version__,
+        "method": prepared.plan.expression,
+        "weights": prepared.plan.weights,
+        "buffers": world.bench.buffers,
+        "augment": world.augment,
+        "settings": settings,
+        "train": world.federation.data.fingerprint(),
+        "test": world.test.fingerprint(),
+        "network": world.bench.network.describe(),
+    }
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    for array in (world.federation.rows, world.federation.offsets, world.federation.held_rows):
+        digest.update(b"" if array is None else array.tobytes())
+    for _, tensor in walk({"p": dict(world.bench.network.params)}):
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

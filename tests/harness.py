@@ -1,0 +1,173 @@
+"""A federation played by hand: batches are given, nothing is drawn, every value can be looked at.
+
+It calls the same client functions and the same server round as the engines do, so what it shows
+holds for them. The engines are compared with each other in tests/engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedkeel import tree
+from fedkeel.config import Local
+from fedkeel.method.client import Bench, Reply, client_finish, client_start, client_step
+from fedkeel.method.compose import SIMULATION
+from fedkeel.method.context import Facts, Population
+from fedkeel.method.grammar import parse
+from fedkeel.method.roles import Capability
+from fedkeel.method.server import Replies, Server, server_message, server_round, server_start
+from fedkeel.task.network import Batch, Network
+from fedkeel.tree import State, Tree, unwalk, walk
+
+ORACLES = Path(__file__).parent / "oracles"
+EVERYTHING = SIMULATION | {Capability.HEAD, Capability.INPUT_GRADIENT}
+
+
+class ToyMLP(nn.Module):
+    """The network of the oracle vectors: 8 inputs, 6 hidden units, 3 classes."""
+
+    def __init__(self, inputs: int = 8, hidden: int = 6, classes: int = 3) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inputs, hidden)
+        self.fc2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
+def toy_network(params: Tree | None = None, seed: int = 0, **kwargs: object) -> Network:
+    """The toy network in float64, with given or random parameters."""
+    torch.manual_seed(seed)
+    network = Network(ToyMLP(), head="fc2", dtype=torch.float64, **kwargs)
+    if params is not None:
+        network.params = tree.clone(params)
+    return network
+
+
+def consecutive(n: int, size: int, epochs: int = 1) -> list[np.ndarray]:
+    """Mini-batches as consecutive slices, the same in every epoch."""
+    return [np.arange(n)[i : i + size] for _ in range(epochs) for i in range(0, n, size)]
+
+
+@dataclass
+class Played:
+    """A federation after some rounds."""
+
+    server: Server
+    deltas: dict[int, Tree] = field(default_factory=dict)
+    mine: dict[int, dict[str, State]] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+
+Batches = Callable[[int, int], Sequence[np.ndarray]]
+"""(client, round) -> positions of each batch"""
+
+
+class Federation:
+    """Clients with arrays of their own, stepped by hand."""
+
+    def __init__(
+        self,
+        expression: str,
+        network: Network,
+        clients: Sequence[tuple[np.ndarray, np.ndarray]],
+        local: Local,
+        batches: Batches,
+        *,
+        weights: str | None = None,
+        seed: int = 0,
+        autograd: str = "eager",
+        buffers: str = "refuse",
+        per_round: int | None = None,
+    ) -> None:
+        self.plan = parse(expression, EVERYTHING, weights)
+        self.bench = Bench(self.plan, network, self.plan.work(local), buffers, autograd)
+        self.network, self.batches, self.seed = network, batches, seed
+        self.data = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
+        self.population = Population(len(clients), per_round or len(clients))
+        server = server_start(self.plan, network, self.population, buffers == "average")
+        self.played = Played(server)
+
+    def reply(self, k: int, padded: int = 0) -> tuple[Reply, int, int]:
+        """One client's round; `padded` steps are added that must change nothing."""
+        message = server_message(self.plan, self.played.server, self.bench.local.lr)
+        x, y = self.data[k]
+        positions = list(self.batches(k, self.played.server.round))
+        facts = Facts(k, len(y))
+        with torch.no_grad():
+            client, progress = client_start(
+                self.bench, message, self.played.mine.get(k), facts, lambda: Batch(x, y)
+            )
+            real = torch.tensor(True)
+            for index in positions:
+                rows = torch.as_tensor(index)
+                batch = Batch(x[rows], y[rows])
+                active = real if padded else None
+                progress = client_step(client, progress, batch, rows, rows, active)
+            for _ in range(padded):
+                progress = client_step(client, progress, batch, rows, rows, ~real)
+            steps = len(positions)
+            return client_finish(client, progress, steps), steps, sum(map(len, positions))
+
+    def round(self, selected: Sequence[int] | None = None, padded: int = 0) -> Played:
+        """One round of the selected clients, all of them where none are given."""
+        clients = list(range(len(self.data)) if selected is None else selected)
+        found = {k: self.reply(k, padded) for k in clients}
+        replies = stack(clients, found, [len(self.data[k][1]) for k in clients])
+        server = self.played.server
+        done = server_round(
+            self.plan, server, replies, self.bench.local.lr, self.population, self.seed
+        )
+        mine = {**self.played.mine, **{k: found[k][0].mine for k in clients}}
+        deltas = {k: found[k][0].delta for k in clients}
+        self.played = Played(
+            done.server, deltas, mine, done.notes, {k: found[k][0] for k in clients}
+        )
+        return self.played
+
+    @property
+    def params(self) -> Tree:
+        return self.played.server.params
+
+
+def stack(clients: list[int], found: dict[int, tuple[Reply, int, int]], sizes: list[int]) -> Replies:
+    """Put replies on a leading axis, as an engine does."""
+
+    def rows(pick: Callable[[Reply], State]) -> State:
+        flat = [dict(walk(pick(found[k][0]))) for k in clients]
+        return unwalk({path: torch.stack([one[path] for one in flat]) for path in flat[0]})
+
+    return Replies(
+        clients=np.array(clients, dtype=np.int64),
+        examples=np.array(sizes, dtype=np.int64),
+        processed=np.array([found[k][2] for k in clients], dtype=np.int64),
+        finite=np.array([bool(found[k][0].finite) for k in clients]),
+        delta=rows(lambda r: dict(r.delta)),
+        buffers=rows(lambda r: dict(r.buffers)),
+        uploads=rows(lambda r: dict(r.uploads)),
+    )
+
+
+def oracle(name: str) -> dict[str, np.ndarray]:
+    """Read a file of vectors from public code that is not ours."""
+    with np.load(ORACLES / f"{name}.npz", allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
+
+
+def tensors(values: dict[str, np.ndarray], prefix: str) -> Tree:
+    """The arrays under a prefix, as a tree in the toy network's order."""
+    names = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+    return {n: torch.from_numpy(values[prefix + n]) for n in names}
+
+
+def distance(a: Tree, b: Tree) -> float:
+    """Largest absolute difference over all tensors."""
+    assert list(a) == list(b)
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
