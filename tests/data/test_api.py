@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedkeel.config import Partition
-from fedkeel.data import api
 from fedkeel.data.dataset import dataset
-from fedkeel.data.partition import divide
+from fedkeel.data.divide import arrays as api
+from fedkeel.data.divide.partition import divide
 from fedkeel.errors import ConfigError, DataError
 
 Y = np.arange(60) % 3

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedkeel.data import catalogue, download, get
-from fedkeel.data.catalogue import Remote
+from fedkeel.data import get
+from fedkeel.data.read import catalogue, download
+from fedkeel.data.read.catalogue import Remote
 from fedkeel.errors import DataError
 
 BODY = bytes(range(256)) * 400  # 102,400 bytes

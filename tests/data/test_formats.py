@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedkeel.data import formats
-from fedkeel.data.formats import Stored
+from fedkeel.data.read import formats
+from fedkeel.data.read.formats import Stored
 from fedkeel.errors import DataError
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.data import images
+from fedkeel.data.read import images
 from fedkeel.errors import DataError
 
 

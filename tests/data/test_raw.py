@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedkeel.data.raw import number, number_like, stratified
+from fedkeel.data.read.raw import number, number_like, stratified
 from fedkeel.errors import DataError
 
 

@@ -10,8 +10,8 @@ from scipy.io import savemat
 
 from fedkeel.config import Data
 from fedkeel.data import known, load
-from fedkeel.data.catalogue import SOURCES
-from fedkeel.data.sources import cache_folder
+from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.data.read.sources import cache_folder
 from fedkeel.errors import DataError
 
 

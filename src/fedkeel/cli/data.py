@@ -20,7 +20,7 @@ def listed(as_json: bool = JSON) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedkeel.data.sources import known
+    from fedkeel.data.read.sources import known
 
     rows = known()
     if as_json:
@@ -44,7 +44,7 @@ def get(name: str = typer.Argument(..., help="A name that `fedkeel data list` sh
     """Download a known data set from its official address, checked and resumable."""
     from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
-    from fedkeel.data.download import get as fetch
+    from fedkeel.data.read.download import get as fetch
 
     console = stderr()
     with Progress(

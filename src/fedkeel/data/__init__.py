@@ -2,9 +2,9 @@
 
 from fedkeel.data.augment import crop_flip
 from fedkeel.data.dataset import Dataset, Federation, dataset, federation
-from fedkeel.data.download import get
-from fedkeel.data.load import load
-from fedkeel.data.sources import Row, known
+from fedkeel.data.read.download import get
+from fedkeel.data.read.load import load
+from fedkeel.data.read.sources import Row, known
 
 __all__ = [
     "Dataset",

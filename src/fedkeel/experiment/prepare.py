@@ -16,8 +16,8 @@ import torch
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
-from fedkeel.data.load import load
-from fedkeel.data.partition import divide
+from fedkeel.data.read.load import load
+from fedkeel.data.divide.partition import divide
 from fedkeel.engine.buffers import Spec
 from fedkeel.engine.rounds import rehearse
 from fedkeel.engine.world import World

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedkeel.data import images
-from fedkeel.data.formats import decode, peek
-from fedkeel.data.raw import Raw, number, number_like
+from fedkeel.data.read import images
+from fedkeel.data.read.formats import decode, peek
+from fedkeel.data.read.raw import Raw, number, number_like
 from fedkeel.errors import DataError
 
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png")

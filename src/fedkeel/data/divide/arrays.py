@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedkeel.config import Partition, build
 from fedkeel.data.dataset import Dataset, Federation, dataset
-from fedkeel.data.partition import divide
+from fedkeel.data.divide.partition import divide
 from fedkeel.errors import DataError
 
 Array = ArrayLike | Tensor

@@ -12,7 +12,17 @@ from numpy.random import Generator, RandomState
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeel.data.dataset import Ints
-from fedkeel.data.split import Floats, Lists, Sizes, check, cut, draw_sizes, group, legacy, members
+from fedkeel.data.divide.shared import (
+    Floats,
+    Lists,
+    Sizes,
+    check,
+    cut,
+    draw_sizes,
+    group,
+    legacy,
+    members,
+)
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.data import formats
-from fedkeel.data.catalogue import SOURCES, Layout, Source, find
 from fedkeel.data.dataset import Ints
-from fedkeel.data.formats import Stored
-from fedkeel.data.raw import Raw, stratified
+from fedkeel.data.read import formats
+from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
+from fedkeel.data.read.formats import Stored
+from fedkeel.data.read.raw import Raw, stratified
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 

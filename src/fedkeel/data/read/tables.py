@@ -14,8 +14,8 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import dataset
-from fedkeel.data.formats import damaged, reason
-from fedkeel.data.raw import Raw, number, number_like
+from fedkeel.data.read.formats import damaged, reason
+from fedkeel.data.read.raw import Raw, number, number_like
 from fedkeel.errors import DataError, did_you_mean
 
 SUFFIXES = (".npz", ".csv", ".parquet")

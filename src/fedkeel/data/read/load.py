@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Data
-from fedkeel.data import folders, images, sources, tables
-from fedkeel.data.catalogue import SOURCES
 from fedkeel.data.dataset import Dataset, Ints, dataset
-from fedkeel.data.images import Scale
-from fedkeel.data.raw import Raw, stratified
+from fedkeel.data.read import folders, images, sources, tables
+from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.data.read.images import Scale
+from fedkeel.data.read.raw import Raw, stratified
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.rng import generator
 
@@ -42,7 +42,7 @@ def load(settings: Data, seed: int, cache: Path | None = None) -> tuple[Dataset,
             halves say in `Dataset.source` what came from where.
         seed: seed of the run; draws the test set where a file of one's own has none. The test set
             of ``digits`` and the draw of `settings.limit` are the same for every seed.
-        cache: folder of downloads; see `fedkeel.data.sources.cache_folder`.
+        cache: folder of downloads; see `fedkeel.data.read.sources.cache_folder`.
 
     Returns:
         The training set and the test set, float32. Images are [N, C, H, W].

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from fedkeel.data.catalogue import Remote, find
-from fedkeel.data.formats import damaged, reason
-from fedkeel.data.sources import cache_folder, locate
+from fedkeel.data.read.catalogue import Remote, find
+from fedkeel.data.read.formats import damaged, reason
+from fedkeel.data.read.sources import cache_folder, locate
 from fedkeel.errors import DataError
 
 Progress = Callable[[int, int | None, str], None]
@@ -61,7 +61,7 @@ def get(
         progress: told how far each file is.
         base_urls: addresses of folders to fetch from, in place of the official ones; each is tried
             in turn.
-        cache: folder to put it in; see `fedkeel.data.sources.cache_folder`.
+        cache: folder to put it in; see `fedkeel.data.read.sources.cache_folder`.
         pause: seconds to wait before a broken transfer is tried again, doubled each time.
 
     Returns:

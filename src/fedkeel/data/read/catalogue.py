@@ -1,6 +1,6 @@
 """What is known of the known sets: sizes, files, addresses, checksums, statistics, citations.
 
-Facts only; `fedkeel.data.sources` reads the files and `fedkeel.data.download` fetches them.
+Facts only; `sources` reads the files and `download` fetches them.
 """
 
 from __future__ import annotations

@@ -17,13 +17,22 @@ from numpy.typing import ArrayLike
 
 from fedkeel.config import Partition
 from fedkeel.data.dataset import Dataset, Federation, Ints, federation
-from fedkeel.data.dirichlet import (
+from fedkeel.data.divide.dirichlet import (
     dirichlet,
     dirichlet_attempts,
     dirichlet_gradma,
     dirichlet_prior,
 )
-from fedkeel.data.split import Lists, Sizes, check, draw_sizes, given_sizes, group, members, shares
+from fedkeel.data.divide.shared import (
+    Lists,
+    Sizes,
+    check,
+    draw_sizes,
+    given_sizes,
+    group,
+    members,
+    shares,
+)
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 

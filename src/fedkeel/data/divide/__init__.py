@@ -1,0 +1,1 @@
+"""Dividing: recipes that give every example to a client."""
