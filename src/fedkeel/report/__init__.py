@@ -1,0 +1,1 @@
+"""Tables, figures and the page: made from records alone, without torch and without an engine."""

@@ -1,0 +1,189 @@
+"""Runs read from disk, put together by method, and checked for being comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeel.errors import RunError
+from fedkeel.records import RoundRecord, RunFolder, RunRecord
+from fedkeel.report.summary import Group, Summary, summarise
+from fedkeel.report.words import NOTHING, count, setting
+
+_PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
+"""What of a partition is a setting; the rest of its record is what came out of it, by seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as the report sees it.
+
+    Args:
+        folder: name of its folder, without the path.
+        record: what ran.
+        rows: one a round.
+        summary: its figures.
+    """
+
+    folder: str
+    record: RunRecord
+    rows: tuple[RoundRecord, ...]
+    summary: Summary
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were made."""
+        return self.record.status == "finished"
+
+    @property
+    def state(self) -> str:
+        """What became of the run, in words.
+
+        A run that says it is running may have been killed: the words claim no more than is known.
+        """
+        done = f"{self.summary.rounds:,} of {count(self.record.rounds, 'round')}"
+        words = {
+            "finished": "finished",
+            "running": f"not finished when this page was written, {done}",
+            "interrupted": f"interrupted, {done}",
+            "failed": f"failed after {done}",
+        }
+        return words.get(self.record.status, f"{self.record.status}, {done}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method with its runs over seeds.
+
+    Args:
+        label: the method, with what sets it apart where a method comes with several settings.
+        index: place in the order of the methods, which decides its colour.
+        runs: one for each seed.
+    """
+
+    label: str
+    index: int
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> RunRecord:
+        """What ran, for the first seed."""
+        return self.runs[0].record
+
+    @property
+    def group(self) -> Group:
+        """The figures over seeds."""
+        return Group(
+            self.label,
+            tuple(run.summary for run in self.runs),
+            tuple(run.record.seed for run in self.runs),
+            sum(not run.finished for run in self.runs),
+        )
+
+
+def load(runs: Sequence[Path | RunFolder], target: float | None = None) -> list[Entry]:
+    """Read runs and put them together: a method's seeds into one entry, in the order given.
+
+    Runs of one method with different settings become entries of their own; a run given twice
+    counts once.
+
+    Args:
+        runs: run folders.
+        target: accuracy for rounds to target, in place of what each run asked for.
+
+    Raises:
+        RunError: there is nothing to report, or a folder holds no run.
+    """
+    if not runs:
+        raise RunError("There is no run to report on.", do="give at least one run folder")
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    seen: set[str] = set()
+    for given in runs:
+        run = _read(given, target)
+        if run.record.key in seen:
+            continue
+        seen.add(run.record.key)
+        groups.setdefault(_place(groups, run), []).append(run)
+    members = list(groups.values())
+    labels = _labels(members)
+    return [Entry(labels[i], i, tuple(runs)) for i, runs in enumerate(members)]
+
+
+def settings(record: RunRecord) -> dict[str, str]:
+    """Return what a run was made with, in words, without what its seed decides."""
+    partition = {name: record.partition.get(name) for name in _PARTITION}
+    return {
+        "data": setting(record.data.get("sources")),
+        "partition": setting(record.partition.get("kind")),
+        **{k.replace("_", " "): setting(v) for k, v in partition.items() if v},
+        "model": setting(record.model.get("name")),
+        "rounds": setting(record.rounds),
+        "participation": setting(record.participation),
+        "local training": setting(record.local),
+        "weights": setting(record.weights),
+    }
+
+
+def differences(entries: Sequence[Entry]) -> list[str]:
+    """Return what keeps a comparison from being like for like, one sentence each."""
+    found = []
+    every = [settings(entry.first) for entry in entries]
+    for name in dict.fromkeys(name for one in every for name in one):
+        values = list(dict.fromkeys(one.get(name, NOTHING) for one in every))
+        if len(values) > 1:
+            found.append(f"{name.capitalize()} differs: {_shown(values)}.")
+    seeds = {e.label: ", ".join(str(s) for s in sorted(e.group.seeds)) for e in entries}
+    if len(set(seeds.values())) > 1:
+        told = [f"{label} ran {own}" for label, own in seeds.items()]
+        found.append(f"Seeds differ: {_shown(told)}.")
+    prints: dict[int, set[str]] = {}
+    for run in (run for entry in entries for run in entry.runs):
+        prints.setdefault(run.record.seed, set()).add(str(run.record.data.get("fingerprint")))
+    if "Data" not in "".join(found) and any(len(one) > 1 for one in prints.values()):
+        found.append("The data are not the same: fingerprints differ for one seed.")
+    targets = {entry.first.target for entry in entries}
+    if len(targets) > 1:
+        found.append(f"The target differs: {_shown([setting(one) for one in targets])}.")
+    return found
+
+
+def _read(given: Path | RunFolder, target: float | None) -> Run:
+    folder = given if isinstance(given, RunFolder) else RunFolder(given)
+    record, rows = folder.read_run(), tuple(folder.rows())
+    size = record.model.get("bytes")
+    figures = summarise(
+        rows, record.target if target is None else target, model_bytes=int(size) if size else None
+    )
+    return Run(folder.path.resolve().name, record, rows, figures)
+
+
+def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:
+    """Return the first group of the run's settings that does not hold its seed yet."""
+    key = (run.record.method, tuple(settings(run.record).values()))
+    again = 0
+    while any(one.record.seed == run.record.seed for one in groups.get((*key, again), ())):
+        again += 1
+    return (*key, again)
+
+
+def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a label for each group that no other group has."""
+    labels = []
+    for runs in members:
+        record = runs[0].record
+        same = [other[0].record for other in members if other[0].record.method == record.method]
+        own = settings(record)
+        apart = [name for name in own if len({settings(one).get(name) for one in same}) > 1]
+        parts = [record.method] + [f"{name} {own[name]}" for name in apart]
+        labels.append(" · ".join(parts))
+    return [
+        label if labels.count(label) == 1 else f"{label} · {runs[0].folder}"
+        for label, runs in zip(labels, members, strict=True)
+    ]
+
+
+def _shown(values: Sequence[str], limit: int = 4) -> str:
+    more = f"; and {len(values) - limit} others" if len(values) > limit else ""
+    return "; ".join(values[:limit]) + more

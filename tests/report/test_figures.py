@@ -1,0 +1,240 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fedkeel.report import palette
+from fedkeel.report.costs import client_scores, clients, scores_table, seconds, traffic
+from fedkeel.report.drawing import POINTS, Drawing, bare, curve, thin
+from fedkeel.report.figures import curves
+from fedkeel.report.partition import caption, facts, partition
+from fedkeel.report.runs import load
+from fedkeel.report.svg import sparkline, strips, ticks
+
+
+@pytest.fixture
+def entries(make, tmp_path):
+    methods = {"fedavg": {}, "fedgc": {"extra": 500_000, "slow": 2.0}}
+    return load(make.comparison(tmp_path, methods, rounds=12, per_client=True))
+
+
+def lines(drawing):
+    return [t for t in drawing.figure.data if t.name is not None]
+
+
+def top1(row):
+    return 100 * row.test.top1
+
+
+def test_the_line_is_the_mean_over_seeds_and_the_band_their_range(entries):
+    line = curve(entries[0], top1)
+    values = [[top1(run.rows[r]) for run in entries[0].runs] for r in range(13)]
+    assert line.rounds == tuple(range(13))
+    assert line.middle == pytest.approx([np.mean(v) for v in values])
+    assert line.low == pytest.approx([min(v) for v in values])
+    assert line.high == pytest.approx([max(v) for v in values])
+    assert line.seeds == (3,) * 13
+    # 1 client a round, a model of 1 MB each way
+    assert line.megabytes == pytest.approx([2.0 * r for r in range(13)])
+
+
+def test_from_four_seeds_on_the_band_is_one_deviation(make, tmp_path):
+    (entry,) = load(make.comparison(tmp_path, {"m": {}}, seeds=4, rounds=3))
+    line = curve(entry, top1)
+    values = [top1(run.rows[2]) for run in entry.runs]
+    assert line.high[2] == pytest.approx(np.mean(values) + np.std(values, ddof=1))
+    assert line.low[2] == pytest.approx(np.mean(values) - np.std(values, ddof=1))
+
+
+def test_one_seed_has_no_band(make, tmp_path):
+    entries = load([make.save(tmp_path, make.record(), make.rows(rounds=3))])
+    assert len(curves(entries, "top1")["rounds"].figure.data) == 1
+
+
+def test_long_runs_are_thinned_but_keep_the_peak(make, tmp_path):
+    rows = make.rows(rounds=3000, noise=0.0)
+    rows[1234] = rows[1234].__class__(1234, test=make.scores(0.999))
+    (entry,) = load([make.save(tmp_path, make.record(rounds=3000), rows)])
+    line = curve(entry, top1)
+    assert POINTS <= len(line.rounds) <= POINTS + 1
+    assert {0, 1234, 3000} <= set(line.rounds)
+
+
+@pytest.mark.parametrize("length", [0, 1, 399, 400, 401, 5000])
+def test_thinning(length):
+    kept = thin(length)
+    assert kept == sorted(set(kept))
+    assert len(kept) == min(length, POINTS)
+    if length:
+        assert (kept[0], kept[-1]) == (0, length - 1)
+
+
+def test_a_seed_that_stops_breaks_the_line(make, tmp_path):
+    made = [
+        make.save(tmp_path, make.record(seed=0), make.rows(0, rounds=10)),
+        make.save(tmp_path, make.record(seed=1, status="failed"), make.rows(1, rounds=4)),
+    ]
+    (entry,) = load(made)
+    assert curve(entry, top1).stretches == (range(5), range(5, 11))
+    (line,) = lines(curves([entry], "top1")["rounds"])
+    assert line.x == (0, 1, 2, 3, 4, None, 5, 6, 7, 8, 9, 10)
+    assert line.customdata[6].endswith("1 of 2 seeds")
+
+
+def test_losses_that_are_not_finite_leave_a_gap(make, tmp_path):
+    made = [make.save(tmp_path, make.record(), make.rows(rounds=10, nan_from=7))]
+    (line,) = lines(curves(load(made), "loss")["rounds"])
+    assert max(line.x) == 6
+    gone = [make.save(tmp_path / "b", make.record(), make.rows(rounds=2, nan_from=0)[1:])]
+    assert curves(load(gone), "loss") == {}
+
+
+def test_the_mean_is_not_drawn_where_one_seed_is_not_finite(make, tmp_path):
+    made = [
+        make.save(tmp_path, make.record(seed=s), make.rows(s, rounds=6, nan_from=4 + s))
+        for s in (0, 1)
+    ]
+    (line,) = lines(curves(load(made), "loss")["rounds"])
+    assert max(line.x) == 3
+
+
+def test_both_axes_and_the_same_colour_in_all_figures(entries):
+    found = curves(entries, "top1", 0.85)
+    assert set(found) == {"rounds", "megabytes"}
+    assert max(lines(found["megabytes"])[1].x) == pytest.approx(12 * 3.0)
+    colours = {line.line.color for line in (lines(d)[1] for d in found.values())}
+    assert colours == {palette.method(1)}
+    assert palette.method(1) in clients(entries).to_json()
+    assert "fedgc ends at" in found["rounds"].alt
+    assert any("target 85 %" in a.text for a in found["rounds"].figure.layout.annotations)
+
+
+def test_a_collapse_is_never_cut_off(make, tmp_path):
+    made = [make.save(tmp_path, make.record(), make.rows(rounds=60, nan_from=40, noise=0.0))]
+    low, high = curves(load(made), "top1")["rounds"].figure.layout.yaxis.range
+    assert low < 10.0 < 85.0 < high
+
+
+def test_the_axis_leaves_out_the_first_fifth(make, tmp_path):
+    made = [make.save(tmp_path, make.record(), make.rows(rounds=60, noise=0.0))]
+    low, _ = curves(load(made), "top1")["rounds"].figure.layout.yaxis.range
+    at13 = 100 * (0.1 + 0.8 * (1 - math.exp(-13 / 8)))
+    assert at13 - 5 < low < at13 + 2
+
+
+def test_traffic_by_part_adds_up_to_the_factor(entries):
+    drawing = traffic(entries)
+    assert [key.label for key in drawing.key] == ["model", "fedgc.cgc"]
+    model, part = drawing.figure.data
+    assert list(model.x) == pytest.approx([1, 1, 1, 1])
+    assert list(part.x) == pytest.approx([0, 0, 0.5, 0.5])
+    assert "fedgc: 1.50 times" in drawing.alt
+
+
+def test_seconds_by_phase(entries):
+    drawing = seconds(entries)
+    assert next(key.label for key in drawing.key) == "train"
+    slow = [sum(trace.x[i] for trace in drawing.figure.data) for i in (0, 1)]
+    total = [np.mean([run.summary.seconds for run in e.runs]) / 12 for e in entries]
+    assert slow == pytest.approx([1000 * t for t in total], rel=1e-4)
+
+
+def test_nothing_to_draw(make, tmp_path):
+    record = make.record(partition={}, status="running")
+    entries = load([make.save(tmp_path, record, [])])
+    assert curves(entries, "top1") == {}
+    assert traffic(entries) is None
+    assert seconds(entries) is None
+    assert clients(entries) is None
+    assert partition(record) is None
+
+
+def test_clients_without_examples_are_left_out(entries):
+    found = client_scores(entries[0].runs[0])
+    assert found is not None
+    assert (found[0], len(found[1])) == (12, 9)
+    box = clients(entries).figure.data[0]
+    values = [100 * v for run in entries[0].runs for v in client_scores(run)[1]]
+    assert box.median[0] == pytest.approx(np.median(values), rel=1e-5)
+    assert box.lowerfence[0] == pytest.approx(np.percentile(values, 5), rel=1e-5)
+
+
+def test_the_worst_tenth(entries):
+    values = sorted(100 * v for run in entries[1].runs for v in client_scores(run)[1])
+    row = scores_table(entries)[1]
+    assert row["worst"] == f"{np.mean(values[:2]):.2f}"  # a tenth of 27
+    assert (row["clients"], row["seeds"], row["round"]) == ("9", "3", "12")
+
+
+def test_few_clients_keep_their_order(make):
+    record = make.record(clients=4, classes=3)
+    bars, heat = partition(record).figure.data
+    assert list(bars.x) == ["0", "1", "2", "3"]
+    assert list(bars.y) == record.partition["sizes"]
+    assert np.sum(heat.z, axis=0) == pytest.approx([1, 1, 1, 1], abs=2e-3)
+    assert heat.customdata[2][1] == record.partition["histogram"][1][2]
+    assert "sorted" not in caption(record)
+
+
+def test_many_clients_are_sorted_by_class_and_thinned(make):
+    record = make.record(clients=2000, classes=5)
+    _, heat = partition(record).figure.data
+    assert len(heat.x) == 600
+    first = np.argmax(np.array(heat.z), axis=0)
+    assert list(first) == sorted(first)
+    assert "600 of 2,000 clients" in caption(record)
+    assert dict(facts(record))["clients"] == "2,000"
+    assert len(partition(record).to_json()) < 100_000
+
+
+def test_names_that_are_alike_stay_apart(make):
+    record = make.record(clients=2)
+    names = ["a hospital with a long name", "a hospital with a longer name"]
+    record.partition["names"] = names
+    assert list(partition(record).figure.data[0].x) == [
+        "a hospital with a… (0)",
+        "a hospital with a… (1)",
+    ]
+
+
+def test_labels_are_text_in_figures(make, tmp_path):
+    odd = "<b onclick=x>%{y}</b>"
+    record = make.record(odd, name="odd")
+    entries = load([make.save(tmp_path, record, make.rows(rounds=3, per_client=True))])
+    for drawing in (*curves(entries, "top1").values(), clients(entries), traffic(entries)):
+        assert "<b" not in json.dumps(drawing.figure.to_plotly_json())
+        assert "&lt;b onclick" in json.dumps(drawing.figure.to_plotly_json())
+        assert "<" not in drawing.to_json()
+
+
+def test_json_cannot_end_a_script():
+    figure = bare(100, title={"text": "</script><!--\u2028"})
+    text = Drawing(figure, "").to_json()
+    assert not set(text) & set("<>&\u2028")
+    assert json.loads(text)["layout"]["title"]["text"] == "</script><!--\u2028"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (0.1, 0.9), (0.8999, 0.9001), (0, 1)])
+def test_ticks_enclose_the_values(low, high):
+    found = ticks(low, high)
+    assert found[0] <= low + 1e-9
+    assert found[-1] >= high - 1e-9
+    assert 2 <= len(found) <= 7
+
+
+def test_strips_lie_on_one_axis(entries):
+    found, marks = strips(entries, [True, False])
+    assert [one.best for one in found] == [True, False]
+    for one, entry in zip(found, entries, strict=True):
+        assert one.low <= one.middle <= one.high
+        assert sorted(one.seeds)[0] == one.low
+        assert one.label == entry.label
+    assert (marks[0].at, marks[-1].at) == (2, 98)
+
+
+def test_sparklines():
+    assert sparkline([]) == []
+    assert sparkline([None, None]) == []
+    assert sparkline([3.0, 3.0]) == ["0.0,13.0 120.0,13.0"]
+    assert len(sparkline([float(i) for i in range(1000)])[0].split()) == 120

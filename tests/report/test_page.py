@@ -1,0 +1,270 @@
+"""The page: complete, honest, escaped, and alone in the world."""
+
+import ast
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+import fedkeel.report.page as page
+from fedkeel.errors import RunError
+from fedkeel.report.page import render, write
+from fedkeel.report.runs import load
+
+REPORT = Path(page.__file__).parent
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text outside scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.words, self.inside = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [v for k, v in attrs if k == "id"]
+        if tag in ("script", "style"):
+            self.inside.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
+    def handle_data(self, data):
+        if not self.inside:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+    def of(self, name):
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+
+@pytest.fixture(autouse=True)
+def small_plotly(monkeypatch):
+    """The 4.8 MB of plotly are of no interest but to one test."""
+    monkeypatch.setattr(page, "get_plotlyjs", lambda: "/* plotly */")
+
+
+@pytest.fixture
+def comparison(make, tmp_path):
+    methods = {
+        "fedavg": {"top": 0.80},
+        "fedgc": {"top": 0.90, "extra": 500_000, "notes": ("fedgc.sgc.infeasible",)},
+        "fedprox(mu=0.1)+gcfed": {"top": 0.85},
+    }
+    return make.comparison(tmp_path, methods, per_client=True, sources=("mnist", "usps"))
+
+
+def read(folders, **own):
+    return Reader(render(load(folders), **own))
+
+
+def test_a_comparison_has_everything(comparison):
+    seen = read(comparison)
+    for words in (
+        "3 methods on cifar10",
+        "Clear lead",
+        "% (best round, 3 seeds)",
+        "points above fedavg",
+        "10 clients, dirichlet (alpha 0.15)",
+        "Bold: the best mean of the column",
+        "fedgc: local steps of gradient descent server: weighted mean",
+        "@inproceedings{mcmahan2017fedavg,",
+        "fedgc.sgc.infeasible",
+        "worst tenth",
+        "model 1.00 MB, fedgc 2.00 MB",
+        "kept for each client4.00 MB",
+        "usps",
+        "rounds to a share of the best of fedavg",
+        "fedkeel compare fedavg-s0/config.toml --methods 'fedavg, fedgc, fedprox(mu=0.1)+gcfed'",
+    ):
+        assert words in seen.text, words
+    drawn = {attrs["data-figure"] for attrs in seen.of("div") if "data-figure" in attrs}
+    assert drawn == {
+        "accuracy_rounds",
+        "accuracy_megabytes",
+        "loss_rounds",
+        "loss_megabytes",
+        "traffic",
+        "seconds",
+        "clients",
+        "partition",
+    }
+    assert {f"figure-{name}" for name in drawn} <= set(seen.ids)
+
+
+def test_the_page_can_be_read_by_all(comparison):
+    seen = read(comparison)
+    assert seen.of("html") == [{"lang": "en"}]
+    assert [tag for tag, _ in seen.tags].count("h1") == 1
+    pictures = [a for t, a in seen.tags if t in ("svg", "div") and a.get("role") == "img"]
+    assert pictures
+    assert all(a["aria-label"] for a in pictures)
+    loose = [a for t, a in seen.tags if t == "svg" and "role" not in a]
+    assert all(a.get("aria-hidden") == "true" for a in loose)
+    assert all(a.get("scope") for a in seen.of("th"))
+    assert [t for t, _ in seen.tags].count("caption") == [t for t, _ in seen.tags].count("table")
+    assert len(seen.ids) == len(set(seen.ids))
+    links = [a["href"] for a in seen.of("a")]
+    assert all(link[1:] in seen.ids for link in links)
+    copied = [a["data-copy"] for a in seen.of("button") if "data-copy" in a]
+    assert copied
+    assert set(copied) <= set(seen.ids)
+
+
+def test_nothing_is_asked_of_the_network(comparison, monkeypatch):
+    monkeypatch.undo()
+    html = render(load(comparison))
+    assert html.count(get_plotlyjs()) == 1
+    own = html.replace(get_plotlyjs(), "")
+    for tag, attrs in Reader(own).tags:
+        for name in ("src", "href", "srcset", "action", "data", "poster", "xlink:href"):
+            assert attrs.get(name, "#").startswith("#"), (tag, attrs)
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base")
+    code = "".join(re.findall(r"<(?:style|script)[^>]*>(.*?)</(?:style|script)>", own, re.S))
+    assert not re.findall(r"https?:|//\w+\.|url\(|@import|fetch\(|XMLHttp|import\(", code)
+    policy = [a["content"] for a in Reader(own).of("meta") if "http-equiv" in a]
+    assert policy[0].startswith("default-src 'none'")
+    assert "http" not in policy[0]
+
+
+def test_what_comes_from_records_is_escaped(make, tmp_path):
+    bad = '"><script>alert(1)</script><img src=x onerror=y>'
+    record = make.record(
+        bad,
+        name="bad",
+        describe=bad,
+        bibtex=bad,
+        citations=[bad],
+        parts=[{"name": bad, "paper": bad, "roles": [bad]}],
+        local=bad,
+        participation=bad,
+        weights=bad,
+        status="failed",
+        message=bad,
+        environment={bad: bad},
+        engine={bad: {bad: bad}},
+        estimate={"up": {bad: 1}, "client_state": bad},
+    )
+    record.data.update(sources=[bad], label_names=[bad] * 10)
+    record.partition.update(kind=bad, names=[bad] * 10)
+    record.model.update(name=bad, head=bad)
+    rows = make.rows(rounds=3, per_client=True, notes=(bad,), sources=(bad,), extra=9, part=bad)
+    odd = make.save(tmp_path, record, rows)
+    plain = make.save(tmp_path, make.record("fedavg"), make.rows(rounds=3))
+    for folders in ([odd], [plain, odd]):
+        html = render(load(folders), title=bad)
+        assert "<script>alert" not in html
+        seen = Reader(html)
+        assert not seen.of("img")
+        assert len(seen.of("script")) == 2 + html.count('type="application/json"')
+
+
+def test_only_folder_names_are_shown(make, tmp_path):
+    record = make.record(
+        message="cannot read /srv/secret/x.npz",
+        status="failed",
+        environment={"data": "/home/ann/data", "python": "/usr/bin/python3"},
+    )
+    record.data["sources"] = ["/home/ann/data/scans.npz"]
+    html = render(load([make.save(tmp_path, record, make.rows(rounds=2))]))
+    assert str(tmp_path) not in html
+    assert not re.search(r"/srv|/home|/usr", html)
+    assert "scans.npz" in html
+    assert "fedkeel run fedavg-s0/config.toml" in html
+
+
+def test_a_single_run_shows_its_figures_large(make, tmp_path):
+    seen = read([make.save(tmp_path, make.record("fedreg"), make.rows(top=0.9))])
+    for words in ("fedreg-s0", "Best accuracy", "Rounds to 85 %", "Training", "(best round, one"):
+        assert words in seen.text
+    assert "Clear lead" not in seen.text.split("What the figures mean")[0]
+    assert "results" not in [a.get("class") for a in seen.of("table")]
+
+
+def test_a_run_that_is_not_finished_is_said_plainly(make, tmp_path):
+    made = [
+        make.save(tmp_path, make.record("fedavg"), make.rows()),
+        make.save(
+            tmp_path,
+            make.record("fedgc", status="failed", message="every client failed"),
+            make.rows(rounds=12),
+        ),
+        make.save(tmp_path, make.record("gcfed", status="running"), make.rows(rounds=5)),
+    ]
+    text = read(made).text
+    assert "fedgc, seed 0: failed after 12 of 60 rounds. every client failed" in text
+    assert "gcfed, seed 0: not finished when this page was written, 5 of 60 rounds." in text
+    assert "fedgc and gcfed are left out of this verdict" in text
+    assert "fedgc†" in text
+
+
+def test_a_run_without_a_row_has_a_page(make, tmp_path):
+    record = make.record(
+        status="running",
+        parts=[],
+        data={},
+        partition={},
+        model={},
+        environment={},
+        engine={},
+        target=None,
+        bibtex="",
+        citations=[],
+    )
+    seen = read([make.save(tmp_path, record, [])])
+    assert "Not evaluated yet" in seen.text
+    assert "0 of 60 rounds" in seen.text
+
+
+def test_losses_that_are_not_finite_and_lost_clients_are_told(make, tmp_path):
+    rows = make.rows(rounds=30, nan_from=21, drop=0.5)
+    text = read([make.save(tmp_path, make.record(), rows)]).text
+    assert "fedavg: a loss was not finite in 10 of 31 rounds." in text
+    lost = sum(len(row.dropped) for row in rows)
+    assert f"{lost} of 30 times" in text
+    assert "a selected client did not report" in text
+
+
+def test_five_hundred_clients(make, tmp_path):
+    methods = {"fedavg": {}, "fedgh": {"top": 0.88}}
+    folders = make.comparison(
+        tmp_path, methods, seeds=2, clients=500, rounds=8, every=4, per_client=True
+    )
+    html = render(load(folders))
+    assert "500 clients" in html
+    assert "Too few seeds for a claim" in html
+    assert len(html) < 400_000
+
+
+def test_write_names_the_file(make, tmp_path):
+    folder = make.save(tmp_path, make.record(), make.rows(rounds=2))
+    assert write([folder.path], folder.path) == folder.path / "report.html"
+    out = tmp_path / "deep" / "er" / "x.html"
+    assert write([folder], out, title="Mine") == out
+    assert "<title>Mine · fedkeel</title>" in out.read_text(encoding="utf-8")
+    with pytest.raises(RunError):
+        write([], out)
+
+
+def test_the_report_knows_records_and_errors_only():
+    allowed = ("fedkeel.records", "fedkeel.errors", "fedkeel.report")
+    for file in REPORT.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            named = []
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                named = [node.module or ""]
+            for name in named:
+                assert name.split(".")[0] not in ("torch", "ray", "flwr"), (file.name, name)
+                if name.split(".")[0] == "fedkeel":
+                    assert name.startswith(allowed), (file.name, name)

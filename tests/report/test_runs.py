@@ -1,0 +1,85 @@
+import dataclasses
+
+import pytest
+
+from fedkeel.errors import RunError
+from fedkeel.report.runs import differences, load
+
+
+def test_seeds_of_a_method_are_put_together_in_the_order_given(make, tmp_path):
+    folders = make.comparison(tmp_path, {"fedgc": {}, "fedavg": {}}, rounds=3)
+    entries = load(folders)
+    assert [entry.label for entry in entries] == ["fedgc", "fedavg"]
+    assert [entry.index for entry in entries] == [0, 1]
+    assert entries[0].group.seeds == (0, 1, 2)
+    assert entries[0].runs[0].summary.target == 0.85
+    assert differences(entries) == []
+
+
+def test_paths_and_folders_are_both_taken_and_a_run_counts_once(make, tmp_path):
+    folder = make.save(tmp_path, make.record(), make.rows(rounds=2))
+    (entry,) = load([folder, folder.path])
+    assert [run.folder for run in entry.runs] == ["fedavg-s0"]
+
+
+def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
+    made = []
+    for alpha in (0.1, 0.5):
+        record = make.record(name=f"a{alpha}", key=f"k{alpha}")
+        partition = record.partition | {"alpha": alpha}
+        made.append(
+            make.save(
+                tmp_path, dataclasses.replace(record, partition=partition), make.rows(rounds=2)
+            )
+        )
+    entries = load(made)
+    assert [entry.label for entry in entries] == ["fedavg · alpha 0.1", "fedavg · alpha 0.5"]
+    assert "Alpha differs: 0.1; 0.5." in differences(entries)
+
+
+def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
+    records = [make.record(name=name, key=name) for name in ("one", "two")]
+    entries = load([make.save(tmp_path, record, make.rows(rounds=2)) for record in records])
+    assert [entry.label for entry in entries] == ["fedavg · one", "fedavg · two"]
+
+
+def test_what_is_not_like_for_like_is_told(make, tmp_path):
+    one = make.record("fedavg", 0)
+    two = make.record("fedgc", 1, local="SGD, lr 0.1", rounds=3, target=0.5, weights="uniform")
+    three = make.record("fedgh", 0, data=one.data | {"fingerprint": "beef"})
+    made = [make.save(tmp_path, record, make.rows(rounds=2)) for record in (one, two, three)]
+    told = " ".join(differences(load(made)))
+    for word in ("Local training", "Rounds", "Weights", "Seeds", "fingerprints", "target"):
+        assert f"{word}" in told
+    assert "fedavg ran 0; fedgc ran 1" in told
+
+
+def test_the_target_can_be_given(make, tmp_path):
+    folder = make.save(tmp_path, make.record(), make.rows(rounds=30))
+    (entry,) = load([folder], target=0.5)
+    reached = entry.runs[0].summary.rounds_to_target
+    assert reached is not None
+    assert 3 <= reached <= 8
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("finished", "finished"),
+        ("failed", "failed after 2 of 60 rounds"),
+        ("interrupted", "interrupted, 2 of 60 rounds"),
+        ("running", "not finished when this page was written, 2 of 60 rounds"),
+    ],
+)
+def test_the_state_is_said_plainly(make, tmp_path, status, words):
+    folder = make.save(tmp_path, make.record(status=status), make.rows(rounds=2))
+    (entry,) = load([folder])
+    assert entry.runs[0].state == words
+    assert entry.group.unfinished == (status != "finished")
+
+
+def test_nothing_to_report_is_an_error_one_can_act_on(tmp_path):
+    with pytest.raises(RunError, match="no run to report"):
+        load([])
+    with pytest.raises(RunError, match="not a run folder"):
+        load([tmp_path])

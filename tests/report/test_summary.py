@@ -1,0 +1,210 @@
+"""Every figure of a run and of a group, against values worked out by hand."""
+
+import math
+
+import pytest
+
+from fedkeel.records import RoundRecord, Scores
+from fedkeel.report.summary import (
+    Fluctuation,
+    Group,
+    Stat,
+    fluctuation,
+    paired,
+    pooled_error,
+    rounds_to,
+    rounds_to_share,
+    summarise,
+    tied,
+)
+
+
+def scored(*accuracy, every=1, start=0):
+    return [
+        RoundRecord(start + i * every, test=Scores(100, a, a, 1.0)) for i, a in enumerate(accuracy)
+    ]
+
+
+def two_rounds():
+    """Two rounds of a model of 100 bytes; 3 selected, then 2 of which one drops out."""
+    return [
+        RoundRecord(0, seconds={"evaluate": 1.0}, test=Scores(10, 0.1, 0.3, 2.3)),
+        RoundRecord(
+            1,
+            clients=[0, 4, 7],
+            train_loss=1.0,
+            bytes_down={"model": 300, "scaffold": 300},
+            bytes_up={"model": 300, "scaffold": 300},
+            seconds={"train": 0.9, "aggregate": 0.1, "evaluate": 1.0},
+            test=Scores(10, 0.6, 0.8, 1.0),
+        ),
+        RoundRecord(
+            2,
+            clients=[1],
+            dropped=[2],
+            train_loss=0.5,
+            bytes_down={"model": 200, "scaffold": 200},
+            bytes_up={"model": 100, "scaffold": 100},
+            seconds={"train": 0.3, "aggregate": 0.1},
+        ),
+    ]
+
+
+def test_traffic_is_counted_by_part_and_in_multiples_of_the_model():
+    got = summarise(two_rounds(), model_bytes=100)
+    assert got.bytes_down == {"model": 500, "scaffold": 500}
+    assert got.bytes_up == {"model": 400, "scaffold": 400}
+    assert (got.down, got.up, got.sent) == (1000, 800, 1800)
+    assert (got.selections, got.trainings, got.dropped) == (5, 4, 1)
+    # (1000 + 800) / 2 over 5 selections of 100 bytes
+    assert got.traffic == pytest.approx(1.8)
+
+
+def test_traffic_without_the_model_size_goes_by_what_was_sent_as_model():
+    assert summarise(two_rounds()).traffic == pytest.approx(900 / 500)
+    assert summarise(scored(0.1)).traffic is None
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "factor"),
+    [(1, 1, 1.0), (3, 2, 2.5), (2, 2, 2.0)],
+    ids=["fedavg", "fedcurv", "scaffold"],
+)
+def test_the_papers_factors(down, up, factor):
+    sent = {"bytes_down": {"model": 40, "x": 40 * (down - 1)}, "bytes_up": {"model": 40 * up}}
+    rows = [RoundRecord(1, clients=[0, 1, 2, 3], **sent)]
+    assert summarise(rows, model_bytes=10).traffic == pytest.approx(factor)
+
+
+def test_seconds_by_phase_round_and_client():
+    got = summarise(two_rounds())
+    assert got.seconds_by_phase == pytest.approx({"evaluate": 2.0, "train": 1.2, "aggregate": 0.2})
+    assert got.seconds == pytest.approx(3.4)
+    assert got.seconds_per_round == pytest.approx(2.4 / 2)  # round 0 has no training
+    assert got.seconds_per_client == pytest.approx(1.2 / 4)
+
+
+def test_an_excluded_client_trained():
+    rows = [RoundRecord(1, clients=[1], excluded=[2], train_loss=1.0, seconds={"train": 3.0})]
+    got = summarise(rows)
+    assert (got.excluded, got.trainings, got.seconds_per_client) == (1, 2, 1.5)
+
+
+def test_best_is_the_first_round_with_the_highest_accuracy():
+    got = summarise(scored(0.1, 0.7, 0.5, 0.7, 0.6))
+    assert (got.best, got.best_round, got.last) == (0.7, 1, 0.6)
+    assert (got.rounds, got.evaluations) == (4, 5)
+
+
+def test_last_ten_leaves_the_untrained_model_aside():
+    assert summarise(scored(0.1, 0.5, 0.7)).last_mean == pytest.approx(0.6)
+    eleven = [0.0] + [0.2] + [0.5] * 9 + [1.0]
+    assert summarise(scored(*eleven)).last_mean == pytest.approx((0.5 * 9 + 1.0) / 10)
+    assert summarise(scored(0.1)).last_mean == 0.1
+
+
+def test_rounds_to_target_counts_completed_rounds():
+    rows = scored(0.1, 0.5, 0.4, 0.8, every=5)
+    assert [rounds_to(rows, a) for a in (0.1, 0.5, 0.51, 0.8, 0.9)] == [0, 5, 15, 15, None]
+    assert rounds_to(rows, None) is None
+
+
+def test_rounds_to_share_is_not_moved_by_rounding():
+    assert 3 * 0.1 > 0.3  # in the last bit
+    assert rounds_to_share(scored(0.1, 0.3), 0.1, 3.0) == 1
+    assert rounds_to_share(scored(0.1, 0.63), 0.7, 0.9) == 1
+    assert rounds_to_share(scored(0.1, 0.6299), 0.7, 0.9) is None
+
+
+def test_bytes_to_target_are_those_sent_until_then():
+    got = summarise(two_rounds(), 0.6)
+    assert (got.target, got.rounds_to_target, got.bytes_to_target) == (0.6, 1, 1200)
+    assert summarise(two_rounds(), 0.7).bytes_to_target is None
+
+
+def test_fluctuation_in_percentage_points():
+    # steps: +40, -20, +10; mean 10, deviations 30, -30, 0
+    got = fluctuation(scored(0.1, 0.5, 0.3, 0.4, every=2))
+    assert got is not None
+    assert got.mean == pytest.approx(10.0)
+    assert got.std == pytest.approx(30.0)  # sqrt((900 + 900) / 2)
+    assert got.min == pytest.approx(-20.0)
+    assert fluctuation(scored(0.1)) is None
+    one = fluctuation(scored(0.25, 0.5))
+    assert one == Fluctuation(25.0, None, 25.0)
+
+
+def test_rows_without_a_score_or_with_one_that_is_not_finite():
+    rows = [
+        RoundRecord(1, clients=[0], train_loss=1.0),
+        RoundRecord(2, clients=[0], train_loss=None, test=Scores(10, 0.5, 0.5, None)),
+        RoundRecord(3, clients=[0], train_loss=math.nan, test=Scores(0, math.nan, math.nan, 1.0)),
+        RoundRecord(4),
+    ]
+    got = summarise(rows)
+    assert (got.evaluations, got.best, got.best_round, got.last) == (1, 0.5, 2, 0.5)
+    assert got.losses_not_finite == 2  # round 4 trained nobody
+    assert got.fluctuation is None
+
+
+def test_nothing_at_all():
+    got = summarise([], 0.5)
+    assert (got.rounds, got.best, got.last_mean, got.traffic, got.seconds) == (
+        0,
+        None,
+        None,
+        None,
+        0,
+    )
+    assert got.seconds_per_round is None
+    assert Group("x", (got,)).stat("best") is None
+
+
+def test_a_group_over_seeds():
+    runs = tuple(summarise(scored(0.1, a), 0.6) for a in (0.5, 0.6, 0.7))
+    group = Group("m", runs, (0, 1, 2))
+    best = group.stat("best")
+    assert best is not None
+    assert best.mean == pytest.approx(0.6)
+    assert best.std == pytest.approx(0.1)
+    assert (best.count, best.min, best.max) == (3, 0.5, 0.7)
+    assert group.reached == 2
+    assert group.stat("rounds_to_target") == Stat(1.0, 0.0, 2, 1.0, 1.0)
+    assert Group("m", runs[:1]).stat("best") == Stat(0.5, None, 1, 0.5, 0.5)
+    falls = group.fluctuation("min")
+    assert falls is not None
+    assert falls.mean == pytest.approx(50.0)
+
+
+def test_parts_that_a_seed_lacks_count_as_nothing():
+    one = summarise([RoundRecord(1, bytes_up={"model": 10, "x": 4})])
+    two = summarise([RoundRecord(1, bytes_up={"model": 20})])
+    assert Group("m", (one, two)).by_name("bytes_up") == {"model": 15, "x": 2}
+
+
+def test_paired_differences_go_seed_by_seed():
+    def group(name, **best):
+        seeds = tuple(int(s[1:]) for s in best)
+        return Group(name, tuple(summarise(scored(b)) for b in best.values()), seeds)
+
+    one, two = group("a", s0=0.8, s1=0.6, s2=0.9), group("b", s2=0.7, s1=0.7, s5=0.1)
+    got = paired(one, two)
+    assert got is not None
+    assert got.difference.count == 2
+    assert got.difference.mean == pytest.approx((-0.1 + 0.2) / 2)
+    assert got.difference.std == pytest.approx(0.3 / math.sqrt(2))
+    assert got.ahead == 1
+    assert paired(one, group("c", s7=0.5)) is None
+    assert paired(one, Group("d", two.summaries)) is None
+
+
+def test_pooled_standard_error():
+    # pooled variance (2 * 0.01 + 1 * 0.04) / 3 = 0.02; error sqrt(0.02 * (1/3 + 1/2))
+    one, two = Stat(1.0, 0.1, 3, 0, 0), Stat(1.1, 0.2, 2, 0, 0)
+    assert pooled_error(one, two) == pytest.approx(math.sqrt(0.02 * 5 / 6))
+    assert tied(one, two)
+    assert not tied(one, Stat(1.14, 0.2, 2, 0, 0))
+    alone = Stat(1.0, None, 1, 1.0, 1.0)
+    assert pooled_error(alone, alone) is None
+    assert tied(alone, alone)
+    assert not tied(alone, Stat(1.001, None, 1, 1.001, 1.001))

@@ -1,0 +1,197 @@
+"""The verdict claims what the numbers allow, and no more."""
+
+import pytest
+
+from fedkeel.records import RoundRecord, Scores
+from fedkeel.report.summary import Group, summarise
+from fedkeel.report.verdict import relation, verdict
+from fedkeel.report.words import Name, plain
+
+
+def group(method, *bests, unfinished=0, end=None, target=None, sent=1, ms=10.0):
+    made = []
+    for best in bests:
+        accuracy = (best, best if end is None else end)
+        rows = [
+            RoundRecord(
+                i + 1,
+                clients=[0],
+                train_loss=1.0,
+                bytes_down={"model": 100 * sent},
+                bytes_up={"model": 100 * sent},
+                seconds={"train": ms / 1e3},
+                test=Scores(100, a, a, 1.0),
+            )
+            for i, a in enumerate(accuracy)
+        ]
+        made.append(summarise(rows, target, model_bytes=100))
+    return Group(method, tuple(made), tuple(range(len(bests))), unfinished)
+
+
+FEDAVG = group("fedavg", 0.80, 0.81, 0.82)
+
+
+def said(*groups):
+    got = verdict(groups)
+    return got.status, plain(got.headline)
+
+
+def more(*groups):
+    return " ".join(plain(one) for one in verdict(groups).more)
+
+
+def test_a_clear_lead_names_the_gap():
+    status, told = said(FEDAVG, group("fedgc", 0.90, 0.91, 0.92))
+    assert status == "clear"
+    assert told == "fedgc reached 91.0 ± 1.0 % (best round, 3 seeds), 10.0 points above fedavg."
+
+
+def test_the_next_best_is_named_beside_fedavg():
+    status, told = said(FEDAVG, group("b", 0.85, 0.85, 0.85), group("a", 0.90, 0.91, 0.92))
+    assert status == "clear"
+    assert told.endswith("10.0 points above fedavg and 6.0 points above b, the next best.")
+
+
+def test_methods_within_the_spread_are_named():
+    rival = group("gcfed", 0.93, 0.90, 0.89)
+    status, told = said(FEDAVG, group("fedgc", 0.90, 0.91, 0.92), rival)
+    assert status == "close"
+    assert told.endswith("10.0 points above fedavg; gcfed is within the spread of it.")
+
+
+def test_no_clear_winner_where_fedavg_is_within_the_spread():
+    status, told = said(FEDAVG, group("fedgc", 0.79, 0.83, 0.84), group("bad", 0.5, 0.5, 0.5))
+    assert status == "none"
+    assert told.startswith("No clear winner: fedgc has the highest mean, 82.0 ± 2.6 %")
+    assert "and fedavg is within the spread of it; it is 32.0 points above bad." in told
+
+
+def test_ahead_on_every_seed_is_not_a_clear_lead():
+    # ranges overlap, and the lead is 0.5 points on each of the three seeds
+    status, told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825))
+    assert status == "ahead"
+    overlap = "(ahead on every seed, though the ranges overlap)"
+    assert told.endswith(f"0.5 points above fedavg {overlap}.")
+    third = group("third", 0.802, 0.812, 0.822)
+    told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825), third)[1]
+    assert told.count(overlap) == 2
+    low = group("low", 0.801, 0.811, 0.8205)
+    told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825), third, low)[1]
+    assert told.endswith("it is ahead on every seed, though the ranges overlap, of low.")
+    rival = group("rival", 0.806, 0.80, 0.83)
+    status, told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825), rival)
+    assert status == "close"
+    assert told.endswith(f"above fedavg {overlap}; rival is within the spread of it.")
+    shuffled = Group("fedgc", group("x", 0.805, 0.815, 0.825).summaries, (2, 1, 0))
+    assert said(FEDAVG, shuffled)[0] == "none"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "word"), [(1, "One seed says nothing"), (2, "2 seeds say little")]
+)
+def test_few_seeds_make_no_claim(seeds, word):
+    low, high = (0.80, 0.81)[:seeds], (0.90, 0.91)[:seeds]
+    groups = group("fedavg", *low), group("fedgc", *high)
+    status, told = said(*groups)
+    assert status == "few"
+    assert "10.0 points above fedavg." in told
+    assert word in more(*groups)
+    assert "hint" in more(*groups)
+
+
+def test_a_method_with_few_seeds_does_not_silence_the_others():
+    groups = FEDAVG, group("fedgc", 0.90, 0.91, 0.92), group("new", 0.85)
+    assert said(*groups)[0] == "clear"
+    assert "new is left out of this verdict: fewer than 3 seeds." in more(*groups)
+    top = FEDAVG, group("fedgc", 0.90, 0.91, 0.92), group("new", 0.99)
+    assert said(*top)[0] == "few"
+    assert verdict(top).winner == "new"
+
+
+def test_unfinished_methods_are_left_out():
+    groups = FEDAVG, group("fedgc", 0.90, 0.91, 0.92), group("x", 0.5, 0.5, 0.5, unfinished=1)
+    assert "x" not in said(*groups)[1].replace("fedgc", "")
+    assert "x is left out of this verdict: not every run of it is finished." in more(*groups)
+
+
+def test_where_nothing_is_finished_it_says_so_far():
+    one = group("fedavg", 0.8, 0.8, 0.8, unfinished=3)
+    two = group("fedgc", 0.9, 0.9, 0.9, unfinished=1)
+    assert said(one, two)[1].startswith("So far, fedgc reached 90.0")
+    assert said(one)[1].startswith("So far, fedavg reached")
+
+
+def test_one_method_alone():
+    assert said(group("fedreg", 0.85)) == (
+        "single",
+        "fedreg reached 85.0 % (best round, one seed).",
+    )
+    assert "One seed shows nothing of the spread" in more(group("fedreg", 0.85))
+    assert "spread" not in more(FEDAVG)
+
+
+def test_equal_methods_are_level():
+    assert ", level with b." in said(group("fedavg", 0.8), group("b", 0.8))[1]
+
+
+def test_nothing_evaluated():
+    empty = Group("m", (summarise([]),), (0,), 1)
+    assert said(empty) == ("empty", "Nothing has been evaluated yet.")
+
+
+def test_another_leader_at_the_end_is_told():
+    one = group("peak", 0.90, 0.91, 0.92, end=0.60)
+    two = group("steady", 0.85, 0.85, 0.85)
+    assert "At the end (mean of the last ten evaluations) steady is ahead: 85.0 %" in more(one, two)
+    assert "At the end" not in more(FEDAVG, two)
+    # at the end 88.2 ± 1.0 against 88.0 ± 1.0: nothing to tell
+    noisy = Group(
+        "peak", tuple(group("x", b, end=b - 0.06).summaries[0] for b in (0.9, 0.91, 0.92))
+    )
+    level = group("steady", 0.872, 0.882, 0.892)
+    assert "At the end" not in more(noisy, level)
+
+
+def test_target_and_cost_in_words():
+    one = group("fedgc", 0.90, 0.91, 0.92, target=0.85, sent=1.5, ms=20.0)
+    two = group("fedavg", 0.80, 0.81, 0.82, target=0.85)
+    told = more(two, one)
+    assert "fedgc reached 85 % after 1 ± 0 rounds, fedavg never did." in told
+    assert "fedgc sent 1.50 times as much as fedavg and took 2.00 times as long to train." in told
+
+
+def test_costs_that_differ_by_noise_are_alike():
+    one = group("fedgc", 0.90, 0.91, 0.92, ms=10.2)
+    assert "fedgc sent as much as fedavg and took about as long to train." in more(FEDAVG, one)
+
+
+def test_times_within_their_error_are_alike():
+    def runs(method, bests, times):
+        made = [group(method, b, ms=ms).summaries[0] for b, ms in zip(bests, times, strict=True)]
+        return Group(method, tuple(made), (0, 1, 2))
+
+    base = runs("fedavg", (0.80, 0.81, 0.82), (10.0, 20.0, 30.0))
+    slow = runs("fedgc", (0.90, 0.91, 0.92), (15.0, 23.0, 34.0))  # 1.2 times, error 0.4
+    assert "took about as long to train" in more(base, slow)
+
+
+def test_the_cheapest_of_those_that_cannot_be_told_apart():
+    one = group("fedgc", 0.79, 0.83, 0.84, sent=1.5)
+    assert "Of the methods that cannot be told apart, fedavg sends least." in more(FEDAVG, one)
+    assert "sends least" not in more(
+        group("dear", 0.1, 0.1, 0.1), group("x", 0.9, 0.9, 0.9, sent=2)
+    )
+
+
+def test_labels_are_names_and_many_are_counted():
+    others = [group(f"m{i}", 0.79, 0.82, 0.83) for i in range(6)]
+    got = verdict([FEDAVG, *others])
+    assert Name("m0") in got.headline
+    assert all(isinstance(p, Name) for p in got.headline if p in ("m0", "m1", "fedavg"))
+    assert "and 3 others are within the spread" in plain(got.headline)
+
+
+def test_relation_needs_three_seeds_each():
+    assert relation(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1)) == "too few"
+    assert relation(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1, 0.1)) == "clear"
+    assert relation(group("a", 0.9, 0.8, 0.9), group("b", 0.85, 0.85, 0.85)) == "within the spread"
