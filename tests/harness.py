@@ -137,7 +137,9 @@ class Federation:
         return self.played.server.params
 
 
-def stack(clients: list[int], found: dict[int, tuple[Reply, int, int]], sizes: list[int]) -> Replies:
+def stack(
+    clients: list[int], found: dict[int, tuple[Reply, int, int]], sizes: list[int]
+) -> Replies:
     """Put replies on a leading axis, as an engine does."""
 
     def rows(pick: Callable[[Reply], State]) -> State:

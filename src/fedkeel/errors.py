@@ -36,10 +36,16 @@ class FedkeelError(Exception):
         self.expected = expected
         self.why = why
         self.do = do
-        super().__init__("\n".join(self.lines()))
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the message as at most four lines, the first of them `what`."""
+        """Return the message as at most four lines, the first of them `what`.
+
+        Line breaks in what a user wrote, or a library said, become spaces.
+        """
         facts = []
         if self.got is not None:
             facts.append(f"got {self.got}")
@@ -52,7 +58,7 @@ class FedkeelError(Exception):
             lines.append(f"  why  {self.why}")
         if self.do:
             lines.append(f"  do   {self.do}")
-        return lines
+        return [" ".join(line.splitlines()) for line in lines]
 
 
 class ConfigError(FedkeelError):
@@ -80,15 +86,16 @@ class TrainingError(FedkeelError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word closest to `word`, or None where nothing is close.
+    """Return the known word closest to `word`, whatever its case, or None where nothing is close.
 
     >>> nearest("learning_rte", ["epochs", "learning_rate"])
     'learning_rate'
     >>> nearest("xyz", ["epochs"]) is None
     True
     """
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    small = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), list(small), n=1, cutoff=0.5)
+    return small[found[0]] if found else None
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 12) -> str:

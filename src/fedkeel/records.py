@@ -21,12 +21,19 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedkeel.errors import RunError
@@ -199,10 +206,57 @@ class RunFolder:
         return (self.path / "run.json").exists()
 
     def start(self, record: RunRecord, config: str) -> None:
-        """Make the folder and write what will run into it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / "config.toml", config)
-        self.write_run(record)
+        """Make the folder and write what will run into it.
+
+        Raises:
+            RunError: it cannot be made or written to, or it holds files that are not of a run and
+                that this one would write over.
+        """
+        try:
+            found = self._foreign(config)
+            if found:
+                raise RunError(
+                    f"{self.path} holds files that this run would write over.",
+                    got=", ".join(found),
+                    do="choose another folder (--out)",
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / "config.toml", config)
+            self.write_run(record)
+        except OSError as error:
+            raise RunError(
+                f"{self.path} cannot be written to.", got=error, do="choose another folder (--out)"
+            ) from None
+
+    def _foreign(self, config: str) -> list[str]:
+        """Return the files of a folder that holds no run, which a run would write over."""
+        if self.exists():
+            return []
+        names = ("rounds.jsonl", "checkpoint", "report.html")
+        found = [name for name in names if (self.path / name).exists()]
+        same = self.path / "config.toml"  # a start that was killed leaves the same one
+        if same.exists() and same.read_bytes() != config.encode():
+            found.append(same.name)
+        return found
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from writing into the folder, for as long as this one lives.
+
+        Raises:
+            RunError: another process is writing into it.
+        """
+        with (self.path / "config.toml").open("ab") as file:  # which is never replaced
+            try:
+                if fcntl is not None:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # workers do not inherit it
+            except OSError as error:  # anything else: a file system without locks
+                if isinstance(error, BlockingIOError):
+                    raise RunError(
+                        f"{self.path} is being written by another process.",
+                        do="wait until it ends, or choose another folder (--out)",
+                    ) from None
+            yield
 
     def write_run(self, record: RunRecord) -> None:
         """Write run.json."""
@@ -217,10 +271,12 @@ class RunFolder:
         file = self.path / "run.json"
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise RunError(f"{self.path} is not a run folder.", got="no run.json in it") from None
         except (OSError, ValueError) as error:
             raise RunError(f"{file} cannot be read.", got=error) from None
+        if not isinstance(values, dict):
+            raise RunError(f"{file} cannot be read.", got="no JSON object")
         if values.get("format") != FORMAT:
             raise RunError(
                 f"{self.path} was written by another version of fedkeel.",
@@ -228,7 +284,10 @@ class RunFolder:
                 expected=f"format {FORMAT}",
                 do="run the experiment again, or use the version that wrote it",
             )
-        return RunRecord.from_json(values)
+        try:
+            return RunRecord.from_json(values)
+        except TypeError as error:
+            raise RunError(f"{file} cannot be read.", got=error) from None
 
     def append(self, row: RoundRecord) -> None:
         """Add a row to rounds.jsonl."""
@@ -243,15 +302,15 @@ class RunFolder:
         file = self.path / "rounds.jsonl"
         if not file.exists():
             return
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_bytes().splitlines()
         for number, line in enumerate(lines, start=1):
             try:
-                values = json.loads(line)
-            except ValueError:
+                row = RoundRecord.from_json(json.loads(line))
+            except (ValueError, TypeError, AttributeError):
                 if number == len(lines):
                     return
                 raise RunError(f"{file} is damaged.", got=f"line {number}") from None
-            yield RoundRecord.from_json(values)
+            yield row
 
     def keep_rows(self, last: int) -> list[RoundRecord]:
         """Drop the rows after round `last`, which a resumed run makes anew; return the others."""
@@ -260,24 +319,32 @@ class RunFolder:
         return rows
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then remove older ones."""
+        """Write a checkpoint, then remove older ones.
+
+        One of the same round is left as it is: a run has one state after a round, and to take it
+        away first would leave a moment without any.
+        """
         root = self.path / "checkpoint"
         root.mkdir(parents=True, exist_ok=True)
         final = root / f"round-{checkpoint.round:08d}"
-        aside = root / f".{final.name}.{os.getpid()}"
+        if not final.exists():
+            self._write(checkpoint, root / f".{final.name}.{os.getpid()}", final)
+            _synchronise(root)
+        for old in root.iterdir():
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _write(self, checkpoint: Checkpoint, aside: Path, final: Path) -> None:
+        """Write a checkpoint aside, see that it and the rows are on the disk, and rename it."""
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         save_file(checkpoint.arrays, aside / "arrays.safetensors")
         state = {"round": checkpoint.round, **checkpoint.state}
         (aside / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        for file in aside.iterdir():
+        rows = self.path / "rounds.jsonl"
+        for file in [*aside.iterdir(), *([rows] if rows.exists() else [])]:
             _synchronise(file)
-        shutil.rmtree(final, ignore_errors=True)
         os.replace(aside, final)
-        _synchronise(root)
-        for old in root.iterdir():
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
         """Read the newest checkpoint, or None where there is none."""
@@ -287,9 +354,13 @@ class RunFolder:
         try:
             state = json.loads((saved[-1] / "state.json").read_text(encoding="utf-8"))
             arrays = load_file(saved[-1] / "arrays.safetensors")
-        except (OSError, ValueError) as error:
-            raise RunError(f"{saved[-1]} cannot be read.", got=error) from None
-        return Checkpoint(int(state.pop("round")), arrays, state)
+            return Checkpoint(int(state.pop("round")), arrays, state)
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError) as error:
+            raise RunError(
+                f"{saved[-1]} cannot be read.",
+                got=error,
+                do=f"take it from a copy, or delete {self.path} to run again from the start",
+            ) from None
 
 
 def write_text(path: Path, text: str) -> None:

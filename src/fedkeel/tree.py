@@ -68,14 +68,20 @@ def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 
 
 def where(mask: Tensor, a: State, b: State) -> State:
-    """Return `a` where the 0-d `mask` is true and `b` elsewhere, through nested states."""
+    """Return `a` where the 0-d `mask` is true and `b` elsewhere, through nested states.
+
+    Raises:
+        TypeError: the two do not have the same structure.
+    """
     out: State = {}
     for k, v in a.items():
-        w = b[k]
+        w = b.get(k)
         if isinstance(v, Tensor) and isinstance(w, Tensor):
             out[k] = torch.where(mask, v, w)
         elif isinstance(v, dict) and isinstance(w, dict):
             out[k] = where(mask, v, w)
+        else:
+            raise TypeError(f"{k!r} is a {type(v).__name__} here and a {type(w).__name__} there")
     return out
 
 
@@ -108,6 +114,8 @@ def unwalk(flat: Mapping[str, Tensor]) -> State:
             if not isinstance(below, dict):
                 raise ValueError(f"{path!r} stands below a tensor")
             here = below
+        if leaf in here:
+            raise ValueError(f"{path!r} stands above other tensors")
         here[leaf] = tensor
     return out
 

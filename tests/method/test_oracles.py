@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import Federation, consecutive, distance, oracle, tensors, toy_network
 
 from fedkeel import tree
 from fedkeel.config import Local
@@ -16,6 +15,7 @@ from fedkeel.method.grammar import parse
 from fedkeel.solve.project import centralise
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Batch
+from harness import Federation, consecutive, distance, oracle, tensors, toy_network
 
 
 def clients_of(o: dict[str, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -113,7 +113,7 @@ def test_fednova_follows_its_authors(name: str) -> None:
     clients = clients_of(o)
     size = int(hp(o, "batch_size"))
     mu = hp(o, "mu") if "hp.mu" in o else 0.0
-    done = {k: 0 for k in range(len(clients))}
+    done = dict.fromkeys(range(len(clients)), 0)
 
     def batches(k: int, t: int) -> list[np.ndarray]:
         every = consecutive(len(clients[k][1]), size)
@@ -132,15 +132,14 @@ def test_fednova_follows_its_authors(name: str) -> None:
         ),
         batches,
     )
+    received = tensors(o, "init.")
     for t in range(1, rounds_of(o) + 1):
         taus = o["taus"][t - 1]
         played = federation.round()
         for k, delta in played.deltas.items():
             length = o["a"][t - 1][k]
             ours = tree.scale(delta, float(length))
-            theirs = tree.sub(tensors(o, f"r{t}.client{k}."), received)  if t > 1 else tree.sub(
-                tensors(o, f"r{t}.client{k}."), tensors(o, "init.")
-            )
+            theirs = tree.sub(tensors(o, f"r{t}.client{k}."), received)
             assert distance(ours, theirs) < 1e-12
             if not mu:
                 assert float(played.replies[k].uploads["fednova"]["tau"]) == pytest.approx(
@@ -168,9 +167,7 @@ def test_fedreg_follows_its_authors(name: str) -> None:
     bench = Bench(plan, toy_network(start, loss=loss), Local(lr=hp(o, "lr"), epochs=1))
     message = Message(start, {}, {}, 0, hp(o, "lr"))
     with torch.no_grad():
-        client, progress = client_start(
-            bench, message, None, Facts(0, len(y)), lambda: Batch(x, y)
-        )
+        client, progress = client_start(bench, message, None, Facts(0, len(y)), lambda: Batch(x, y))
         made = client.prepared["fedreg"]
         assert np.abs(made["pseudo_x"].numpy() - o["batch0.pseudo_x"]).max() < 1e-12
         assert np.abs(made["pseudo_y"].numpy() - o["batch0.pseudo_y"]).max() < 1e-12
@@ -200,7 +197,13 @@ def test_server_momentum_is_flowers_fedavgm() -> None:
             for n in names
         }
         cohort = Cohort(
-            np.arange(len(counts)), counts / counts.sum(), 0.1, t - 1, population, names, 0,
+            np.arange(len(counts)),
+            counts / counts.sum(),
+            0.1,
+            t - 1,
+            population,
+            names,
+            0,
             state=state,
         )
         delta = plan.reduction.reduce(Span(rows), cohort)

@@ -56,7 +56,10 @@ def _options(
 def main() -> None:
     """Run the command and turn errors into exit codes."""
     try:
-        app()
+        try:
+            app(prog_name="fedkeel")
+        finally:
+            sys.stdout.flush()
     except FedkeelError as error:
         console = Console(stderr=True)
         for line in error.lines()[:4]:

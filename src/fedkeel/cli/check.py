@@ -17,7 +17,7 @@ def check(
     from dataclasses import asdict
 
     from fedkeel.experiment.manifest import describe_run
-    from fedkeel.experiment.prepare import estimate, gather, prepare
+    from fedkeel.experiment.prepare import estimate, gather, prepare, size
 
     chosen = experiment(path, preset, settings)
     prepared = prepare(chosen, gather(chosen))
@@ -37,21 +37,24 @@ def check(
     print(f"partition    {record.partition.get('says', record.partition['kind'])}")
     print(
         f"model        {model['name']}, {model['parameters']:,} parameters, "
-        f"{model['bytes'] / 1e6:.2f} MB, head {model['head'] or 'none'}"
+        f"{size(model['bytes'])}, head {model['head'] or 'none'}"
     )
     print(f"local        {record.local}")
     print(f"cohort       {record.participation}")
-    print(f"engine       {record.engine['kind']}, {record.engine['workers']} workers")
+    count = record.engine["workers"]
+    print(f"engine       {record.engine['kind']}, {count} process{'es' if count > 1 else ''}")
     print(f"down         {_parts(needs.down, model['bytes'])}  for each client and round")
     print(f"up           {_parts(needs.up, model['bytes'])}  for each client and round")
-    print(f"traffic      {total / 1e6:,.1f} MB in {rounds} rounds")
+    print(f"traffic      {size(total)} in {rounds} rounds")
     print(
-        f"state        {needs.client_state / 1e6:.2f} MB x {needs.clients} clients, "
-        f"{needs.server_state / 1e6:.2f} MB at the server"
+        f"state        {size(needs.client_state)} x {needs.clients} clients, "
+        f"{size(needs.server_state)} at the server"
     )
     print("everything fits together; nothing was trained")
 
 
 def _parts(sent: dict[str, int], model: int) -> str:
-    words = [f"{name} {n / 1e6:.3f} MB" for name, n in sent.items()]
+    from fedkeel.experiment.prepare import size
+
+    words = [f"{name} {size(n)}" for name, n in sent.items()]
     return f"{sum(sent.values()) / model:.2f} x model ({', '.join(words)})"

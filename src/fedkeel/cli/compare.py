@@ -50,10 +50,14 @@ def compare(
     expressions = split(methods) if methods is not None else list(chosen.compare.methods)
     out = Path("runs") / chosen.name if out is None else out
     console = stderr()
-    with watcher(console, quiet) as watching:
-        found = play(
-            chosen, gather(chosen), expressions, seeds or chosen.compare.seeds, out, watching
-        )
+    ingredients = gather(chosen)
+    try:
+        with watcher(console, quiet) as watching:
+            count = seeds or chosen.compare.seeds
+            found = play(chosen, ingredients, expressions, count, out, watching)
+    except KeyboardInterrupt:
+        say(console, "stopped; the same command goes on from what was saved")
+        raise typer.Exit(130) from None
     page = write(runs_of(out), out / "report.html", title=chosen.name)
     if as_json:
         document(found.rows)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
+from rich.console import Console
 
 from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document, experiment, say, stderr
 
@@ -17,7 +22,6 @@ def listed(as_json: bool = JSON) -> None:
     from dataclasses import asdict
 
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from fedkeel.data.read.sources import known
@@ -42,23 +46,47 @@ def listed(as_json: bool = JSON) -> None:
 @app.command("get")
 def get(name: str = typer.Argument(..., help="A name that `fedkeel data list` shows.")) -> None:
     """Download a known data set from its official address, checked and resumable."""
-    from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
-
     from fedkeel.data.read.download import get as fetch
 
     console = stderr()
-    with Progress(
-        *Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn(), console=console
-    ) as bars:
-        tasks: dict[str, TaskID] = {}
+    with _bars(console) if console.is_terminal else nullcontext(_lines(console)) as show:
+        folder = fetch(name, progress=show)
+    say(console, f"{name}  {folder}")
+
+
+Show = Callable[[int, int | None, str], None]
+"""(bytes done, bytes in all where that is known, file)"""
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Show]:
+    """Show a bar for each file."""
+    from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
+
+    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as bars:
 
         def show(done: int, total: int | None, file: str) -> None:
             if file not in tasks:
                 tasks[file] = bars.add_task(file, total=total)
             bars.update(tasks[file], completed=done, total=total)
 
-        folder = fetch(name, progress=show)
-    say(console, f"{name}  {folder}")
+        yield show
+
+
+def _lines(console: Console, seconds: float = 10.0) -> Show:
+    """Show a line when a file begins, and every so many seconds."""
+    last: dict[str, float] = {}
+
+    def show(done: int, total: int | None, file: str) -> None:
+        now = time.monotonic()
+        if now - last.get(file, -math.inf) >= seconds:
+            last[file] = now
+            of = "" if total is None else f" of {total / 1e6:.1f} MB"
+            say(console, f"{file}: {done / 1e6:.1f} MB{of}")
+
+    return show
 
 
 @app.command("inspect")
@@ -69,8 +97,6 @@ def inspect(
     as_json: bool = JSON,
 ) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
-    from rich.console import Console
-
     from fedkeel.experiment.prepare import gather
 
     chosen = experiment(path, preset, settings)

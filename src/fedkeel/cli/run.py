@@ -41,8 +41,12 @@ def run(
         out = path if path is not None and path.is_dir() else Path("runs") / chosen.name
     console = stderr()
     prepared = prepare(chosen, gather(chosen))
-    with watcher(console, quiet) as watching:
-        result = start(prepared, out, resume, watching)
+    try:
+        with watcher(console, quiet) as watching:
+            result = start(prepared, out, resume, watching)
+    except KeyboardInterrupt:
+        say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
+        raise typer.Exit(130) from None
     page = write([out], out / "report.html")
     sums = [row for row in result.rows if row.round > 0]
     if as_json:

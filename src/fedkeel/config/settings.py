@@ -20,7 +20,9 @@ Buffers = Literal["refuse", "average", "local"]
 class Settings(BaseModel):
     """Base of all settings: frozen, with no unknown keys and no silent conversions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
     @model_validator(mode="before")
     @classmethod

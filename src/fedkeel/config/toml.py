@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,15 @@ _SYNONYMS = {
     "decay": "weight_decay",
     "dataset": "source",
 }
+
+_WORDS = {
+    r"a valid tuple": "a list",
+    r"a valid dictionary( or instance of \w+)?": "a table",
+    r"Field required": "a longer list",
+    r"Tuple should have": "a list should have",
+    r" after validation": "",
+}
+"""Words of pydantic's that a writer of TOML need not know, as regular expressions."""
 
 
 _S = TypeVar("_S", bound=Settings)
@@ -93,7 +103,7 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
         try:
             value = tomllib.loads(f"v = {raw}")["v"]
         except tomllib.TOMLDecodeError:
-            value = raw
+            value = raw.strip()
         *parents, leaf = key.strip().split(".")
         here = out
         for name in parents:
@@ -110,26 +120,56 @@ def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _readable(kind: type[Settings], error: ValidationError, where: str) -> ConfigError:
-    """Turn pydantic's first complaint into one that names the key and the way out."""
-    first = error.errors(include_url=False)[0]
+    """Turn pydantic's first complaint into one that names the key and the way out.
+
+    An unknown key comes before a missing one: it may be that one, by another name.
+    """
+    found = error.errors(include_url=False)
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
     loc = [part for part in first["loc"] if isinstance(part, str)]
     table, known = _table(kind, loc)
     at = ".".join(table)
     key = ".".join([*table, loc[len(table)]]) if len(loc) > len(table) else at
     if first["type"] == "extra_forbidden":
         what = f"{where}: {f'[{at}]' if at else 'the experiment'} has no key {loc[-1]!r}."
-        word = loc[-1]
-        meant = _SYNONYMS.get(word, word)
-        return ConfigError(what, do=did_you_mean(meant if meant in known else word, known, 16))
-    if first["type"] == "missing":
+        return ConfigError(what, do=_meant(kind, loc[-1], known))
+    if first["type"] == "missing" and first["loc"][-1] == loc[-1]:
         return ConfigError(f"{where}: {key!r} is missing.", do=f"set {key}")
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return ConfigError(f"{where}: {f'[{at}] ' if at else ''}{message}.")
     given = first["input"]
     shown = repr(given) if len(repr(given)) < 60 else repr(given)[:57] + "..."
-    expected = message[0].lower() + message[1:]
+    depth = len(table) + 1  # a union of types complains once for each of them
+    same = [e for e in found if e["loc"][:depth] == first["loc"][:depth]]
+    expected = ", or ".join(dict.fromkeys(_wanted(e["msg"]) for e in same))
     return ConfigError(f"{where}: {key!r} cannot be used.", got=shown, expected=expected)
+
+
+def _wanted(message: str) -> str:
+    """Return pydantic's words for what it wanted, in the words of TOML."""
+    wanted = message.removeprefix("Input should be ")
+    for theirs, ours in _WORDS.items():
+        wanted = re.sub(theirs, ours, wanted)
+    return wanted[0].lower() + wanted[1:]
+
+
+def _meant(kind: type[Settings], word: str, known: Sequence[str]) -> str:
+    """Return what to do about an unknown key: a synonym, its own table, or the nearest word."""
+    meant = _SYNONYMS.get(word, word)
+    if meant not in known:
+        elsewhere = [path for path in _paths(kind) if path.rpartition(".")[2] == meant]
+        if elsewhere:
+            return f"set {' or '.join(elsewhere)}"
+    return did_you_mean(meant if meant in known else word, known, 16)
+
+
+def _paths(kind: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key, depth first."""
+    for name, field in kind.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            yield from _paths(field.annotation, f"{prefix}{name}.")
 
 
 def _table(kind: type[Settings], loc: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from fedkeel import config
 from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
-from fedkeel.experiment.execute import start
+from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
 from fedkeel.method.client import Bench, Reply, client_finish, client_start, client_step
 from fedkeel.method.compose import Plan
@@ -87,7 +87,11 @@ class Stand:
     def __init__(self, expression: str, weights: Weights | None) -> None:
         self.expression, self.weights = expression, weights
         self.prepared = self.prepare()
-        self.reference = start(self.prepared)
+
+    @cached_property
+    def reference(self) -> Result:
+        """A run of the method, in one process and from the start."""
+        return start(self.prepared)
 
     def prepare(
         self,
@@ -126,6 +130,12 @@ class Stand:
         n = len(self.prepared.world.federation.client(k))
         return batches.plan(self.bench.local, n, 0, round, k)
 
+    def per_pass(self, k: int) -> int:
+        """Return the number of mini-batches in one pass over a client's examples, or in a round."""
+        n = len(self.prepared.world.federation.client(k))
+        passes = batches.per_pass(self.bench.local, n)
+        return max(1, min(len(self.planned(k, 0)), passes))
+
     def batch(self, k: int, positions: np.ndarray) -> Batch:
         """Return a client's examples at some positions."""
         data, rows = self.prepared.world.federation.data, self.prepared.world.federation.client(k)
@@ -142,9 +152,9 @@ class Stand:
         planned = self.planned(k, server.round)
         with torch.no_grad():
             client, progress = client_start(self.bench, message, mine, Facts(k, n), everything)
-            for positions in planned:
+            for at, positions in enumerate(planned):
                 rows = torch.from_numpy(positions)
-                first = torch.from_numpy(planned[0])
+                first = torch.from_numpy(planned[at % self.per_pass(k)])
                 step = partial(client_step, client)
                 progress = step(progress, self.batch(k, positions), rows, first)
             for _ in range(padded):

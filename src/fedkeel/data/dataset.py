@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,13 +77,17 @@ class Dataset:
         """Return the dataset with inputs of the given floating type."""
         if self.x.dtype == dtype:
             return self
-        return Dataset(**{**self.__dict__, "x": self.x.to(dtype)})
+        return replace(self, x=self.x.to(dtype))
 
     def fingerprint(self) -> str:
         """Return a digest of all that training can see, 16 hexadecimal digits."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.classes)).encode())
-        digest.update(self.sources.__repr__().encode())
+        digest.update(repr(self.sources).encode())
         for array in (self.x.numpy(), self.y.numpy(), self.source, self.client):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)

@@ -8,12 +8,14 @@ whoever wrote them and in whatever order.
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedkeel.errors import RunError
 from fedkeel.tree import State, unwalk, walk
 
 ALIGN = 64
@@ -44,20 +46,52 @@ def specs(state: Mapping[str, Tensor | State]) -> dict[str, Spec]:
 
 def private(nbytes: int) -> Tensor:
     """Allocate memory of this process. Pages are taken from the system when first written."""
-    return torch.empty(nbytes, dtype=torch.uint8)
+    return _mapped(nbytes, "MAP_PRIVATE")
 
 
 def shared(nbytes: int) -> Tensor:
-    """Allocate memory that forked processes share, without a file or a named segment."""
-    block = mmap.mmap(-1, max(nbytes, 1))
-    return torch.frombuffer(block, dtype=torch.uint8)[:nbytes]
+    """Allocate memory that forked processes share, without a file or a named segment.
+
+    Pages are taken from the system when first written.
+    """
+    return _mapped(nbytes, "MAP_SHARED")
 
 
 def segment(nbytes: int) -> Tensor:
-    """Allocate memory that can be handed to spawned processes."""
-    block = torch.empty(nbytes, dtype=torch.uint8)
-    block.share_memory_()  # type: ignore[no-untyped-call]
-    return block
+    """Allocate memory that can be handed to spawned processes.
+
+    Nothing is copied into it, as `Tensor.share_memory_` would; yet on Linux torch asks the system
+    for all of it at once.
+    """
+    try:
+        storage = torch.UntypedStorage._new_shared(max(nbytes, 1))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise _no_room(nbytes, error) from None
+    return torch.empty(0, dtype=torch.uint8).set_(storage)[:nbytes]
+
+
+_RESERVE_NOTHING = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""Flag that lets addresses be had for more memory than there is: rows that no client needs are
+never written."""
+
+
+def _mapped(nbytes: int, sharing: str) -> Tensor:
+    if not hasattr(mmap, sharing):  # on Windows
+        return torch.empty(nbytes, dtype=torch.uint8)
+    flags = getattr(mmap, sharing) | mmap.MAP_ANONYMOUS | _RESERVE_NOTHING
+    try:
+        block = mmap.mmap(-1, max(nbytes, 1), flags=flags)
+    except OSError as error:
+        raise _no_room(nbytes, error) from None
+    return torch.frombuffer(block, dtype=torch.uint8)[:nbytes]
+
+
+def _no_room(nbytes: int, error: Exception) -> RunError:
+    return RunError(
+        "The system gives no room for the clients' replies and states.",
+        got=f"{nbytes / 1e9:.1f} GB: {str(error).splitlines()[0]}",
+        do="use fewer clients, a smaller model, or a method without client state",
+    )
 
 
 class Buffers:
@@ -83,7 +117,7 @@ class Buffers:
             start = shift + starts[path]
             flat = block[start : start + one.nbytes * count].view(one.dtype)
             lead = () if rows is None else (rows,)
-            self.tensors[path] = flat.view(*lead, *one.shape)
+            self.tensors[path] = flat.view((*lead, *one.shape))
 
     def write(self, state: Mapping[str, Tensor | State], row: int | None = None) -> None:
         """Copy a state in, into one row or, without a leading axis, as a whole."""

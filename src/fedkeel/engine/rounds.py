@@ -12,6 +12,7 @@ from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
 from fedkeel.engine.loop import train_client
 from fedkeel.engine.store import ClientStore
 from fedkeel.engine.world import Job, Trained, World
+from fedkeel.errors import TrainingError
 from fedkeel.method.client import Reply
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.server import Replies
@@ -79,15 +80,33 @@ class RoundBuffers:
         mine = {k.removeprefix("mine/"): v for k, v in spec.items() if k.startswith("mine/")}
         self.store = ClientStore(mine, len(world.federation), allocate)
         self._sizes = world.federation.sizes
-        self._paths = frozenset(spec)
+        self._spec = dict(spec)
 
     def run(self, world: World, message: Message, job: Job) -> None:
-        """Train one client and write its row."""
+        """Train one client and write its row.
+
+        Raises:
+            TrainingError: what the model, the loss or a part raised, or a part that sends or keeps
+                something else than in the rehearsal.
+        """
         reply, steps, seen = train_client(world, message, job, self.store.get(job.client))
-        self._replies.write(_reply(reply), job.row)
+        state = _reply(reply)
+        self._check(specs(state), job.client)
+        self._replies.write(state, job.row)
         row = (reply.loss, reply.finite, torch.tensor(steps), torch.tensor(seen))
         for name, value in zip(COUNTS, row, strict=True):
             self._counts.tensors[name][job.row] = value
+
+    def _check(self, found: dict[str, Spec], client: int) -> None:
+        if found == self._spec:
+            return
+        paths = [p for p in {**self._spec, **found} if found.get(p) != self._spec.get(p)]
+        raise TrainingError(
+            f"The reply of client {client} has another form than the first one.",
+            got=f"{paths[0]}: {found.get(paths[0])}",
+            expected=f"{self._spec.get(paths[0])}",
+            why="what a part sends, keeps and notes has the same names, shapes and types each time",
+        )
 
     def jobs(self, clients: Ints) -> list[Job]:
         """Return a job for each client of the cohort."""

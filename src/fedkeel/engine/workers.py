@@ -9,6 +9,7 @@ taken over when the whole round is done.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -22,13 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
+from fedkeel.engine import heap
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
 from fedkeel.engine.loop import evaluate_shard, examples
 from fedkeel.engine.rounds import RoundBuffers, flat, unflat
 from fedkeel.engine.world import Job, Split, Tick, Trained, World
-from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Ints, Message
-from fedkeel.tree import Tree
+from fedkeel.tree import State, Tree
 
 ATTEMPTS = 3
 """How often the same clients may end their worker before the run is given up."""
@@ -114,8 +116,12 @@ class Workers:
         self._method = start
         self._context: Any = multiprocessing.get_context(start)
         self._workers: list[_Worker] = []
-        for _ in range(workers):
-            self._workers.append(self._start())
+        try:
+            for _ in range(workers):
+                self._workers.append(self._start())
+        except BaseException:
+            self._end(patience=0.0)
+            raise
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -125,7 +131,14 @@ class Workers:
         )
         with warnings.catch_warnings():  # a progress bar's thread may be alive, and is not used
             warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+            try:
+                process.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise RunError(
+                    "The model or its loss cannot be sent to worker processes.",
+                    got=str(error).strip().splitlines()[0],
+                    do="define it at the top level of a module, or set engine.kind = 'sequential'",
+                ) from error
         theirs.close()
         return _Worker(process, ours)
 
@@ -149,8 +162,11 @@ class Workers:
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
-        self._shared.message.write({"params": dict(params), "buffers": dict(buffers)})
         world = self._shared.world
+        sent: State = {"params": dict(params)}
+        if world.bench.buffers == "average":  # otherwise the workers have them
+            sent["buffers"] = dict(buffers)
+        self._shared.message.write(sent)
         starts = range(0, examples(world, split), world.eval_batch)
         pieces = [
             _Evaluate(split, tuple(starts[a:b]))
@@ -172,19 +188,19 @@ class Workers:
 
     def __exit__(self, *error: object) -> None:
         """End the workers."""
+        self._end(patience=0.2 if error[0] is None else 0.0)
+
+    def _end(self, patience: float) -> None:
         for worker in self._workers:
             worker.pipe.close()
         for worker in self._workers:
-            worker.process.join(timeout=0.2 if error[0] is None else 0.0)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            _collect(worker, patience)
         self._workers.clear()
 
     def _work(self, pieces: Sequence[Any], tick: Tick) -> None:
         """Give out pieces of work until all are done."""
         tasks = _Tasks(list(pieces))
-        for worker in self._workers:
+        for worker in list(self._workers):  # a worker found dead is replaced while we go
             self._give(worker, tasks)
         while busy := [w for w in self._workers if w.busy is not None]:
             ready = wait([w.pipe for w in busy])
@@ -214,24 +230,38 @@ class Workers:
             self._replace(worker, tasks)
 
     def _replace(self, worker: _Worker, tasks: _Tasks) -> None:
-        """Start a new process in place of one that died, and give it the same work."""
-        worker.process.join()
-        code = worker.process.exitcode
+        """Start a new process in place of one that died, and give it the same work.
+
+        Clients that were given out together are then given out one by one, so that one which ends
+        every worker is found.
+        """
         worker.pipe.close()
+        _collect(worker, patience=5.0)
+        code = worker.process.exitcode
+        self._workers.remove(worker)
         piece = worker.busy
-        tasks.failures[piece] = tasks.failures.get(piece, 0) + 1
-        if tasks.failures[piece] >= ATTEMPTS:
+        failures = tasks.failures.get(piece, 0) + 1
+        if failures >= ATTEMPTS:
             raise TrainingError(
                 f"A worker process died {ATTEMPTS} times on the same work.",
                 got=f"exit code {code} on {_named(piece)}",
-                why="-9 is usually the system's answer to a lack of memory",
+                why=_DEATHS.get(code),
                 do="use fewer workers (engine.workers), or engine.kind = 'sequential' to see where",
             )
-        self._workers.remove(worker)
+        again = _apart(piece)
+        tasks.failures.update(dict.fromkeys(again, failures))
+        tasks.pieces[:0] = again
         fresh = self._start()
         self._workers.append(fresh)
-        fresh.busy = piece
-        fresh.pipe.send(piece)
+        self._give(fresh, tasks)
+
+
+def _collect(worker: _Worker, patience: float) -> None:
+    """Wait for a worker to end, and make it end where it does not within some seconds."""
+    worker.process.join(timeout=patience)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
 
 
 def _guided(count: int, workers: int) -> list[tuple[int, int]]:
@@ -246,6 +276,21 @@ def _guided(count: int, workers: int) -> list[tuple[int, int]]:
         pieces.append((start, min(start + size, count)))
         start += size
     return pieces
+
+
+_DEATHS = {
+    -9: "-9 is usually the system's answer to a lack of memory",
+    1: "where processes are spawned, a script's own calls have to stand under "
+    "`if __name__ == '__main__':`",
+}
+"""Why a worker may have died, by its exit code."""
+
+
+def _apart(piece: _Train | _Evaluate) -> list[_Train | _Evaluate]:
+    """Return the clients of a piece as pieces of their own."""
+    if isinstance(piece, _Train):
+        return [_Train(piece.round, piece.lr, (job,)) for job in piece.jobs]
+    return [piece]
 
 
 def _named(piece: object) -> str:
@@ -266,6 +311,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
     for other in others:
         other.close()
     torch.set_num_threads(1)
+    heap.keep()
     parent = os.getppid()
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while os.getppid() == parent:

@@ -19,9 +19,7 @@ PREFIX = "server/"
 
 def packed(server: Server) -> dict[str, NDArray[Any]]:
     """Return everything that a server knows but its round, by path."""
-    return {
-        PREFIX + path: np.ascontiguousarray(tensor.numpy()) for path, tensor in walk(_state(server))
-    }
+    return {PREFIX + path: tensor.contiguous().numpy() for path, tensor in walk(_state(server))}
 
 
 def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Server:

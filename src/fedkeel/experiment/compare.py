@@ -18,7 +18,7 @@ from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
 from fedkeel.experiment.progress import Silent, Watcher
-from fedkeel.records import write_text
+from fedkeel.records import RunFolder, write_text
 from fedkeel.report.runs import Entry, Run
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
@@ -89,6 +89,7 @@ def compare(
 
     Raises:
         FedkeelError: a method cannot be composed or run on this task; nothing has been run then.
+        TrainingError: no run could be finished.
     """
     watcher = watcher or Silent()
     methods = list(dict.fromkeys(methods))
@@ -100,8 +101,10 @@ def compare(
     wanted = [settings.model_copy(update={"method": method}) for method in methods]
     for one in wanted:  # refuse what is illegal before anything runs
         prepare(one, ingredients)
+    for seed in range(settings.seed + 1, settings.seed + seeds):
+        ingredients.clients(seed)  # not every seed's partition need be possible
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        _make(out)
     results: dict[tuple[str, int], Result] = {}
     failures: list[str] = []
     complete = True
@@ -123,10 +126,28 @@ def compare(
             break
     ordered = [results[key] for method in methods for key in results if key[0] == method]
     if not ordered:
-        raise RunError("No run of the comparison could be finished.", got="; ".join(failures[:2]))
+        raise TrainingError(
+            "No run of the comparison could be finished.", got="; ".join(failures[:2])
+        )
     if out is not None:
         _write_index(out, settings, ordered)
     return Comparison(ordered, failures, complete, out)
+
+
+def _make(out: Path) -> None:
+    """Make the folder of a comparison.
+
+    Raises:
+        RunError: it cannot be made, or it is that of a run.
+    """
+    if RunFolder(out).exists():
+        raise RunError(f"{out} holds a run, not a comparison.", do="choose another folder (--out)")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{out} cannot be written to.", got=error, do="choose another folder (--out)"
+        ) from None
 
 
 def _folder(method: str, seed: int, prepared: Prepared) -> str:
@@ -153,7 +174,7 @@ def runs_of(path: Path) -> list[Path]:
     Raises:
         RunError: it is neither.
     """
-    if (path / "run.json").exists():
+    if RunFolder(path).exists():
         return [path]
     index = path / INDEX
     if not index.exists():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.cohort import Selection, select
+from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import evaluated
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
@@ -103,7 +105,7 @@ class Run:
         status: Status = "finished"
         message = ""
         rounds = self._settings.rounds
-        with interrupts() as stop, self._engine(record) as engine:
+        with kept(), interrupts(self._watcher.stopping) as stop, self._engine(record) as engine:
             try:
                 self._begin(engine, resume)
                 label = f"{record.method} seed {record.seed}"
@@ -249,8 +251,14 @@ class Run:
             self._folder.append(row)
 
     def _save(self, engine: Engine, due: float) -> None:
-        """Save a checkpoint if the last one is `due` seconds old."""
+        """Save a checkpoint if the last one is `due` seconds old.
+
+        Nothing is saved of a round that is not recorded, or before there is anything: what is
+        there already would be lost.
+        """
         if self._folder is None or time.monotonic() - self._saved < due:
+            return
+        if not self._rows or self._rows[-1].round != self._server.round:
             return
         started = time.monotonic()
         arrays = {**packed(self._server), **engine.state()}
@@ -290,17 +298,26 @@ class Clock:
 
 
 @contextmanager
-def interrupts() -> Iterator[threading.Event]:
-    """Turn the first interrupt into an event that is set, and the second into an exception."""
+def interrupts(told: Callable[[], None]) -> Iterator[threading.Event]:
+    """Turn the first interrupt into an event that is set, and the second into an exception.
+
+    Args:
+        told: called at the first one.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
+    parent = os.getpid()
+
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        if os.getpid() == parent:  # and not in a worker, which a polite kill may reach too
+            with suppress(RuntimeError):  # the interrupt came in the middle of another line
+                told()
 
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -325,7 +342,8 @@ def start(
         watcher: follows it.
 
     Raises:
-        RunError: the folder holds another run, or an unfinished one and `resume` is not set.
+        RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
+            another process is at work on it.
         TrainingError: training cannot go on.
     """
     watcher = watcher or Silent()
@@ -335,7 +353,8 @@ def start(
     folder = RunFolder(out)
     if not folder.exists():
         folder.start(record, config.to_toml(prepared.settings))
-        return Run(prepared, folder, watcher).execute(record, resume=False)
+        with folder.alone():
+            return Run(prepared, folder, watcher).execute(record, resume=False)
     found = folder.read_run()
     if found.key != prepared.key:
         raise RunError(
@@ -353,8 +372,9 @@ def start(
             got=f"{done} of {found.rounds} rounds, {found.status}",
             do="add --resume to go on with it, or choose another folder (--out)",
         )
-    folder.write_run(record)
-    return Run(prepared, folder, watcher).execute(record, resume=True)
+    with folder.alone():
+        folder.write_run(record)
+        return Run(prepared, folder, watcher).execute(record, resume=True)
 
 
 def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Watcher) -> Result:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
-from fedkeel.data.read.load import load
 from fedkeel.data.divide.partition import divide
+from fedkeel.data.read.load import load
 from fedkeel.engine.buffers import Spec
 from fedkeel.engine.rounds import rehearse
 from fedkeel.engine.world import World
@@ -148,9 +151,7 @@ def cores() -> int:
 
 def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:
     data = federation.data.to(dtype)
-    return (
-        federation if data is federation.data else Federation(**{**vars(federation), "data": data})
-    )
+    return federation if data is federation.data else replace(federation, data=data)
 
 
 def _provides(network: Network, federation: Federation) -> frozenset[Capability]:
@@ -237,21 +238,41 @@ def _check_memory(prepared: Prepared) -> None:
     state = {p.split("/")[1] for p in prepared.spec if p.startswith("mine/")}
     raise RunError(
         "The state of the clients and the server would not fit into memory.",
-        got=f"{needed.client_state / 1e6:.1f} MB x {needed.clients} clients"
-        f" + {needed.server_state / 1e9:.2f} GB at the server = {needed.resident / 1e9:.1f} GB"
+        got=f"{size(needed.client_state)} x {needed.clients} clients"
+        f" + {size(needed.server_state)} at the server = {size(needed.resident)}"
         + (f", kept by {', '.join(sorted(state))}" if state else ""),
-        expected=f"at most {budget / 1e9:.1f} GB",
+        expected=f"at most {size(budget)}",
         do="use fewer clients or rounds, a smaller model, a method without client state, or raise "
         "engine.memory_gb",
     )
 
 
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that suits it.
+
+    >>> size(1_234_567_890), size(2_500_000), size(40)
+    ('1.2 GB', '2.5 MB', '40 bytes')
+    """
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count} bytes"
+
+
 def _free_bytes() -> int | None:
-    """Return the memory that is free, where the system says."""
+    """Return the memory that can be had, where the system says."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024  # what is free, and what caches would give back
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Where an object lies, in its repr: another place in every process."""
 
 
 def _key(prepared: Prepared) -> str:
@@ -271,7 +292,7 @@ def _key(prepared: Prepared) -> str:
         "settings": settings,
         "train": world.federation.data.fingerprint(),
         "test": world.test.fingerprint(),
-        "network": world.bench.network.describe(),
+        "network": _ADDRESS.sub("", world.bench.network.describe()),
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())
     for array in (world.federation.rows, world.federation.offsets, world.federation.held_rows):

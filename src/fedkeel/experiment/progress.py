@@ -18,6 +18,8 @@ from rich.progress import (
 
 from fedkeel.records import RoundRecord
 
+STOPPING = "stopping after this round; a second interrupt stops at once and loses it"
+
 
 class Watcher(Protocol):
     """Follows the runs of a piece of work."""
@@ -33,6 +35,9 @@ class Watcher(Protocol):
 
     def row(self, row: RoundRecord) -> None:
         """Say that a round is done."""
+
+    def stopping(self) -> None:
+        """Say that the run will end after the round at hand."""
 
     def end(self, reused: bool) -> None:
         """Say that the run is over, or was taken from an earlier time."""
@@ -55,6 +60,9 @@ class Silent:
         """Show nothing."""
 
     def row(self, row: RoundRecord) -> None:
+        """Show nothing."""
+
+    def stopping(self) -> None:
         """Show nothing."""
 
     def end(self, reused: bool) -> None:
@@ -117,6 +125,10 @@ class Bars:
             note = f"test {100 * row.test.top1:.1f} %"
             self._progress.update(self._rounds, completed=row.round, note=note)
 
+    def stopping(self) -> None:
+        """Show a line above the bars."""
+        self._progress.console.print(STOPPING)
+
     def end(self, reused: bool) -> None:
         """Move the bar of the runs."""
         if self._runs is not None:
@@ -163,6 +175,10 @@ class Lines:
         """Show a line where it is time for one."""
         self._row = row
         self._say(f"round {row.round}/{self._rounds}{_accuracy(row)}")
+
+    def stopping(self) -> None:
+        """Show a line."""
+        self._print(STOPPING)
 
     def end(self, reused: bool) -> None:
         """Show how the run ended."""

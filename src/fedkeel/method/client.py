@@ -170,7 +170,7 @@ def client_step(
         active: [] false for a padded step, which changes nothing; None for a real one.
     """
     bench, plan = client.bench, client.bench.plan
-    buffers = progress.buffers if active is None else tree.clone(progress.buffers)
+    buffers = bench.network.throwaway(progress.buffers)  # a forward pass may change them
     step = _step(
         bench,
         client.message,

@@ -10,6 +10,7 @@ Legality is three rules, checked before any data is touched:
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -74,7 +75,7 @@ class Plan:
         aggregate_transforms: parts that change the aggregate, by stage.
         server_optimiser: the part that applies the aggregate.
         server_states: parts that remember at the server.
-        pull: sum of the penalties' pulls.
+        pull: sum of the penalties' pulls; 0 where a part's gradients do not follow them.
     """
 
     parts: tuple[Part, ...]
@@ -160,7 +161,7 @@ def compose(
         aggregate_transforms=staged(AggregateTransform, "aggregate_stage"),
         server_optimiser=next(iter(_playing(parts, ServerOptimiser)), Addition()),
         server_states=_playing(parts, ServerState),
-        pull=sum(part.pull for part in penalties),
+        pull=sum(part.pull for part in penalties) if all(p.keeps_pull for p in parts) else 0.0,
     )
 
 
@@ -179,16 +180,12 @@ def expression_of(parts: Sequence[Part]) -> str:
     terms = []
     for part in parts:
         given = [
-            f"{f.name}={_literal(getattr(part, f.name))}"
+            f"{f.name}={getattr(part, f.name)!r}"
             for f in dataclasses.fields(part)
             if getattr(part, f.name) != f.default
         ]
         terms.append(part.name + (f"({', '.join(given)})" if given else ""))
     return "+".join(terms) or "fedavg"
-
-
-def _literal(value: object) -> str:
-    return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
 def _summary(part: Part) -> str:
@@ -325,7 +322,7 @@ def _within(value: Any, bounds: dict[str, float]) -> bool:  # noqa: ANN401
     if value is None or isinstance(value, str):
         return True
     return (
-        value == value
+        math.isfinite(value)
         and value >= bounds.get("ge", value)
         and value <= bounds.get("le", value)
         and ("gt" not in bounds or value > bounds["gt"])
@@ -343,5 +340,6 @@ def _wanted(hint: Any, bounds: dict[str, float]) -> str:  # noqa: ANN401
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     limits = " and ".join(f"{signs[k]} {v:g}" for k, v in bounds.items())
     kinds = " or ".join(names)
-    article = "" if kinds.startswith(("'", "None")) else "an " if kinds[0] in "aeiou" else "a "
+    bare = kinds.startswith(("'", "None", "text"))
+    article = "" if bare else "an " if kinds[0] in "aeiou" else "a "
     return f"{article}{kinds}" + (f" {limits}" if limits else "")

@@ -131,7 +131,7 @@ class Step:
         return self.network.value_and_grad(params, buffers, batch, self.autograd)[1]
 
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
-        """Return the gradient [n, ...] of each example's own loss, in evaluation mode."""
+        """Return the gradient [n, ...] of the mean loss by the inputs, in evaluation mode."""
         return self.network.input_grad(params, self.buffers, batch, self.autograd)
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:

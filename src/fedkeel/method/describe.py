@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.method.compose import Plan, hyperparameter_types, roles_of
-from fedkeel.method.roles import Part
+from fedkeel.method.roles import LocalWork, Part
 
 SECTIONS = ("Source", "Sent", "State", "Cost", "Laws", "Deviations")
 """Sections that every part's docstring has; Args where it has hyper-parameters, and Example."""
@@ -24,6 +25,7 @@ def describe(plan: Plan) -> str:
         f"method   {plan.expression}",
         f"weights  {plan.weights}",
         "a client's round",
+        *_listed("local work by", [p.name for p in plan.parts if isinstance(p, LocalWork)]),
         *_listed("receive", ["model", *_names(plan.broadcasts)]),
         *_listed("prepare", _names(plan.preparations)),
         f"  step: gradient {where}{penalties}",
@@ -102,4 +104,4 @@ def sections(kind: type[Part]) -> dict[str, str]:
         else:
             out[here].append(line if here in ("", "Example", "Args") else line.strip())
     joiner = {"": "\n", "Example": "\n", "Args": "\n"}
-    return {k: joiner.get(k, " ").join(v).strip("\n ") for k, v in out.items()}
+    return {k: textwrap.dedent(joiner.get(k, " ").join(v)).strip("\n ") for k, v in out.items()}

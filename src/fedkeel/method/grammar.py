@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -65,13 +65,13 @@ def parse(
 
 
 def split(text: str) -> list[str]:
-    """Split a list of expressions at the commas that stand outside parentheses.
+    """Split a list of expressions at the commas that stand outside parentheses and quotes.
 
     >>> split("fedavg, fedreg(gamma=0.4, mg=True), fedprox+gcfed")
     ['fedavg', 'fedreg(gamma=0.4, mg=True)', 'fedprox+gcfed']
     """
     out, depth, start = [], 0, 0
-    for i, sign in enumerate(text):
+    for i, sign in _unquoted(text, 0):
         depth += (sign == "(") - (sign == ")")
         if sign == "," and depth == 0:
             out.append(text[start:i])
@@ -186,17 +186,22 @@ def _values(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 def _end_of_value(text: str, at: int) -> int:
     """Return where the value ends: at the next comma or parenthesis outside quotes."""
+    return next((i for i, sign in _unquoted(text, at) if sign in ",)"), len(text))
+
+
+def _unquoted(text: str, at: int) -> Iterator[tuple[int, str]]:
+    """Yield (position, character) of what stands outside quotes, from `at` on."""
     quote = ""
     while at < len(text):
         sign = text[at]
         if quote:
+            at += sign == "\\"
             quote = "" if sign == quote else quote
         elif sign in "'\"":
             quote = sign
-        elif sign in ",)":
-            break
+        else:
+            yield at, sign
         at += 1
-    return at
 
 
 def _unreadable(text: str, at: int, wanted: str) -> CompositionError:

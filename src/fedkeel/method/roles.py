@@ -86,6 +86,9 @@ class Part(ABC):
     """The paper's client weights, where it states any."""
     needs: ClassVar[frozenset[Capability]] = frozenset()
     breaks: ClassVar[frozenset[Capability]] = frozenset()
+    keeps_pull: ClassVar[bool] = True
+    """Whether a penalty pulls the step as it pulls the gradient; not where the gradient is taken
+    elsewhere, or reshaped by what the data are. Then its gradient counts as any other."""
 
 
 class LocalWork(Part):

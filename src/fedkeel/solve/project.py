@@ -24,6 +24,8 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
         w: a tensor whose first axis is the output unit.
         axes: ``input`` is all axes but the first (GC-Fed Eq. 1-2); ``kernel`` the axes from the
             third on (the receptive field of a convolution); ``output`` the first; ``all`` all.
+            A matrix is always centralised over ``input``: GC-Fed's section 4.3.1 changes the axes
+            of convolutions only.
         vectors: what happens to a tensor of one axis: left alone, or its mean over all entries is
             subtracted, which sets a tensor of one entry to 0.
 
@@ -39,11 +41,13 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
         "kernel": tuple(range(2, w.ndim)),
         "output": (0,),
         "all": tuple(range(w.ndim)),
-    }[axes]
-    return w - w.mean(dim=over, keepdim=True) if over else w
+    }["input" if w.ndim == 2 else axes]
+    return w - w.mean(dim=over, keepdim=True)
 
 
-def harmonise(gram: Floats, rng: np.random.Generator, rule: Rule = "originals") -> Floats:
+def harmonise(
+    gram: Floats, rng: np.random.Generator, rule: Rule = "originals", noise: float = 1e-13
+) -> Floats:
     r"""Remove the conflicting parts of K vectors, as coefficients on these vectors.
 
     Two vectors conflict where their inner product is negative. For each i, over the others j in
@@ -57,10 +61,13 @@ def harmonise(gram: Floats, rng: np.random.Generator, rule: Rule = "originals") 
     - ``mutual``: both members of each unordered pair lose their component along the other's running
       value, at once.
 
+    What loses all but rounding, as one of two opposite vectors does, becomes 0.
+
     Args:
         gram: [K, K] inner products of the vectors, float64.
         rng: draws the orders.
         rule: see above.
+        noise: relative rounding of the inner products.
 
     Returns:
         A [K, K]: harmonised vector i is sum_k A[i, k] * vector k. Identity without conflicts.
@@ -71,8 +78,8 @@ def harmonise(gram: Floats, rng: np.random.Generator, rule: Rule = "originals") 
     if rule == "originals":
         return _against_originals(gram, rng)
     if rule == "mutual":
-        return _mutual(gram, rng)
-    return _in_place(gram, rng, printed=rule == "printed")
+        return _mutual(gram, rng, noise)
+    return _in_place(gram, rng, noise, printed=rule == "printed")
 
 
 def _against_originals(gram: Floats, rng: np.random.Generator) -> Floats:
@@ -90,26 +97,35 @@ def _against_originals(gram: Floats, rng: np.random.Generator) -> Floats:
     return mix
 
 
-def _in_place(gram: Floats, rng: np.random.Generator, printed: bool) -> Floats:
+def _in_place(gram: Floats, rng: np.random.Generator, noise: float, printed: bool) -> Floats:
     k = len(gram)
     mix = np.eye(k)
     for i in range(k):
         for j in rng.permutation(np.delete(np.arange(k), i)):
-            conflict = mix[i] @ gram @ mix[j]
-            if conflict < 0.0:
-                base = mix[i] if printed else mix[j]
-                mix[i] = mix[i] - conflict / (base @ gram @ base) * mix[j]
+            base = mix[i] if printed else mix[j]
+            mix[i] = _without(mix[i], mix[j], base, gram, noise)
     return mix
 
 
-def _mutual(gram: Floats, rng: np.random.Generator) -> Floats:
+def _mutual(gram: Floats, rng: np.random.Generator, noise: float) -> Floats:
     k = len(gram)
     mix = np.eye(k)
     pairs = np.stack(np.triu_indices(k, 1), axis=1)
     for i, j in rng.permutation(pairs):
         gi, gj = mix[i], mix[j]
-        conflict = gi @ gram @ gj
-        if conflict < 0.0:
-            mix[i] = gi - conflict / (gj @ gram @ gj) * gj
-            mix[j] = gj - conflict / (gi @ gram @ gi) * gi
+        mix[i], mix[j] = _without(gi, gj, gj, gram, noise), _without(gj, gi, gi, gram, noise)
     return mix
+
+
+def _without(gi: Floats, gj: Floats, base: Floats, gram: Floats, noise: float) -> Floats:
+    """Return g_i - <g_i, g_j> / |base|^2 g_j where the two conflict, as coefficients [K].
+
+    Where that leaves nothing but rounding it is 0, which conflicts with nobody: dividing by its
+    length would make any number of it. Rounding grows with what a sum is made of, not with the sum.
+    """
+    conflict = gi @ gram @ gj
+    if conflict >= 0.0:
+        return gi
+    left = gi - conflict / (base @ gram @ base) * gj
+    size = np.abs(left) @ np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
+    return left if left @ gram @ left > noise * size**2 else np.zeros_like(left)

@@ -12,7 +12,7 @@ in that small space, in float64. Three forms of the same problem:
 - `enumerate_cone`: up to four constraints, by trying every set of active ones: no
   branch on data, so that it can stand inside a client's vectorised step.
 - `project`: any number of constraints, by non-negative least squares; accepts singular G, says
-  whether the constraints can be met at all.
+  whether the constraints can be met at all. For b = 0 they always can, by u = 0 if nothing else.
 
 Source: the duals in FedGC Eq. (7) and (10), GradMA Eq. (4); the reduction of least distance to
 non-negative least squares in Lawson and Hanson, Solving Least Squares Problems (1974), ch. 23.
@@ -95,7 +95,7 @@ def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
     worst = torch.where(torch.isfinite(worst), worst, torch.inf)
     pick = torch.nn.functional.one_hot(worst.argmin(), 2**n).to(g.dtype)
     best = (pick[:, None] * torch.where(torch.isfinite(solved), solved, 0.0)).sum(dim=0)
-    met = worst.amin() <= 1e-6 * (1.0 + c.abs().amax())
+    met = worst.amin() <= 1e-5 * c.abs().amax()
     return torch.where(met, best.clamp(min=0.0) * unit, 0.0)
 
 
@@ -127,7 +127,8 @@ def project(
     unit = 1.0 / length[rows]
     g = gram[np.ix_(rows, rows)] * unit[:, None] * unit[None, :]
     h = need[rows] * unit
-    answer = _least_distance(0.5 * (g + g.T), h, noise)
+    solve = _least_distance if np.any(lower) else _nearest_in_cone
+    answer = solve(0.5 * (g + g.T), h, noise)
     out = np.zeros(m)
     if answer is None:
         return Solution(out, feasible=False)
@@ -135,24 +136,57 @@ def project(
     return Solution(out, feasible=True)
 
 
+def _basis(g: Floats, noise: float) -> tuple[Floats, Floats]:
+    """Return M [m, r] in an orthonormal basis of the span of its rows, and its pseudo-inverse."""
+    values, vectors = np.linalg.eigh(g)
+    keep = values > noise * len(g) * values[-1]
+    root = np.sqrt(values[keep])
+    return vectors[:, keep] * root, (vectors[:, keep] / root).T
+
+
+def _nearest_in_cone(g: Floats, h: Floats, noise: float) -> Floats | None:
+    """Return lambda >= 0 for b = 0, where h = -Mp lies in the span of M's columns.
+
+    So p is known within the span of the rows, and its polar part is a least squares problem with no
+    limit to take: rows that leave nothing but u = 0 do no harm. Where rows cancel each other, their
+    multipliers may grow without end on rounding alone; then the smallest of ridges holds them, and
+    the polish takes its bias away.
+    """
+    rows, inverse = _basis(g, noise)
+    size = float(np.abs(h).max())
+    target = inverse @ (h / size)
+    raw = _nnls(rows.T, target)
+    if raw is not None:
+        answer = _polish(g, h, raw * size, size)
+        if _violation(g, h, answer, size) <= np.sqrt(noise):
+            return answer
+    ridge = np.sqrt(noise) * np.eye(len(h))
+    raw = _nnls(np.vstack([rows.T, ridge]), np.concatenate([target, np.zeros(len(h))]))
+    return None if raw is None else _polish(g, h, raw * size, size)
+
+
 def _least_distance(g: Floats, h: Floats, noise: float) -> Floats | None:
     """Return lambda >= 0 of the shortest x with Mx >= h, where MM' = g has unit diagonal."""
-    values, vectors = np.linalg.eigh(g)
-    keep = values > noise * len(h) * values[-1]
-    rows = vectors[:, keep] * np.sqrt(values[keep])  # [m, r]: M in an orthonormal basis of its span
-    size = np.abs(h).max()
+    rows, _ = _basis(g, noise)
+    size = float(np.abs(h).max())
     lhs = np.vstack([rows.T, h / size])
     rhs = np.zeros(len(lhs))
     rhs[-1] = 1.0
+    raw = _nnls(lhs, rhs)
+    if raw is None:
+        return None
+    rest = float(rhs[-1] - lhs[-1] @ raw)  # the squared distance of rhs from the cone
+    if rest <= np.sqrt(noise):
+        return None
+    return _polish(g, h, raw * size / rest, size)
+
+
+def _nnls(lhs: Floats, rhs: Floats) -> Floats | None:
+    """Return x >= 0 of least |lhs x - rhs|, None where the iteration limit was reached."""
     try:
-        raw, _ = nnls(lhs, rhs, maxiter=10 * lhs.shape[1])
-    except RuntimeError:  # the iteration limit: treat as a programme that has no answer
+        return np.asarray(nnls(lhs, rhs, maxiter=10 * lhs.shape[1])[0])
+    except RuntimeError:
         return None
-    residual = rhs - lhs @ raw
-    if residual[-1] <= np.sqrt(noise):  # its square is the squared distance of f from the cone
-        return None
-    guess = raw * size / residual[-1]
-    return _polish(g, h, guess, size)
 
 
 def _polish(g: Floats, h: Floats, guess: Floats, size: float) -> Floats:

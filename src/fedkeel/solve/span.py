@@ -21,7 +21,11 @@ Floats = NDArray[np.float64]
 
 CHUNK = 4096
 """Columns multiplied at a time: short float32 sums, added up in float64. On half a million
-parameters this is as fast as one float32 product and leaves a relative error of 1e-8, not 1e-6."""
+parameters this is as fast as one float32 product and leaves errors below 1e-7, not of 1e-6."""
+
+EXACT = 4 * CHUNK
+"""Tensors of at most so many entries are multiplied in float64. The sum of one chunk is off by up
+to 4e-7, which many chunks average out and few do not."""
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
@@ -36,20 +40,31 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Sequence[str]
     >>> inner(rows, rows, ["w"]).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    first = a[names[0]], b[names[0]]
-    total = torch.zeros(len(first[0]), len(first[1]), dtype=torch.float64, device=first[0].device)
+    first, second = a[names[0]], b[names[0]]
+    if len(first) > len(second):  # the product with the shorter factor first is a third faster
+        return np.ascontiguousarray(inner(b, a, names).T)
+    total = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
     for name in names:
-        left, right = a[name].flatten(1), b[name].flatten(1)
-        for start in range(0, left.shape[1], CHUNK):
+        left, right = _flat(a[name]), _flat(b[name])
+        width = left.shape[1]
+        if width <= EXACT:
+            total += left.double() @ right.double().T
+            continue
+        for start in range(0, width, CHUNK):
             stop = start + CHUNK
             total += left[:, start:stop] @ right[:, start:stop].T
     return np.asarray(total.cpu().numpy())
 
 
-def noise(rows: Mapping[str, Tensor]) -> float:
-    """Return the relative rounding of a Gram matrix of `rows`, for `qp.project`."""
-    double = next(iter(rows.values())).dtype == torch.float64
-    return 1e-13 if double else 1e-8
+def noise(rows: Mapping[str, Tensor], names: Sequence[str]) -> float:
+    """Return the relative rounding of `inner` of `rows` over the named tensors."""
+    exact = all(rows[k].dtype == torch.float64 or rows[k][0].numel() <= EXACT for k in names)
+    return 1e-13 if exact else 1e-7
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return rows [K, ...] as a matrix, also where each is a single number of no axes."""
+    return rows.reshape(len(rows), -1)
 
 
 def combine(coefficients: Floats, rows: Tensor) -> Tensor:
@@ -68,8 +83,8 @@ def combine(coefficients: Floats, rows: Tensor) -> Tensor:
         picked = rows
     factor = torch.from_numpy(np.ascontiguousarray(coefficients)).to(rows.device, rows.dtype)
     if len(factor) == 1:
-        return torch.mv(picked.flatten(1).T, factor[0]).reshape(shape)
-    return (factor @ picked.flatten(1)).reshape(shape)
+        return torch.mv(_flat(picked).T, factor[0]).reshape(shape)
+    return (factor @ _flat(picked)).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -88,13 +103,19 @@ class Span:
         return len(next(iter(self.rows.values())))
 
     def gram(self, names: Sequence[str]) -> Floats:
-        """Return [K, K] inner products of the vectors, over the named tensors."""
+        """Return [K, K] inner products of the vectors, over the named tensors.
+
+        A combination that cancels to nothing but rounding has inner products of zero.
+        """
         if self.mix is None:
             return inner(self.rows, self.rows, names)
-        total = np.zeros((len(self), len(self)))
+        total, size2 = np.zeros((len(self), len(self))), np.zeros(len(self))
         for members in _same_mix(self.mix, names):
-            mix = self.mix[members[0]]
-            total += mix @ inner(self.rows, self.rows, members) @ mix.T
+            mix, gram = self.mix[members[0]], inner(self.rows, self.rows, members)
+            total += mix @ gram @ mix.T
+            size2 += (np.abs(mix) @ np.sqrt(np.diagonal(gram))) ** 2
+        nothing = np.diagonal(total) <= noise(self.rows, names) * size2
+        total[nothing, :] = total[:, nothing] = 0.0
         return total
 
     def against(self, one: Mapping[str, Tensor], names: Sequence[str]) -> Floats:

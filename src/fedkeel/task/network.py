@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedkeel.errors import ModelError
+from fedkeel.task.functional import Functional
 from fedkeel.tree import Tree, clone
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -72,6 +73,7 @@ class Network:
             for layer in self._eval.modules():
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                     layer.train()
+        self._functions = {True: Functional(self._train), False: Functional(self._eval)}
         self.head = head
         self._loss = loss
         self.dtype = dtype
@@ -98,9 +100,7 @@ class Network:
 
     def logits(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Tensor:
         """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place."""
-        module = self._train if train else self._eval
-        out: Tensor = functional_call(module, {**params, **buffers}, (x,))
-        return out
+        return self._functions[train](params, buffers, x)
 
     def example_losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
@@ -110,20 +110,32 @@ class Network:
     def loss(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Tensor:
         """Return the mean loss of a batch over its real examples, []."""
         losses = self._loss(self.logits(params, buffers, batch.x, train), batch.y)
-        if losses.ndim == 0:
-            return losses
         if batch.weight is None:
             return losses.mean()
+        if losses.ndim == 0:
+            raise ModelError(
+                "The loss is a mean over the batch, which cannot leave out padded examples.",
+                expected="one loss for each example, [B]",
+                do="return the losses before their mean, e.g. with reduction='none'",
+            )
         return (losses * batch.weight).sum() / batch.weight.sum()
 
     def value_and_grad(
         self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd, train: bool = True
     ) -> tuple[Tensor, Tree]:
-        """Return the mean loss [] and its gradient with respect to the parameters."""
+        """Return the mean loss [] and its gradient with respect to the parameters.
+
+        As in `logits`, batch normalisation updates the given `buffers` in place.
+        """
         if autograd == "functional":
-            grads, value = torch.func.grad_and_value(lambda p: self.loss(p, buffers, batch, train))(
-                params
-            )
+
+            def loss_of(p: Tree) -> tuple[Tensor, Tree]:
+                own = clone(buffers)  # what torch.func differentiates may not change what it found
+                return self.loss(p, own, batch, train), own
+
+            grads, (value, own) = torch.func.grad_and_value(loss_of, has_aux=True)(params)
+            for name, buffer in buffers.items():
+                buffer.copy_(own[name])
             return value, grads
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
         with torch.enable_grad():

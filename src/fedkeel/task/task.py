@@ -46,8 +46,9 @@ class Task:
             dtype: type of the parameters.
 
         Raises:
-            ModelError: no trainable parameters; buffers under the policy ``refuse``; a head that
-                does not exist; a forward pass that fails; an output that does not fit the labels.
+            ModelError: no trainable parameters; a name with a slash; buffers under the policy
+                ``refuse``; a head that does not exist; a forward pass that fails; an output that
+                does not fit the labels.
         """
         module = self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
         if not any(p.requires_grad for p in module.parameters()):
@@ -55,6 +56,7 @@ class Task:
                 f"{type(module).__name__} has no parameters to train.",
                 do="check requires_grad, and that sub-modules are attributes of the module",
             )
+        _check_names(module)
         _check_buffers(module, self.buffers)
         head = _head(module, self.head)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
@@ -72,6 +74,18 @@ class Task:
                 got=type(module).__name__,
             )
         return module
+
+
+def _check_names(module: nn.Module) -> None:
+    """Refuse the sign that stands between the names of nested states, see `fedkeel.tree.walk`."""
+    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    for name in names:
+        if "/" in name:
+            raise ModelError(
+                f"{type(module).__name__} has a tensor whose name holds a '/'.",
+                got=repr(name),
+                do="give that sub-module or parameter another name",
+            )
 
 
 def _check_buffers(module: nn.Module, policy: Buffers) -> None:
@@ -101,6 +115,11 @@ def _head(module: nn.Module, head: str | None) -> str:
     return head
 
 
+def _first_line(error: Exception) -> str:
+    """Return what an error says, or what it is where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def _check_output(network: Network, name: str, data: Dataset) -> None:
     """Send two examples through the network and look at what comes out."""
     x = data.x[: min(2, len(data))].to(network.dtype)
@@ -111,7 +130,7 @@ def _check_output(network: Network, name: str, data: Dataset) -> None:
     except Exception as error:  # whatever a user's module may raise
         raise ModelError(
             f"{name} cannot take the data.",
-            got=f"inputs of shape {list(x.shape)}: {str(error).splitlines()[0]}",
+            got=f"inputs of shape {list(x.shape)}: {_first_line(error)}",
             do="check the first layer against the shape of one example",
         ) from error
     shown = list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__

@@ -120,9 +120,10 @@ class SGC(AggregateTransform):
     Cost: one Gram matrix of the K updates, and one quadratic programme in K unknowns a group.
     Laws: without conflict it is FedAvg, bit for bit. Optimality conditions hold.
     Deviations: where no z meets the constraints, as the paper, the mean is kept, and the record
-        counts the groups (`infeasible`). With one client for each class that is always so on the
-        classifier's bias. The paper's solver also refuses programmes that have an answer, where the
-        updates are linearly dependent; ours accepts them.
+        has the share of such groups (`infeasible`). With one client for each class that is so on
+        the classifier's bias, taken by itself, in every round without CGC and in the first with it.
+        The paper's solver also refuses programmes that have an answer, where the updates are
+        linearly dependent; ours accepts them.
 
     Example:
         >>> import fedkeel
@@ -149,7 +150,9 @@ class SGC(AggregateTransform):
             inner = updates.against(delta, names)
             if (inner >= bound).all():
                 continue
-            solution = qp.project(updates.gram(names), inner, bound, span.noise(updates.rows))
+            solution = qp.project(
+                updates.gram(names), inner, bound, span.noise(updates.rows, names)
+            )
             infeasible += not solution.feasible
             active += solution.feasible
             if solution.feasible:
@@ -160,7 +163,15 @@ class SGC(AggregateTransform):
             return delta
         still = np.zeros(len(updates))
         push = updates.sum({k: coefficients.get(k, still) for k in delta})
-        return {k: v + push[k] if k in coefficients else v for k, v in delta.items()}
+        out = {k: v + push[k] if k in coefficients else v for k, v in delta.items()}
+        for names in groups:  # an answer of zero comes out as rounding, which would bind CGC
+            if names[0] in coefficients:
+                before, after = _pick(delta, names), _pick(out, names)
+                eps = torch.finfo(after[names[0]].dtype).eps
+                rounding = max(100 * span.noise(updates.rows, names), 32 * eps)
+                if tree.dot(after, after) <= rounding**2 * tree.dot(before, before):
+                    out.update(tree.zeros_like(after))
+        return out
 
 
 def _pick(tree_: Tree, names: Sequence[str]) -> Tree:

@@ -17,7 +17,7 @@ from fedkeel.config import Weights
 from fedkeel.method.context import Cohort
 from fedkeel.method.roles import Capability, CohortTransform
 from fedkeel.solve.project import Rule, harmonise
-from fedkeel.solve.span import Floats, Span
+from fedkeel.solve.span import Floats, Span, noise
 from fedkeel.tree import Groups
 
 
@@ -42,9 +42,9 @@ class FedGH(CohortTransform):
     Laws: without conflict it is FedAvg, bit for bit. A common factor on all updates, also a
         negative one, comes out as that factor; so it does not matter that the update is used in
         place of the "recalculated gradient".
-    Deviations: the slides print the denominator |g_i|^2, which is no projection and not
-        equivariant; `rule="printed"` keeps it. With FedNova the normalised updates are harmonised;
-        the paper does not say. Buffers are averaged, not harmonised.
+    Deviations: the slides print the denominator |g_i|^2, which is no projection: what g_i loses
+        then depends on the length of g_j; `rule="printed"` keeps it. With FedNova the normalised
+        updates are harmonised; the paper does not say. Buffers are averaged, not harmonised.
 
     Example:
         >>> import fedkeel
@@ -71,7 +71,7 @@ class FedGH(CohortTransform):
             gram = updates.gram(names)
             found = np.count_nonzero(np.triu(gram, 1) < 0.0)
             conflicts += found / max(pairs, 1) / len(groups)
-            coefficients = harmonise(gram, rng, self.rule)
+            coefficients = harmonise(gram, rng, self.rule, noise(updates.rows, names))
             mix.update(dict.fromkeys(names, coefficients))
         cohort.note("conflicts", conflicts)
         return updates.mixed(mix) if conflicts else updates

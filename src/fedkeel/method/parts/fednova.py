@@ -42,7 +42,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
             linear accumulation.
         effective: what tau_eff is the mean of: ``path``, or the number of ``steps`` as the
             public code has it with a proximal term.
-    Sent: one or two numbers up.
+    Sent: one number up.
     State: none.
     Cost: one pass over the update.
     Laws: equal paths give FedAvg. The path of plain SGD is its number of steps.

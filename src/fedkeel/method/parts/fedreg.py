@@ -55,13 +55,13 @@ class FedReg(Preparation, GradientRule, StepCorrection):
             labels, to protect privacy (Eq. 12).
         pairing: the pseudo data that a step sees: of its own examples (``example``, the paper), or
             of the batch that had the same place in the round's first pass (``position``, the
-            public code, where later epochs pair at random).
+            public code, where later epochs pair at random). MG's are of its own in both.
     Sent: nothing beyond the model.
     State: none.
     Cost: 3 gradients for each step (4 with mg), and 2 E input gradients for each distinct example
-        of the round.
+        of the round; with mg and pairing = ``position`` E more for each example of each step.
     Laws: on a single batch it follows the public code to rounding. gamma = 1 and eta_s = 0 leaves
-        a midpoint correction along the batch's own gradient.
+        midpoint corrections on the batch itself, with the received model's labels and its own.
     Deviations: pseudo data are made once for each example and round, not once for each batch, which
         is the same for networks whose examples do not mix. They are made of the examples before
         augmentation. Nothing is clamped to the data's range; the public code means to and does not.
@@ -84,6 +84,7 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.INPUT_GRADIENT})
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+    keeps_pull: ClassVar[bool] = False
 
     def prepare(self, examples: Batch, step: Step) -> State:
         """Return pseudo inputs, their soft labels and perturbed inputs, and the true labels."""
@@ -109,10 +110,13 @@ class FedReg(Preparation, GradientRule, StepCorrection):
         grads = step.grad(slow)
         if not self.mg:
             return grads
+        if self.pairing == "example":
+            x = tree.leaf(step.prepared, "pseudo_x")
+        else:  # those prepared are of other examples
+            x = self._ascend(step.batch, self.eta_s, step)
         soft = tree.leaf(step.prepared, "pseudo_y")
-        uniform = torch.full_like(soft, 1.0 / soft.shape[1])
-        pseudo = Batch(tree.leaf(step.prepared, "pseudo_x"), uniform, step.batch.weight)
-        meaning = step.task_grad(slow, pseudo)
+        uniform = soft.new_full((len(x), soft.shape[1]), 1.0 / soft.shape[1])
+        meaning = step.task_grad(slow, Batch(x, uniform, step.batch.weight))
         share = tree.dot(grads, meaning) / (tree.dot(meaning, meaning) + TINY)
         return tree.add(grads, meaning, -share)
 

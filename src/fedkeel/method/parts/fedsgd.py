@@ -62,7 +62,8 @@ class MinibatchSGD(GradientRule, UpdateTransform):
     Cost: one gradient for each mini-batch, as FedAvg.
     Laws: one step is FedAvg with one step; the order of the batches does not matter without
         momentum.
-    Deviations: with local momentum the mean is weighted by each gradient's share of the path.
+    Deviations: the paper's machines count equally, which is `weights = "uniform"` here. With local
+        momentum the mean is weighted by each gradient's share of the path.
 
     Example:
         >>> import fedkeel
@@ -73,6 +74,7 @@ class MinibatchSGD(GradientRule, UpdateTransform):
     name: ClassVar[str] = "minibatch_sgd"
     paper: ClassVar[str] = "woodworth2020"
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+    keeps_pull: ClassVar[bool] = False
     update_stage: ClassVar[Stage] = Stage.CORRECT
 
     def gradient(self, params: Tree, step: Step) -> Tree:

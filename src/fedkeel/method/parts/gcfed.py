@@ -43,7 +43,7 @@ class LocalGC(GradientTransform):
         lam: lambda in [0, 1]: in place of `layers`, the first int(lambda * T) of the T tensors or
             layers. The paper's default where it is used is 0.9.
         count: what lambda counts: ``tensor`` (the paper counts 62 in ResNet-18) or ``layer``.
-        axes: axes of the mean (the paper's Table 8).
+        axes: axes of the mean, of convolutions only (the paper's Table 8).
         vectors: whether tensors of one axis are centralised too, as the public code does: a bias
             loses its mean, a single number its gradient. The paper defines it on matrices.
     Sent: nothing beyond the model.
@@ -116,7 +116,7 @@ class GlobalGC(AggregateTransform):
     Source: gcfed2025, Definition 2, Algorithm 1.
 
     Args:
-        axes: axes of the mean.
+        axes: axes of the mean, of convolutions only.
         vectors: whether tensors of one axis are centralised too, as the public code does.
     Sent: nothing beyond the model.
     State: none.

@@ -31,6 +31,9 @@ from fedkeel.solve import qp, span
 from fedkeel.solve.span import Floats, Span
 from fedkeel.tree import Groups, State, Tree
 
+LEAST = 1e-300
+"""Smallest share of a memory that is kept, where any is."""
+
 
 @dataclass(frozen=True)
 class GradMAW(GradientTransform, Carry, ClientState):
@@ -76,6 +79,7 @@ class GradMAW(GradientTransform, Carry, ClientState):
     name: ClassVar[str] = "gradma.w"
     paper: ClassVar[str] = "luo2023gradma"
     weights: ClassVar[Weights | None] = "uniform"
+    keeps_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.PROJECT
 
     @property
@@ -206,21 +210,20 @@ class GradMAS(ServerOptimiser):
         state = cohort.state
         m = tree.add(delta, tree.leaves(state, "m"), self.beta1)
         if len(tree.leaf(state, "worker")):
-            rows, scale, gram, inner = self._remember(m, updates, cohort)
-            m = self._project(m, rows, scale, gram, inner, cohort)
+            rows, gram, inner = self._remember(m, updates, cohort)
+            m = self._project(m, rows, gram, inner, cohort)
         return tree.add(params, m, self.lr), {**state, "m": dict(m)}
 
-    def _remember(
-        self, m: Tree, updates: Span, cohort: Cohort
-    ) -> tuple[Tree, Floats, Floats, Floats]:
+    def _remember(self, m: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, Floats, Floats]:
         """Enter the round's updates into the memory, in place.
 
         A memory is `scale` times its row, so that the decay of those that nobody added to costs
-        nothing; their Gram matrix follows the rows that changed.
+        nothing. The length of a memory means nothing to the programme, only whether it has one: so
+        the Gram matrix is that of the rows, and a worker that stays away long is not forgotten.
 
         Returns:
-            rows [m, ...], scale [m], gram [G, m, m] of the memories, and their inner products with
-            the momentum, [G, m].
+            rows [m, ...], and of those with a length gram [G, m, m] and the inner products with the
+            momentum, [G, m]; zeros elsewhere.
         """
         state = cohort.state
         slots, new = _reduce_memory(state, cohort.clients)
@@ -228,7 +231,8 @@ class GradMAS(ServerOptimiser):
         rows = tree.leaves(state, "rows")
         scale, gram = tree.leaf(state, "scale").numpy(), tree.leaf(state, "gram").numpy()
         scale *= self.beta2
-        gram *= self.beta2**2
+        if self.beta2 > 0.0:
+            scale[scale < LEAST] = LEAST
         kept = torch.from_numpy(np.where(new, 0.0, scale[slots]))
         index = torch.from_numpy(slots)
         fresh: Tree = {}  # [S + 1, ...]: the round's memories as they are now, and the momentum
@@ -237,34 +241,33 @@ class GradMAS(ServerOptimiser):
             fresh[k] = torch.cat([held.add_(update), m[k][None]])
             rows[k][index] = fresh[k][:-1]
         scale[slots] = 1.0
+        held_on = (scale > 0.0).astype(np.float64)
+        gram *= np.outer(held_on, held_on)
         inner = np.zeros(gram.shape[:2])
         for g, names in enumerate(cohort.groups(self.groups)):
-            products = scale[:, None] * span.inner(rows, fresh, names)
+            products = held_on[:, None] * span.inner(rows, fresh, names)
             gram[g][:, slots] = products[:, :-1]
             gram[g][slots, :] = products[:, :-1].T
             inner[g] = products[:, -1]
-        return rows, scale, gram, inner
+        return rows, gram, inner
 
-    def _project(
-        self, m: Tree, rows: Tree, scale: Floats, gram: Floats, inner: Floats, cohort: Cohort
-    ) -> Tree:
+    def _project(self, m: Tree, rows: Tree, gram: Floats, inner: Floats, cohort: Cohort) -> Tree:
         """Return the momentum, projected group by group."""
         out = dict(m)
         failed = active = 0
         groups = cohort.groups(self.groups)
-        noise = span.noise(rows)
         for g, names in enumerate(groups):
-            bound = np.zeros(len(scale))
+            bound = np.zeros(len(inner[g]))
             if self.margin > 0.0:
                 p = {k: m[k] for k in names}
                 size = float(tree.dot(p, p)) ** 0.5
                 bound = self.margin * size * np.sqrt(np.clip(np.diagonal(gram[g]), 0.0, None))
-            solution = qp.project(gram[g], inner[g], bound, noise)
+            solution = qp.project(gram[g], inner[g], bound, span.noise(rows, names))
             failed += not solution.feasible
             if not solution.multipliers.any():
                 continue
             active += 1
-            push = (solution.multipliers * scale)[None]
+            push = solution.multipliers[None]
             out.update({k: m[k] + span.combine(push, rows[k])[0] for k in names})
         cohort.note("active", active / len(groups))
         cohort.note("infeasible", failed / len(groups))

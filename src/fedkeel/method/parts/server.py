@@ -27,6 +27,11 @@ class WeightedMean(Reduction):
     Cost: one pass over the K updates.
     Laws: commutes with every linear map of the updates.
     Deviations: none; how clients count is the run's choice (`weights`).
+
+    Example:
+        >>> import fedkeel
+        >>> fedkeel.parse("fedavg").reduction.name
+        'mean'
     """
 
     name: ClassVar[str] = "mean"

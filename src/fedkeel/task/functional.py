@@ -1,0 +1,70 @@
+"""A module called with given parameters and buffers, at little cost.
+
+`torch.func.functional_call` looks through the whole module at every call, which for a small network
+costs as much as its forward pass. Here the places where tensors belong are looked up once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Place = tuple[dict[str, Any], str]
+"""A module's own table of tensors, and the key in it."""
+
+
+class Functional:
+    """A module as a function of named parameters and buffers.
+
+    Modules that watch their attributes, such as recurrent ones, which keep a second list of their
+    weights, are called through `torch.func.functional_call`.
+
+    Args:
+        module: the module; its own tensors are back in place after every call.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._places = None if _watches(module) else _places(module)
+
+    def __call__(
+        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
+    ) -> Tensor:
+        """Return the module's output for `x`; layers may change `buffers` in place."""
+        out: Tensor
+        if self._places is None:
+            out = functional_call(self.module, {**params, **buffers}, (x,))
+            return out
+        before: list[tuple[Place, Any]] = []
+        try:
+            for given in (params, buffers):
+                for name, tensor in given.items():
+                    for place in self._places[name]:
+                        table, key = place
+                        before.append((place, table[key]))
+                        table[key] = tensor
+            out = self.module(x)
+            return out
+        finally:
+            for (table, key), held in before:
+                table[key] = held
+
+
+def _watches(module: nn.Module) -> bool:
+    return any(type(sub).__setattr__ is not nn.Module.__setattr__ for sub in module.modules())
+
+
+def _places(module: nn.Module) -> dict[str, list[Place]]:
+    """Return where each named parameter and buffer belongs: several places where it is tied."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    places: dict[str, list[Place]] = {name: [] for name, _ in named}
+    names = {id(tensor): name for name, tensor in named}
+    for sub in module.modules():
+        for table in (sub._parameters, sub._buffers):
+            for key, tensor in table.items():
+                if tensor is not None:
+                    places[names[id(tensor)]].append((table, key))
+    return places

@@ -1,0 +1,202 @@
+"""Settings as values: ranges, types, what depends on what, schedules and cohorts."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import annotated_types
+import pytest
+from pydantic import ValidationError
+
+from fedkeel import config
+from fedkeel.config import Cohort, Experiment, Local, Partition, Schedule, build
+from fedkeel.config.settings import Settings
+from fedkeel.errors import ConfigError
+
+KINDS = [
+    kind
+    for kind in vars(config).values()
+    if isinstance(kind, type) and issubclass(kind, Settings) and kind is not Settings
+]
+FIELDS = [(kind, name) for kind in KINDS for name in kind.model_fields]
+LEAST: dict[type[Settings], dict[str, Any]] = {
+    config.Data: {"source": "digits"},
+    config.Model: {"name": "mlp"},
+    config.Partition: {"clients": 2, "alpha": 1.0},
+    config.Local: {"lr": 0.1, "epochs": 1},
+    config.Run: {"rounds": 1, "local": {"lr": 0.1, "epochs": 1}},
+}
+"""What a table needs at least."""
+
+
+def least(kind: type[Settings]) -> dict[str, Any]:
+    if kind is Experiment:
+        tables = {config.Data: "data", config.Partition: "partition", config.Model: "model"}
+        return LEAST[config.Run] | {name: LEAST[table] for table, name in tables.items()}
+    return LEAST.get(kind, {})
+
+
+def bounds() -> list[tuple[type[Settings], str, str, float]]:
+    """Every bound of every number."""
+    out = []
+    for kind, name in FIELDS:
+        for mark in kind.model_fields[name].metadata:
+            for attribute in ("ge", "gt", "le", "lt"):
+                if isinstance(mark, getattr(annotated_types, attribute.capitalize())):
+                    out.append((kind, name, attribute, getattr(mark, attribute)))
+    return out
+
+
+def floats() -> list[tuple[type[Settings], str]]:
+    return [(k, n) for k, n in FIELDS if "float" in str(k.model_fields[n].annotation)]
+
+
+# --- ranges and types ------------------------------------------------------------------------
+
+
+def test_there_are_bounds_to_look_at() -> None:
+    assert len(bounds()) > 30
+    assert (Local, "momentum", "lt", 1.0) in bounds()
+
+
+@pytest.mark.parametrize(("kind", "name", "sign", "bound"), bounds())
+def test_a_number_out_of_range_is_refused_by_name(
+    kind: type[Settings], name: str, sign: str, bound: float
+) -> None:
+    whole = "int" in str(kind.model_fields[name].annotation)
+    step = 1 if whole else 1e-6
+    outside = {"ge": bound - step, "le": bound + step, "gt": bound, "lt": bound}[sign]
+    with pytest.raises(ConfigError) as caught:
+        build(kind, least(kind) | {name: int(outside) if whole else float(outside)}, "file")
+    assert f"{name!r} cannot be used" in caught.value.what
+    words = {"ge": "greater than or equal to", "gt": "greater than"}
+    words |= {"le": "less than or equal to", "lt": "less than"}
+    assert words[sign] in str(caught.value.expected)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, "0.1", True, [0.1]])
+@pytest.mark.parametrize(("kind", "name"), floats())
+def test_fractions_are_finite_numbers(kind: type[Settings], name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        build(kind, least(kind) | {name: value}, "file")
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_a_value_of_no_use_is_refused(kind: type[Settings], name: str) -> None:
+    """Nothing is converted in silence."""
+    with pytest.raises(ConfigError) as caught:
+        build(kind, least(kind) | {name: 1j}, "file")
+    assert len(str(caught.value).splitlines()) <= 4
+    assert f"'{name}' cannot be used" in caught.value.what
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_are_frozen_and_closed(kind: type[Settings]) -> None:
+    made = build(kind, least(kind), "file")
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(made, next(iter(kind.model_fields)), 1)
+    with pytest.raises(ConfigError, match="has no key 'zzz'"):
+        build(kind, least(kind) | {"zzz": 1}, "file")
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS)
+def test_what_may_be_none_is_none_where_it_is_not_given(kind: type[Settings], name: str) -> None:
+    """So leaving None out of a file says the same."""
+    field = kind.model_fields[name]
+    if "None" in str(field.annotation):
+        assert field.default is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_is_explained(kind: type[Settings]) -> None:
+    text = "\n".join(inspect.getdoc(base) or "" for base in kind.__mro__ if base in KINDS)
+    for name in kind.model_fields:
+        assert f"\n    {name}: " in text
+
+
+def test_a_whole_number_will_do_for_a_fraction() -> None:
+    assert Local(lr=1, epochs=1).lr == 1.0
+
+
+# --- what depends on what --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (Local, {"steps": 3}, "give either 'epochs' or 'steps'"),
+        (Local, {"epochs": None}, "give either 'epochs' or 'steps'"),
+        (Local, {"batch_size": 0}, "'batch_size' must be >= 1 or \"all\""),
+        (Local, {"nesterov": True}, "'nesterov' needs 'momentum' > 0"),
+        (Partition, {"kind": "iid", "clients": None}, "needs 'clients'"),
+        (Partition, {"kind": "dirichlet", "alpha": None}, "needs 'alpha' > 0"),
+        (Partition, {"kind": "dirichlet_prior", "alpha": None}, "needs 'alpha' > 0"),
+        (Partition, {"kind": "source"}, "takes the clients from the data; drop 'clients'"),
+        (Partition, {"kind": "client"}, "takes the clients from the data; drop 'clients'"),
+        (Partition, {"sizes": [1, 2, 3]}, "'sizes' has 3 entries for 2 clients"),
+        (Schedule, {"at": [1]}, "'at' and 'factors' must have the same length"),
+        (Schedule, {"at": [2, 1], "factors": [0.5, 0.1]}, "'at' must ascend"),
+        (Schedule, {"at": [1], "factors": [0.0]}, "'factors' must be > 0"),
+        (Cohort, {"participation": 0.5, "clients": 3}, "'participation' or 'clients', not both"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    kind: type[Settings], given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(kind, least(kind) | given, "file")
+    assert says in caught.value.what
+
+
+def test_settings_that_do_go_together() -> None:
+    assert Partition(kind="source", clients=None).clients is None
+    assert Partition(kind="iid", clients=2, sizes=(1, 2)).sizes == (1, 2)
+    assert Local(lr=0.1, steps=3, momentum=0.5, nesterov=True, batch_size="all").steps == 3
+
+
+# --- schedules -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(), [1.0] * 5),
+        (Schedule(kind="exponential", decay=0.5), [1.0, 0.5, 0.25, 0.125, 0.0625]),
+        (Schedule(kind="cosine"), [1.0, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0.0]),
+        (Schedule(kind="cosine", final=0.5), [1.0, (6 + 2**0.5) / 8, 0.75, (6 - 2**0.5) / 8, 0.5]),
+        (Schedule(kind="piecewise", at=(1, 3), factors=(0.5, 0.1)), [1.0, 0.5, 0.5, 0.1, 0.1]),
+        (Schedule(kind="piecewise"), [1.0] * 5),
+    ],
+)
+def test_schedules_by_hand(schedule: Schedule, expected: list[float]) -> None:
+    """Of four rounds, and the end that none reaches."""
+    assert [schedule.factor(r, 4) for r in range(5)] == pytest.approx(expected, abs=1e-15)
+
+
+# --- cohorts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cohort", "population", "size"),
+    [
+        (Cohort(), 7, 7),
+        (Cohort(participation=1.0), 7, 7),
+        (Cohort(participation=0.1), 100, 10),
+        (Cohort(participation=0.1), 17, 2),
+        (Cohort(participation=0.3), 10, 3),  # 0.3 * 10 is not exactly 3
+        (Cohort(participation=0.01), 50, 0),
+        (Cohort(clients=3), 7, 3),
+        (Cohort(clients=7), 7, 7),
+        (Cohort(clients=8), 7, 0),
+    ],
+)
+def test_the_size_of_a_cohort(cohort: Cohort, population: int, size: int) -> None:
+    if size:
+        assert cohort.size(population) == size
+        return
+    with pytest.raises(ConfigError) as caught:
+        cohort.size(population)
+    assert "cohort." in caught.value.what
+    assert len(str(caught.value).splitlines()) <= 4

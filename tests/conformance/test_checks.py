@@ -1,0 +1,264 @@
+"""The suite can fail: parts that are broken on purpose, each caught by the check that is for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeel.conformance import CHECKS, ConformanceError, check_method
+from fedkeel.conformance.checks import Check
+from fedkeel.errors import CompositionError
+from fedkeel.method import grammar, registry, server
+from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
+from fedkeel.method.registry import Recipe
+from fedkeel.method.roles import (
+    AggregateTransform,
+    Broadcast,
+    ClientState,
+    GradientTransform,
+    Part,
+    Reduction,
+    ServerState,
+    Stage,
+    UpdateTransform,
+    Upload,
+)
+from fedkeel.solve.span import Span
+from fedkeel.tree import State, Tree
+
+
+@dataclass(frozen=True)
+class Broken(Part):
+    """Does what no part may do.
+
+    Source: nobody.
+    Sent: what it should not.
+    State: none.
+    Cost: trust.
+    Laws: none.
+    Deviations: all of it.
+
+    Example:
+        >>> 1
+        1
+    """
+
+    name: ClassVar[str] = "broken"
+    paper: ClassVar[str] = "mcmahan2017"
+
+
+class Gradient(Broken, GradientTransform):
+    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+
+    def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
+        return {k: self.change(g, params[k], step) for k, g in grads.items()}
+
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        raise NotImplementedError
+
+
+class MutatesInput(Gradient):
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        step.batch.x.mul_(1.0)
+        step.start["fc1.bias"].add_(1e-3)
+        return grad
+
+
+class GlobalRandomness(Gradient):
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        return grad * (1.0 + np.random.rand())
+
+
+class ByProcess(Gradient):
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        return grad * (1.0 + 1e-9 * (os.getpid() % 1000))
+
+
+class ByValue(Gradient):
+    """Branches on data, which cannot be done for many clients at once."""
+
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        return grad if grad.sum() > 0 else grad * 0.9
+
+
+class CountsSteps(Gradient):
+    """Keeps something outside of its state, so a step that is not real leaves a trace."""
+
+    steps: ClassVar[list[int]] = []
+
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        self.steps.append(1)
+        return grad / len(self.steps)
+
+
+class Uphill(Gradient):
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        return -grad
+
+
+class NoDocstring(Gradient):
+    """Says nothing of what it sends, keeps and costs."""
+
+    def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
+        return grad
+
+
+class GrowingState(Broken, ClientState, UpdateTransform):
+    update_stage: ClassVar[Stage] = Stage.CORRECT
+
+    def init_client(self, start: Tree) -> State:
+        return {"seen": torch.zeros(1)}
+
+    def next_client(self, round: Round) -> State:
+        seen = round.mine["seen"]
+        return {"seen": torch.cat([seen, seen])}
+
+    def transform_update(self, delta: Tree, round: Round) -> Tree:
+        return delta
+
+
+class OtherType(Broken, ServerState):
+    def init_server(self, params: Tree, population: Population) -> State:
+        return {"mean": torch.zeros(3, dtype=torch.float32)}
+
+    def next_server(self, outcome: Outcome) -> State:
+        return {"mean": torch.zeros(3, dtype=torch.float64)}
+
+
+class Forgets(Broken, AggregateTransform):
+    """Remembers in the object what belongs into its state, so a resumed run does not know it."""
+
+    aggregate_stage: ClassVar[Stage] = Stage.CORRECT
+    rounds: ClassVar[dict[int, int]] = {}
+
+    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+        if cohort.round == 0:
+            self.rounds.clear()
+        if self.rounds.get(-1) == cohort.round:  # the round that a kill took back is made again
+            return {k: 2 * v for k, v in delta.items()}
+        self.rounds[-1] = cohort.round
+        return delta
+
+
+class FirstReply(Broken, Reduction):
+    def reduce(self, updates: Span, cohort: Cohort) -> Tree:
+        return {k: v[0] for k, v in updates.materialise().items()}
+
+
+class SentBytes(Broken, Upload):
+    def upload(self, round: Round) -> State:
+        return {"x": torch.zeros(4)}
+
+
+class MoreWhenFull(Broken, Broadcast, ServerState):
+    """Sends more than it said it would before the first round."""
+
+    def init_server(self, params: Tree, population: Population) -> State:
+        return {"n": torch.zeros(1)}
+
+    def next_server(self, outcome: Outcome) -> State:
+        return {"n": outcome.cohort.state["n"] + 1}
+
+    def message(self, state: State) -> State:
+        return {"n": torch.zeros(1 + int(state["n"]))}
+
+
+def failed(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> dict[str, str]:
+    """Check a part under the name ``broken``; the checks that failed, with what they said."""
+    recipes = {**registry.REGISTRY, "broken": Recipe("mcmahan2017", "broken", {"": kind})}
+    monkeypatch.setattr(registry, "REGISTRY", recipes)
+    monkeypatch.setattr(grammar, "REGISTRY", recipes)
+    kind.__doc__ = kind.__doc__ if kind is NoDocstring else Broken.__doc__
+    with pytest.raises(ConformanceError, match="'broken' fails") as found:
+        check_method("broken")
+    pairs = [one.split(": ", 1) for one in str(found.value.got).split("; ")]
+    return {pair[0]: pair[-1] for pair in pairs if pair[0] in CHECKS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        (MutatesInput, "nothing is changed in place"),
+        (GlobalRandomness, "a seed repeats bit for bit"),
+        (ByProcess, "engines agree bit for bit"),
+        (ByValue, "clients run side by side as one by one"),
+        (CountsSteps, "padded steps change nothing"),
+        (Uphill, "loss falls on a convex problem"),
+        (NoDocstring, "its docstring says what it is"),
+        (GrowingState, "state keeps its form"),
+        (OtherType, "state keeps its form"),
+        (Forgets, "a killed run goes on as if it had not been"),
+        (MoreWhenFull, "recorded bytes are the bytes on the wire"),
+    ],
+)
+def test_a_broken_part_is_caught(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str
+) -> None:
+    assert check in failed(monkeypatch, kind)
+
+
+def replies_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the server's sorting away."""
+    monkeypatch.setattr(server.np, "argsort", lambda values, kind: np.arange(len(values)))
+
+
+def the_weightless_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave clients that weigh nothing among the others."""
+    monkeypatch.setattr(server, "_raw_weights", lambda kind, replies: replies.examples + 1e-3)
+
+
+def half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeel.experiment.execute.nbytes", lambda state: 7)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check"),
+    [
+        (replies_as_they_come, "the order of replies does not matter"),
+        (the_weightless_too, "clients without weight change nothing"),
+        (half_the_bytes, "recorded bytes are the bytes on the wire"),
+    ],
+)
+def test_a_broken_server_is_caught(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None], check: str
+) -> None:
+    """What a part cannot do wrong by itself, because the server round does it."""
+    spoil(monkeypatch)
+    assert check in failed(monkeypatch, FirstReply)
+
+
+def test_every_check_is_shown_to_fail() -> None:
+    """The two tables above name each of them."""
+    shown = {mark.args[1][i][1] for mark in marks() for i in range(len(mark.args[1]))}
+    assert shown == set(CHECKS)
+
+
+def marks() -> list[pytest.Mark]:
+    tests = (test_a_broken_part_is_caught, test_a_broken_server_is_caught)
+    return [mark for test in tests for mark in test.pytestmark]
+
+
+def test_a_check_that_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(stand: object) -> str:
+        raise LookupError("nothing there")
+
+    monkeypatch.setitem(CHECKS, "the order of replies does not matter", breaks)
+    with pytest.raises(ConformanceError, match="LookupError: nothing there") as found:
+        check_method("fedavg")
+    assert "1 of 12" in found.value.what
+
+
+def test_what_cannot_be_composed_is_not_a_failed_check() -> None:
+    with pytest.raises(CompositionError, match="which takes one"):
+        check_method("momentum+gradma.s")
+
+
+def test_all_that_holds_is_named() -> None:
+    assert check_method("fedavg") == [Check(name) for name in CHECKS]

@@ -1,0 +1,151 @@
+"""Named tensors in one allocation: where they lie, what they share, and that rows are rows."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import multiprocessing as torch_multiprocessing
+
+from fedkeel.engine.buffers import ALIGN, Buffers, Spec, private, segment, shared, specs
+from fedkeel.errors import RunError
+
+SPEC = {
+    "delta/w": Spec((3, 5), torch.float32),
+    "delta/b": Spec((1,), torch.float64),
+    "seen": Spec((), torch.int64),
+    "finite": Spec((), torch.bool),
+    "none": Spec((0, 4), torch.float32),
+}
+ALLOCATORS = [private, shared, segment]
+
+
+def filled(value: float) -> dict[str, object]:
+    return {
+        "delta": {"w": torch.full((3, 5), value), "b": torch.full((1,), value, dtype=torch.double)},
+        "seen": torch.tensor(int(value)),
+        "finite": torch.tensor(value > 0),
+        "none": torch.zeros(0, 4),
+    }
+
+
+@pytest.mark.parametrize("allocate", ALLOCATORS)
+@pytest.mark.parametrize("rows", [None, 1, 3])
+def test_every_tensor_starts_where_torch_would_put_it(
+    allocate: Callable[[int], torch.Tensor], rows: int | None
+) -> None:
+    buffers = Buffers(SPEC, rows, allocate)
+    for path, tensor in buffers.tensors.items():
+        lead = () if rows is None else (rows,)
+        assert tuple(tensor.shape) == (*lead, *SPEC[path].shape)
+        assert tensor.dtype == SPEC[path].dtype
+        assert tensor.is_contiguous()
+        if tensor.numel():
+            assert tensor.data_ptr() % ALIGN == 0, path
+
+
+def test_tensors_do_not_overlap() -> None:
+    for rows in (None, 1, 4, 7):
+        buffers = Buffers(SPEC, rows, private)
+        for i, tensor in enumerate(buffers.tensors.values()):
+            tensor.fill_(i)
+        for i, tensor in enumerate(buffers.tensors.values()):
+            assert (tensor == tensor.new_full((), i)).all()
+
+
+def test_a_misaligned_allocation_is_shifted() -> None:
+    buffers = Buffers(SPEC, 2, lambda n: torch.empty(n + 1, dtype=torch.uint8)[1:])
+    assert buffers.tensors["delta/w"].data_ptr() % ALIGN == 0
+    buffers.write(filled(2.0), row=1)
+    assert (buffers.tensors["delta/w"][1] == 2.0).all()
+
+
+def test_a_row_is_written_and_read_alone() -> None:
+    buffers = Buffers(SPEC, 3, private)
+    for row in (0, 1, 2):
+        buffers.write(filled(row), row)
+    buffers.write(filled(7.0), 1)
+    for row, value in enumerate((0.0, 7.0, 2.0)):
+        state = buffers.row(row)
+        assert (state["delta"]["w"] == value).all()
+        assert state["seen"] == int(value)
+        assert state["finite"] == (value > 0)
+    assert buffers.nested(2)["delta"]["w"].shape == (2, 3, 5)
+    assert buffers.nested(0)["delta"]["w"].shape == (0, 3, 5)
+
+
+def test_a_row_is_a_view() -> None:
+    buffers = Buffers(SPEC, 2, private)
+    buffers.row(1)["delta"]["w"].fill_(4.0)
+    buffers.nested(2)["delta"]["b"].fill_(5.0)
+    assert (buffers.tensors["delta/w"][1] == 4.0).all()
+    assert (buffers.tensors["delta/b"] == 5.0).all()
+
+
+def test_numbers_without_axes_are_kept_too() -> None:
+    """A message may hold a 0-d tensor, such as the counter of a batch normalisation."""
+    state = {"n": torch.tensor(3), "deep": {"er": torch.tensor(0.5)}}
+    buffers = Buffers(specs(state), None, private)
+    buffers.write(state)
+    assert buffers.nested()["n"] == 3
+    assert buffers.nested()["deep"]["er"] == 0.5
+
+
+def test_specs_say_what_a_state_looks_like() -> None:
+    assert specs(filled(1.0)) == SPEC
+    assert SPEC["delta/w"].nbytes == 60
+    assert SPEC["seen"].nbytes == 8
+    assert SPEC["none"].nbytes == 0
+
+
+def _add(buffers: Buffers, row: int) -> None:
+    buffers.tensors["delta/w"][row] += 1.0
+
+
+@pytest.mark.parametrize(
+    ("allocate", "method", "seen"),
+    [(shared, "fork", True), (segment, "fork", True), (private, "fork", False)],
+)
+def test_what_another_process_writes(
+    allocate: Callable[[int], torch.Tensor], method: str, seen: bool
+) -> None:
+    buffers = Buffers(SPEC, 2, allocate)
+    buffers.tensors["delta/w"].zero_()
+    process = multiprocessing.get_context(method).Process(target=_add, args=(buffers, 1))
+    process.start()
+    process.join(20)
+    assert process.exitcode == 0
+    assert (buffers.tensors["delta/w"][1] == (1.0 if seen else 0.0)).all()
+    assert (buffers.tensors["delta/w"][0] == 0.0).all()
+
+
+def test_a_segment_passes_through_a_pickle() -> None:
+    """As spawned processes get it: views of one storage stay views of one storage."""
+    buffers = Buffers(SPEC, 2, segment)
+    pipe, other = torch_multiprocessing.get_context("fork").Pipe()
+    pipe.send(buffers)
+    again = other.recv()
+    again.tensors["delta/w"].fill_(3.0)
+    again.tensors["seen"].fill_(4)
+    assert (buffers.tensors["delta/w"] == 3.0).all()
+    assert (buffers.tensors["seen"] == 4).all()
+
+
+@pytest.mark.parametrize("allocate", [private, shared])
+def test_room_for_rows_that_nobody_writes_costs_nothing(
+    allocate: Callable[[int], torch.Tensor],
+) -> None:
+    """Fifty thousand clients of ten megabytes, of whom a few take part."""
+    buffers = Buffers({"w": Spec((2_500_000,), torch.float32)}, 50_000, allocate)
+    buffers.tensors["w"][49_999] = 1.0
+    assert buffers.tensors["w"][49_999].sum() == 2_500_000
+    assert buffers.tensors["w"][0, :10].sum() == 0.0
+
+
+def test_more_than_the_system_has_addresses_for() -> None:
+    for allocate in ALLOCATORS:
+        with pytest.raises(RunError, match="no room") as found:
+            allocate(2**60)
+        assert len(found.value.lines()) <= 4

@@ -1,0 +1,250 @@
+"""Workers that die are replaced without a trace in the result, and none outlives its parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeel.engine.workers import Workers
+from fedkeel.errors import TrainingError
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.progress import Silent
+from fedkeel.method.server import server_message
+from fedkeel.records import RoundRecord
+from toys import Kills, Net, Raises, Slow, alive, children, eventually, federation, prepared, same
+
+EVERYONE = np.arange(6)
+
+
+def pool(ready: Prepared, workers: int, how: str = "fork") -> Workers:
+    message = server_message(ready.plan, ready.server, 0.05)
+    return Workers(ready.world, ready.spec, 6, message, workers, start=how)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> object:
+    before = set(children(os.getpid()))
+    yield
+    assert eventually(lambda: set(children(os.getpid())) <= before, 5.0)
+
+
+class AtRow(Silent):
+    """Does something after a round."""
+
+    def __init__(self, round: int, act: Callable[[], None]) -> None:
+        self._round, self._act = round, act
+
+    def row(self, row: RoundRecord) -> None:
+        if row.round == self._round:
+            self._act()
+
+
+class AtClient(Silent):
+    """Does something once a client of the first round has been trained."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def clients(self, trained: int, of: int) -> None:
+        act, self._act = self._act, lambda: None
+        act()
+
+
+def kill_one() -> None:
+    os.kill(children(os.getpid())[0], signal.SIGKILL)
+
+
+def kill_all() -> None:
+    for pid in children(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+# --- replaced -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "gradma"])
+def test_a_worker_killed_in_mid_round_leaves_no_trace(
+    tmp_path: Path, method: str, workers: int
+) -> None:
+    """It dies while it trains client 3, the first time that client takes part."""
+    clients = federation(marked=3)
+    more = {"clients": clients, "per_round": 6}
+    one = start(prepared(method, Kills, **more))
+    once = tmp_path / "once"
+    model = partial(Kills, once)
+    two = start(prepared(method, model, **more, kind="workers", workers=workers))
+    assert once.exists()
+    assert same(one, two)
+
+
+@pytest.mark.parametrize("act", [kill_one, kill_all])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_killed_between_rounds_leave_no_trace(
+    act: Callable[[], None], workers: int
+) -> None:
+    """They are found dead when the next round is given out."""
+    one = start(prepared("scaffold", per_round=6))
+    ready = prepared("scaffold", per_round=6, kind="workers", workers=workers)
+    two = start(ready, watcher=AtRow(1, act))
+    assert same(one, two)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_killed_at_any_moment_leave_no_trace(workers: int) -> None:
+    one = start(prepared("scaffold", per_round=6))
+    ready = prepared("scaffold", per_round=6, kind="workers", workers=workers)
+    assert same(one, start(ready, watcher=AtClient(kill_all)))
+
+
+def test_a_killed_evaluation_is_made_again() -> None:
+    ready = prepared()
+    network = ready.world.bench.network
+    with pool(ready, 3) as engine:
+        before = engine.evaluate(network.params, {}, "test")
+        kill_all()
+        assert torch.equal(before, engine.evaluate(network.params, {}, "test"))
+        assert len(children(os.getpid())) == 3
+
+
+def test_pids_change_when_a_worker_is_replaced() -> None:
+    ready = prepared()
+    message = server_message(ready.plan, ready.server, 0.05)
+    with pool(ready, 2) as engine:
+        before = set(children(os.getpid()))
+        kill_one()
+        engine.train(message, EVERYONE, lambda _: None)
+        after = set(children(os.getpid()))
+    assert len(after) == 2
+    assert len(before & after) == 1
+
+
+# --- given up -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_client_that_always_kills_its_worker_is_named(workers: int) -> None:
+    ready = prepared(
+        model=Kills,
+        clients=federation(marked=3),
+        per_round=6,
+        kind="workers",
+        workers=workers,
+    )
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match="died 3 times on the same work") as found:
+        start(ready)
+    assert found.value.got == "exit code -9 on client 3"
+    assert "memory" in found.value.why
+    assert "sequential" in found.value.do
+    assert time.monotonic() - began < 30
+
+
+def test_what_the_others_did_in_that_round_is_not_kept(tmp_path: Path) -> None:
+    ready = prepared(
+        "scaffold",
+        Kills,
+        clients=federation(marked=3),
+        per_round=6,
+        kind="workers",
+        workers=2,
+    )
+    with pytest.raises(TrainingError):
+        start(ready, tmp_path / "run")
+    found = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert len(found) == 1  # round 0
+
+
+# --- nobody is left behind ------------------------------------------------------------------------
+# The fixture at the top looks for processes after every test of this file.
+
+
+def test_after_an_error_nobody_is_left() -> None:
+    more = {"clients": federation(marked=3), "per_round": 6, "kind": "workers", "workers": 3}
+    with pytest.raises(TrainingError):
+        start(prepared(model=Raises, **more))
+    assert children(os.getpid()) == []
+
+
+def test_after_success_nobody_is_left() -> None:
+    start(prepared(kind="workers", workers=3))
+    assert children(os.getpid()) == []
+
+
+def test_after_an_interrupt_nobody_is_left() -> None:
+    """An exception may come at any moment, also while the others work."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    ready = prepared(model=Slow, per_round=6, kind="workers", workers=3)
+    with pytest.raises(KeyboardInterrupt):
+        start(ready, watcher=AtClient(interrupt))
+    assert children(os.getpid()) == []
+
+
+def test_after_a_failed_start_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun = Workers._start, []
+
+    def second_fails(self: Workers) -> object:
+        if begun:
+            raise BlockingIOError("no more processes")
+        begun.append(begin(self))
+        return begun[0]
+
+    monkeypatch.setattr(Workers, "_start", second_fails)
+    with pytest.raises(BlockingIOError):
+        start(prepared(kind="workers", workers=2))
+    assert not begun[0].process.is_alive()
+
+
+def test_a_worker_that_hangs_is_ended_with_the_run() -> None:
+    """Here one is stopped; a real one may be deep in a computation."""
+    ready = prepared(per_round=6)
+    with pool(ready, 2):
+        pid = children(os.getpid())[0]
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert not alive(pid)
+
+
+def work_for_ever(ready: Prepared, how: str, busy: Path) -> None:
+    """Be the parent of workers that are always busy."""
+    threading.Timer(60, os._exit, (1,)).start()
+    message = server_message(ready.plan, ready.server, 0.05)
+    with pool(ready, 2, how) as engine:
+        while True:
+            engine.train(message, EVERYONE, lambda _: busy.touch())
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path, how: str) -> None:
+    """The parent is killed in the middle of a round and can tidy nothing up."""
+    ready, busy = prepared(model=partial(Slow, 0.1), per_round=6), tmp_path / "busy"
+    work = (ready, how, busy)
+    parent = multiprocessing.get_context("fork").Process(target=work_for_ever, args=work)
+    parent.start()
+    assert eventually(busy.exists, 40)
+    workers = children(parent.pid)
+    assert len(workers) == 2
+    parent.kill()
+    parent.join(10)
+    assert eventually(lambda: not any(alive(worker) for worker in workers))
+
+
+def test_the_watcher_of_these_tests_sees_processes() -> None:
+    with pool(prepared(model=Net), 2):
+        assert len(children(os.getpid())) == 2
+    assert children(os.getpid()) == []

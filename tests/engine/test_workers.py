@@ -1,0 +1,237 @@
+"""Any number of processes, started in any way, make the bits that one loop makes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkeel as fk
+from fedkeel.engine import workers as module
+from fedkeel.engine.sequential import Sequential
+from fedkeel.engine.workers import Workers, _guided
+from fedkeel.errors import FedkeelError, RunError, TrainingError
+from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.prepare import Prepared
+from fedkeel.method.server import server_message
+from toys import MODELS, Kills, NaN, Raises, children, federation, held, prepared, same
+
+METHODS = ["fedavg", "scaffold", "gradma", "fedgc", "fedreg", "fednova+fedgh", "fedprox+momentum"]
+LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
+
+
+def quiet(trained: int) -> None:
+    """A tick that nobody hears."""
+
+
+def pool(ready: Prepared, workers: int, how: str = "fork") -> Workers:
+    message = server_message(ready.plan, ready.server, 0.05)
+    return Workers(ready.world, ready.spec, 4, message, workers, start=how)
+
+
+# --- the same bits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_make_the_bits_of_one_loop(method: str) -> None:
+    more = {"local": LOCAL, "per_round": 5}
+    one = start(prepared(method, **more))
+    assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
+    for count in (1, 2, 3, 5):
+        found = start(prepared(method, **more, kind="workers", workers=count))
+        assert found.record.engine["workers"] == count
+        assert same(one, found), count
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_so_do_they_with_batch_normalisation(method: str, buffers: str) -> None:
+    model = MODELS["norm"]
+    one = start(prepared(method, model, buffers=buffers, local=LOCAL))
+    for count in (1, 2, 3, 5):
+        two = prepared(method, model, buffers=buffers, local=LOCAL, kind="workers", workers=count)
+        assert same(one, start(two)), count
+    assert bool(one.buffers) is (buffers == "average")
+
+
+def test_so_do_they_where_everyone_continues_through_the_data() -> None:
+    local = fk.Local(lr=0.05, steps=3, batch_size=4)
+    one = start(prepared("gradma", local=local, rounds=5))
+    assert same(one, start(prepared("gradma", local=local, rounds=5, kind="workers", workers=3)))
+
+
+def test_so_do_they_in_float64_and_with_held_out_examples() -> None:
+    clients = federation().hold_out(0.3, seed=1)
+    evaluation = fk.Evaluation(batch_size=7, clients_every=2)
+    more = {"clients": clients, "evaluation": evaluation, "dtype": "float64"}
+    one = start(prepared("fedgc", **more))
+    assert one.params["fc1.weight"].dtype == torch.float64
+    assert same(one, start(prepared("fedgc", **more, kind="workers", workers=2)))
+
+
+def test_spawned_workers_make_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one of them dies on the way."""
+    clients = federation(marked=3)
+    more = {"buffers": "average", "local": LOCAL, "clients": clients, "rounds": 2, "per_round": 6}
+    one = start(prepared("scaffold", partial(Kills, norm=True), **more))
+    monkeypatch.setattr(Workers.__init__, "__defaults__", ("spawn",))
+    once = tmp_path / "once"
+    model = partial(Kills, once, norm=True)
+    assert same(one, start(prepared("scaffold", model, **more, kind="workers", workers=2)))
+    assert once.exists()
+
+
+def test_a_model_that_cannot_be_spawned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers.__init__, "__defaults__", ("spawn",))
+    before = children(os.getpid())
+    ready = prepared(kind="workers", workers=2, loss=lambda z, y: nn.functional.cross_entropy(z, y))
+    with pytest.raises(RunError, match="cannot be sent to worker processes") as found:
+        start(ready)
+    assert len(found.value.lines()) <= 4
+    assert children(os.getpid()) == before
+
+
+def test_workers_that_cannot_even_begin(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where a script spawns without a guard: each of them ends with exit code 1 at once."""
+    monkeypatch.setattr(module, "_serve", lambda *_: os._exit(1))
+    with pytest.raises(TrainingError, match="died 3 times") as found:
+        start(prepared(kind="workers", workers=2))
+    assert "exit code 1" in found.value.got
+    assert "__main__" in found.value.why
+    assert capfd.readouterr().err == ""
+
+
+# --- one round ------------------------------------------------------------------------------------
+
+
+def test_a_round_is_gathered_in_the_order_of_the_cohort() -> None:
+    ready = prepared("scaffold")
+    message = server_message(ready.plan, ready.server, 0.05)
+    clients = np.array([1, 3, 4, 5])
+    ticks: list[int] = []
+    with Sequential(ready.world, ready.spec, 4) as one, pool(ready, 3) as two:
+        a = one.train(message, clients, quiet)
+        b = two.train(message, clients, ticks.append)
+        assert a.replies.clients.tolist() == b.replies.clients.tolist() == [1, 3, 4, 5]
+        assert a.steps.tolist() == b.steps.tolist()
+        assert a.loss.tolist() == b.loss.tolist()
+        assert a.replies.processed.tolist() == b.replies.processed.tolist()
+        for name, rows in a.replies.delta.items():
+            assert torch.equal(rows, b.replies.delta[name])
+        assert sum(ticks) == 4
+        one.commit(a, clients[1:])
+        two.commit(b, clients[1:])
+        kept = two.state()
+        assert kept["clients/index"].tolist() == [3, 4, 5]
+        for name, array in one.state().items():
+            np.testing.assert_array_equal(array, kept[name])
+
+
+def test_state_is_written_only_when_the_round_is_taken() -> None:
+    ready = prepared("scaffold")
+    message = server_message(ready.plan, ready.server, 0.05)
+    with pool(ready, 2) as engine:
+        trained = engine.train(message, np.array([0, 1]), quiet)
+        assert engine.state()["clients/index"].tolist() == []
+        again = engine.train(message, np.array([0, 1]), quiet)
+        assert torch.equal(trained.replies.delta["fc1.bias"], again.replies.delta["fc1.bias"])
+
+
+def test_a_round_of_nobody() -> None:
+    ready = prepared("scaffold")
+    message = server_message(ready.plan, ready.server, 0.05)
+    for engine in (Sequential(ready.world, ready.spec, 4), pool(ready, 2)):
+        with engine:
+            trained = engine.train(message, np.array([], dtype=np.int64), quiet)
+            assert trained.replies.delta["fc1.bias"].shape == (0, 6)
+            engine.commit(trained, trained.replies.clients)
+            assert engine.state()["clients/index"].tolist() == []
+
+
+@pytest.mark.parametrize("split", ["test", "clients"])
+@pytest.mark.parametrize("buffers", ["refuse", "average", "local"])
+def test_evaluations_agree(split: str, buffers: str) -> None:
+    model = MODELS["plain" if buffers == "refuse" else "norm"]
+    ready = prepared(model=model, buffers=buffers, test=held(61), local=LOCAL)
+    network = ready.world.bench.network
+    params = {k: v + 0.1 for k, v in network.params.items()}
+    moved = {k: v + 1 if buffers == "average" else v for k, v in network.buffers.items()}
+    with Sequential(ready.world, ready.spec, 4) as one, pool(ready, 3) as two:
+        a = one.evaluate(params, moved, split)
+        assert torch.equal(a, two.evaluate(params, moved, split))
+        assert a.shape[1] == 3
+        assert not torch.equal(a, one.evaluate(network.params, network.buffers, split))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_pieces_cover_all_jobs_exactly_once(workers: int) -> None:
+    for count in range(60):
+        pieces = _guided(count, workers)
+        assert [i for a, b in pieces for i in range(a, b)] == list(range(count))
+        sizes = [b - a for a, b in pieces]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(size >= 1 for size in sizes)
+        if count >= workers:
+            assert len(pieces) >= workers  # everybody has something to do
+            assert sizes[-1] == 1  # and nobody waits long for the last
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def error(run: Callable[[], Result]) -> FedkeelError:
+    with pytest.raises(FedkeelError) as found:
+        run()
+    return found.value
+
+
+def test_an_error_is_the_same_whoever_runs_into_it() -> None:
+    clients = federation(marked=3)
+    one = error(lambda: start(prepared(model=Raises, clients=clients, per_round=6)))
+    assert "client 3, step 1" in one.what
+    for count in (1, 2, 3):
+        ready = prepared(model=Raises, clients=clients, per_round=6, kind="workers", workers=count)
+        two = error(lambda ready=ready: start(ready))
+        assert type(two) is type(one) is TrainingError
+        assert two.lines() == one.lines()
+
+
+def test_a_client_that_gives_nan_is_the_same_too() -> None:
+    more = {"model": NaN, "clients": federation(marked=2), "per_round": 6}
+    one = start(prepared("scaffold", **more))
+    assert [row.excluded for row in one.rows] == [[], [2], [2], [2]]
+    assert same(one, start(prepared("scaffold", **more, kind="workers", workers=3)))
+
+
+def test_a_worker_that_fails_outside_of_training_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("nothing there")
+
+    monkeypatch.setattr(module, "evaluate_shard", broken)
+    found = error(lambda: start(prepared(kind="workers", workers=2)))
+    assert found.what == "A worker failed on an evaluation."
+    assert "nothing there" in found.got
+
+
+def test_workers_ignore_the_interrupt_that_their_parent_hears() -> None:
+    """Ctrl-C goes to every process of the terminal; the round is finished all the same."""
+    ready = prepared()
+    message = server_message(ready.plan, ready.server, 0.05)
+    with pool(ready, 2) as engine:
+        engine.train(message, np.array([0, 1, 2, 3]), quiet)
+        for pid in children(os.getpid()):
+            os.kill(pid, signal.SIGINT)
+        before = children(os.getpid())
+        engine.train(message, np.array([0, 1, 2, 3]), quiet)
+        assert children(os.getpid()) == before

@@ -1,0 +1,280 @@
+"""Methods and seeds: everything else the same, nothing made twice, one failure is not all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import fedkeel as fk
+from commands import Process, experiment, run
+from fedkeel import config
+from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
+from fedkeel.experiment.compare import Comparison, compare, runs_of
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepare import Ingredients
+from fedkeel.experiment.progress import Silent
+from fedkeel.records import RoundRecord
+from fedkeel.report.runs import load
+from toys import Net, eventually, federation, held, plain, prepared, same
+
+LOCAL = fk.Local(lr=0.05, epochs=1, batch_size=4)
+
+
+def ingredients(model: object = Net, clients: object = None) -> Ingredients:
+    data = federation()
+    return Ingredients(fk.Task(model), clients or (lambda seed: data), held(), "toy")
+
+
+def settings(**more: object) -> config.Run:
+    values = {"rounds": 2, "local": LOCAL, "cohort": fk.Cohort(clients=3), "name": "toy"}
+    engine = fk.Engine(kind="sequential", checkpoint_seconds=0)
+    return config.Run(**{**values, "engine": engine, **more})
+
+
+def compared(methods: list[str], seeds: int, out: Path | None = None, **more: object) -> Comparison:
+    return compare(settings(**more), ingredients(), methods, seeds, out)
+
+
+def names(found: Comparison) -> list[tuple[str, int]]:
+    return [(r.record.method, r.record.seed) for r in found.results]
+
+
+def written(out: Path) -> dict[str, int]:
+    """When each file of the runs was last written, the page and the list left out."""
+    files = [p for p in out.glob("*/**/*") if p.is_file()]
+    return {str(p.relative_to(out)): p.stat().st_mtime_ns for p in files}
+
+
+def index(out: Path) -> list[tuple[str, int]]:
+    runs = json.loads((out / "comparison.json").read_text())["runs"]
+    return [(run["method"], run["seed"]) for run in runs]
+
+
+# --- one comparison -------------------------------------------------------------------------------
+
+
+def test_every_method_with_every_seed() -> None:
+    found = compared(["fedavg", "scaffold"], 2, seed=5)
+    assert names(found) == [("fedavg", 5), ("fedavg", 6), ("scaffold", 5), ("scaffold", 6)]
+    assert found.complete
+    assert found.failures == []
+    assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
+    assert [row["seeds"] for row in found.rows] == [2, 2]
+    assert "scaffold" in str(found)
+
+
+def test_everything_else_is_the_same() -> None:
+    found = compared(["fedavg", "scaffold", "fedgh"], 2)
+    for seed in (0, 1):
+        runs = [r for r in found.results if r.record.seed == seed]
+        assert len({repr([row.clients for row in r.rows]) for r in runs}) == 1
+        assert len({repr(r.rows[0].test) for r in runs}) == 1
+    assert found.results[0].rows[0].test != found.results[1].rows[0].test
+
+
+def test_a_run_does_not_depend_on_the_others() -> None:
+    alone = compared(["scaffold"], 1).results[0]
+    among = compared(["gradma", "fedavg", "scaffold"], 1).results[-1]
+    assert same(alone, among)
+    single = prepared("scaffold", rounds=2, per_round=3, local=LOCAL, evaluation=fk.Evaluation())
+    assert plain(start(single)) == plain(among)
+
+
+def test_a_method_given_twice_is_run_once() -> None:
+    assert names(compared(["fedavg", "fedavg"], 1)) == [("fedavg", 0)]
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        compared([], 2)
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_a_folder_of_runs(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "er"
+    found = compared(["fedavg", "fedprox(mu=0.1)+gcfed"], 2, out)
+    assert index(out) == names(found)
+    folders = runs_of(out)
+    assert [f.name.rsplit("-", 1)[0] for f in folders] == [
+        "fedavg-seed0",
+        "fedavg-seed1",
+        "fedprox-mu-0.1-gcfed-seed0",
+        "fedprox-mu-0.1-gcfed-seed1",
+    ]
+    entries = load(folders)
+    assert [(e.label, len(e.runs)) for e in entries] == [
+        ("fedavg", 2),
+        ("fedprox(mu=0.1)+gcfed", 2),
+    ]
+    assert runs_of(folders[0]) == [folders[0]]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"runs": [{}]}'])
+def test_a_folder_that_is_no_comparison(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "comparison.json").write_text(text)
+    with pytest.raises(RunError) as found:
+        runs_of(tmp_path)
+    assert len(found.value.lines()) <= 4
+
+
+def test_a_run_is_not_made_into_a_comparison(tmp_path: Path) -> None:
+    start(prepared(), tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with pytest.raises(RunError, match="holds a run"):
+        compared(["fedavg"], 1, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_what_was_made_is_used_again(tmp_path: Path) -> None:
+    first = compared(["fedavg", "scaffold"], 2, tmp_path)
+    before = written(tmp_path)
+    again = compared(["fedavg", "scaffold"], 2, tmp_path)
+    assert written(tmp_path) == before
+    assert all(same(a, b) for a, b in zip(first.results, again.results, strict=True))
+    assert [r.record for r in first.results] == [r.record for r in again.results]
+
+
+def test_a_new_method_or_seed_trains_only_what_is_new(tmp_path: Path) -> None:
+    compared(["fedavg", "scaffold"], 1, tmp_path)
+    before = written(tmp_path)
+    found = compared(["fedavg", "scaffold", "fedgh"], 1, tmp_path)
+    assert index(tmp_path) == [("fedavg", 0), ("scaffold", 0), ("fedgh", 0)] == names(found)
+    after = written(tmp_path)
+    assert {k: after[k] for k in before} == before
+    assert all(name.startswith("fedgh-seed0") for name in after.keys() - before.keys())
+    compared(["fedavg"], 3, tmp_path)
+    last = written(tmp_path)
+    assert {k: last[k] for k in after} == after
+    new = {name.split("/")[0].rsplit("-", 1)[0] for name in last.keys() - after.keys()}
+    assert new == {"fedavg-seed1", "fedavg-seed2"}
+
+
+def test_another_setting_is_another_run(tmp_path: Path) -> None:
+    compared(["fedavg"], 1, tmp_path)
+    before = written(tmp_path)
+    compared(["fedavg"], 1, tmp_path, local=fk.Local(lr=0.06, epochs=1, batch_size=4))
+    after = written(tmp_path)
+    assert {k: after[k] for k in before} == before
+    assert len({name.split("/")[0] for name in after}) == 2
+
+
+class Kill(BaseException):
+    """Nothing catches it."""
+
+
+class StopAt(Silent):
+    """Ends the second run after its first round."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        self._runs += 1
+
+    def row(self, row: RoundRecord) -> None:
+        if self._runs == 2 and row.round == 1:
+            raise Kill
+
+
+def test_what_was_begun_is_continued(tmp_path: Path) -> None:
+    whole = compared(["fedavg", "scaffold"], 2, rounds=3)
+    with pytest.raises(Kill):
+        compare(settings(rounds=3), ingredients(), ["fedavg", "scaffold"], 2, tmp_path, StopAt())
+    assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
+    found = compared(["fedavg", "scaffold"], 2, tmp_path, rounds=3)
+    assert all(same(a, b) for a, b in zip(whole.results, found.results, strict=True))
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+EXPLODES = partial(nn.Sequential, nn.Linear(5, 6), nn.Linear(6, 3))
+TOO_FAST = {"rounds": 5, "local": fk.Local(lr=1e4, epochs=2, batch_size=4)}
+
+
+def test_a_method_that_diverges_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedkeel.method.parts.fedprox import FedProx
+
+    def explode(self: FedProx, params: dict, step: object) -> dict:
+        return {k: v * float("inf") for k, v in params.items()}
+
+    monkeypatch.setattr(FedProx, "penalty_gradient", explode)
+    found = compared(["fedavg", "fedprox", "scaffold"], 2, tmp_path)
+    assert names(found) == [("fedavg", 0), ("fedavg", 1), ("scaffold", 0), ("scaffold", 1)]
+    assert [line.split(":")[0] for line in found.failures] == [
+        "fedprox, seed 0",
+        "fedprox, seed 1",
+    ]
+    assert "diverged in round 1" in found.failures[0]
+    assert found.complete
+    assert index(tmp_path) == names(found)
+
+
+def test_all_methods_diverge() -> None:
+    with pytest.raises(TrainingError, match="No run of the comparison") as found:
+        compare(settings(**TOO_FAST), ingredients(EXPLODES), ["fedavg", "fedprox"], 1)
+    assert "fedavg, seed 0" in found.value.got
+    assert len(found.value.lines()) <= 4
+
+
+def test_what_cannot_be_composed_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(CompositionError, match="which takes one"):
+        compared(["fedavg", "momentum+gradma.s"], 2, out)
+    assert not out.exists()
+
+
+def test_so_is_a_seed_whose_clients_cannot_be_made(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = federation()
+
+    def clients(seed: int) -> fk.Federation:
+        if seed == 2:
+            raise DataError("No partition with this seed.")
+        return data
+
+    with pytest.raises(DataError, match="No partition"):
+        compare(settings(), ingredients(clients=clients), ["fedavg"], 3, out)
+    assert not out.exists()
+
+
+# --- as a process ---------------------------------------------------------------------------------
+
+
+def test_an_interrupted_comparison_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    file = experiment(tmp_path)
+    words = ("compare", file, "--methods", "fedavg,scaffold", "--seeds", "2", "-s", "rounds=12")
+    words = (*words, "-s", "engine.kind=workers", "--json")
+    whole = run(*words, "--out", "whole", folder=tmp_path)
+    assert whole.code == 0, whole.err
+    process = Process(*words, "--out", "out", folder=tmp_path)
+    assert eventually(lambda: len(list((tmp_path / "out").glob("*/rounds.jsonl"))) == 2, 40)
+    process.send(2)
+    first = process.wait()
+    assert first.code == 130, first.err
+    assert "interrupted; the same command goes on where it stopped" in first.err
+    assert (tmp_path / "out" / "report.html").exists()
+    process = Process(*words, "--out", "out", folder=tmp_path)
+    assert eventually(lambda: len(list((tmp_path / "out").glob("*/rounds.jsonl"))) == 4, 40)
+    process.send(9)
+    process.wait()
+    last = run(*words, "--out", "out", folder=tmp_path)
+    assert last.code == 0, last.err
+    for a, b in zip(_without_seconds(last.json), _without_seconds(whole.json), strict=True):
+        assert a == b
+    assert "taken from an earlier run" in last.err
+    shutil.rmtree(tmp_path / "whole")
+
+
+def _without_seconds(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Which method is fastest is marked too, and is different each time."""
+    return [{k: v for k, v in row.items() if "seconds" not in k and k != "marked"} for row in rows]

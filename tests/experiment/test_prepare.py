@@ -1,0 +1,267 @@
+"""What decides a run, what it will need, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkeel as fk
+from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
+from fedkeel.experiment import prepare as module
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.manifest import describe_run, environment
+from fedkeel.experiment.prepare import estimate
+from toys import MODELS, Net, federation, held, prepared
+
+# --- the key: all that decides the numbers, and nothing else --------------------------------------
+
+
+def shifted(by: float) -> fk.Federation:
+    data = federation()
+    return replace(data, data=replace(data.data, x=data.data.x + by))
+
+
+def relabelled() -> fk.Federation:
+    data = federation()
+    return replace(data, data=replace(data.data, y=data.data.y.flip(0)))
+
+
+def divided() -> fk.Federation:
+    """The same examples, another division."""
+    data = federation()
+    return replace(data, rows=data.rows[::-1].copy())
+
+
+LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5)
+
+
+def local(**more: object) -> fk.Local:
+    return fk.Local(**{**LOCAL.model_dump(), **more})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "scaffold"},
+        {"method": "fedprox"},
+        {"seed": 1},
+        {"rounds": 4},
+        {"local": local(lr=0.06)},
+        {"local": local(epochs=3)},
+        {"local": local(schedule=fk.Schedule(kind="cosine"))},
+        {"cohort": fk.Cohort(clients=3)},
+        {"cohort": fk.Cohort(clients=4, dropout=0.1)},
+        {"dtype": "float64"},
+        {"model": partial(Net, width=7)},
+        {"model": partial(Net, dropout=0.1)},
+        {"loss": nn.functional.multi_margin_loss},
+        {"clients": shifted(1e-3)},
+        {"clients": relabelled()},
+        {"clients": divided()},
+        {"clients": federation().hold_out(0.3, seed=0)},
+        {"test": held(61)},
+    ],
+    ids=str,
+)
+def test_the_key_changes_with_what_decides_numbers(change: dict[str, object]) -> None:
+    method = str(change.pop("method", "fedavg"))
+    assert prepared(method, **change).key != prepared().key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "workers", "workers": 3},
+        {"checkpoint_seconds": 99.0},
+        {"memory_gb": 100.0},
+        {"name": "another"},
+        {"method": "fedavg+fedavg"},
+    ],
+    ids=str,
+)
+def test_the_key_does_not_change_with_anything_else(change: dict[str, object]) -> None:
+    method = str(change.pop("method", "fedavg"))
+    assert prepared(method, **change).key == prepared().key
+
+
+def test_the_initial_model_is_part_of_the_key() -> None:
+    module = Net()
+    before = prepared(model=module).key
+    with torch.no_grad():
+        module.fc2.bias += 1e-3
+    assert prepared(model=module).key != before
+
+
+def test_a_spelling_of_a_method_is_not_part_of_the_key() -> None:
+    assert prepared("fedavg+fedprox( mu = 0.3 )").key == prepared("fedprox(mu=0.3)").key
+    assert prepared("fedavgm").key == prepared("momentum").key
+
+
+def test_a_key_is_the_same_in_every_process() -> None:
+    """Even where a loss is an object whose name says where it lies in memory."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from functools import partial\n"
+        "from torch.nn import functional as F\n"
+        "from toys import prepared\n"
+        "print(prepared(loss=partial(F.cross_entropy, label_smoothing=0.1)).key)\n"
+    )
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=60, check=True)
+    found = run([sys.executable, "-c", code]).stdout.strip()
+    here = prepared(loss=partial(nn.functional.cross_entropy, label_smoothing=0.1)).key
+    assert found == here
+    assert here != prepared(loss=partial(nn.functional.cross_entropy, label_smoothing=0.2)).key
+
+
+# --- what it will need ----------------------------------------------------------------------------
+
+
+def test_an_estimate_is_what_is_sent_and_kept() -> None:
+    ready = prepared("scaffold")
+    needs = estimate(ready)
+    model = sum(t.numel() * 4 for t in ready.server.params.values())
+    assert needs.down == {"model": model, "scaffold": model}
+    assert needs.up == {"model": model, "scaffold": model}
+    assert (needs.client_state, needs.clients) == (model, 6)
+    assert needs.resident == 6 * model + needs.server_state
+    few = estimate(prepared("scaffold", rounds=2, per_round=1))
+    assert few.clients == 2  # no more than that can take part
+    row = start(ready).rows[1]
+    assert row.bytes_up == {part: 4 * n for part, n in needs.up.items()}
+
+
+def test_too_much_state_is_refused_with_the_figure_and_the_ways_out() -> None:
+    with pytest.raises(RunError, match="would not fit into memory") as found:
+        prepared("scaffold", memory_gb=1e-6)
+    text = str(found.value)
+    assert "x 6 clients" in text
+    assert "kept by scaffold" in text
+    assert "engine.memory_gb" in text
+    assert len(found.value.lines()) <= 4
+    prepared("scaffold", memory_gb=1e-3)
+
+
+def test_a_method_without_state_fits_anywhere() -> None:
+    prepared("fedavg", memory_gb=1e-9)
+
+
+def test_what_is_refused_is_shown_in_figures_that_can_be_read() -> None:
+    """Not as 0.0 GB, however small the limit."""
+    with pytest.raises(RunError) as found:
+        prepared("scaffold", memory_gb=1e-6)
+    assert "228 bytes x 6 clients" in found.value.got
+    assert found.value.expected == "at most 1.0 KB"
+
+
+def test_without_a_limit_it_is_the_memory_that_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = module._free_bytes()
+    assert free is not None
+    assert free > 10_000_000
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
+    assert free == pytest.approx(available * 1024, rel=0.2)
+    monkeypatch.setattr(module, "_free_bytes", lambda: 100)
+    with pytest.raises(RunError, match="would not fit"):
+        prepared("scaffold")
+    monkeypatch.setattr(module, "_free_bytes", lambda: None)
+    prepared("scaffold")
+
+
+def test_local_buffers_are_client_state_too() -> None:
+    plain = fk.Local(lr=0.1, epochs=1, batch_size=4)
+    ready = prepared(model=MODELS["norm"], buffers="local", local=plain)
+    assert estimate(ready).client_state == 6 * 4 + 6 * 4 + 8
+    with pytest.raises(RunError, match="kept by buffers"):
+        prepared(model=MODELS["norm"], buffers="local", local=plain, memory_gb=1e-7)
+
+
+# --- refused before it starts ---------------------------------------------------------------------
+
+
+def refused(**more: object) -> FedkeelError:
+    with pytest.raises(FedkeelError) as found:
+        prepared(**more)
+    assert len(found.value.lines()) <= 4
+    return found.value
+
+
+def test_a_test_set_of_another_shape() -> None:
+    wide = fk.dataset(np.zeros((4, 6)), [0, 1, 2, 0], classes=3)
+    error = refused(test=wide)
+    assert isinstance(error, ModelError)
+    assert error.got == "[5] and [6]"
+
+
+def test_a_test_set_with_more_classes_than_outputs() -> None:
+    more = fk.dataset(np.zeros((4, 5)), [0, 1, 2, 3])
+    assert refused(test=more).got == "3 outputs for 4 classes"
+
+
+def test_nobody_takes_part() -> None:
+    error = refused(cohort=fk.Cohort(participation=0.01))
+    assert isinstance(error, ConfigError)
+    assert "selects nobody" in error.what
+
+
+def test_more_take_part_than_there_are() -> None:
+    assert refused(cohort=fk.Cohort(clients=7)).expected == "1..6"
+
+
+def test_buffers_without_a_policy() -> None:
+    assert "norm" in str(refused(model=MODELS["norm"]))
+
+
+def test_too_few_clients_to_sample_by_examples() -> None:
+    ready = prepared(cohort=fk.Cohort(clients=4, sampling="examples"))
+    result = start(ready)
+    assert all(len(row.clients) == 4 for row in result.rows[1:])
+    with pytest.raises(DataError):
+        fk.federation(federation().data, [np.array([0]), np.array([], dtype=np.int64)])
+
+
+# --- what it says of itself -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "per_round", "expected"),
+    [
+        ({"kind": "auto", "workers": 4}, 4, ("workers", 4)),
+        ({"kind": "auto", "workers": 4}, 2, ("workers", 2)),
+        ({"kind": "auto", "workers": 4}, 1, ("sequential", 1)),
+        ({"kind": "auto", "workers": 1}, 4, ("sequential", 1)),
+        ({"kind": "workers", "workers": 1}, 4, ("workers", 1)),
+        ({"kind": "workers", "workers": 9}, 4, ("workers", 4)),
+        ({"kind": "sequential", "workers": 9}, 4, ("sequential", 1)),
+    ],
+)
+def test_the_engine_that_is_chosen(
+    asked: dict[str, object], per_round: int, expected: tuple[str, int]
+) -> None:
+    record = describe_run(prepared(per_round=per_round, **asked))
+    assert (record.engine["kind"], record.engine["workers"]) == expected
+    assert record.engine["asked"] == asked["kind"]
+
+
+def test_a_record_says_what_ran() -> None:
+    ready = prepared("fedprox+gcfed", cohort=fk.Cohort(clients=4, dropout=0.25), seed=3)
+    record = describe_run(ready)
+    assert record.key == ready.key
+    assert (record.seed, record.rounds, record.status) == (3, 3, "running")
+    assert [part["name"] for part in record.parts] == ["fedprox", "gcfed.local", "gcfed.global"]
+    assert record.citations == ["li2020fedprox", "gcfed2025"]
+    assert record.bibtex.count("@") == 2
+    assert record.model["parameters"] == 6 * 5 + 6 + 3 * 6 + 3
+    assert record.model["head"] == "fc2"
+    assert record.data["train"] == sum(record.partition["sizes"])
+    assert np.sum(record.partition["histogram"]) == record.data["train"]
+    assert record.participation == "4 of 6 clients a round, each drops out with probability 0.25"
+    assert record.local == "SGD, lr 0.05, 2 epochs, batch 4, momentum 0.5"
+    assert set(environment()) >= {"fedkeel", "python", "torch", "processor", "cores", "date"}

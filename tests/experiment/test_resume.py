@@ -1,0 +1,362 @@
+"""Ending a run at any moment and going on gives the same bits as never having ended it.
+
+Here the end comes inside the process, before and in the middle of every single thing that is done
+to the disk, one after the other. tests/experiment/test_kill.py kills real processes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel import records
+from fedkeel.engine.workers import Workers
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.progress import Silent
+from fedkeel.records import RoundRecord, RunFolder
+from toys import MODELS, Kills, federation, plain, prepared, same
+
+
+class Kill(BaseException):
+    """Ends what runs as a kill would: nothing catches it, nothing is tidied up."""
+
+
+class Budget:
+    """Lets so many things be done to the disk, and kills before or in the middle of the next."""
+
+    def __init__(self, allowed: int, half: bool) -> None:
+        self.left, self.half = allowed, half
+
+    def spend(self, halfway: Callable[[], object] | None = None) -> None:
+        if self.left == 0:
+            if self.half and halfway is not None:
+                halfway()
+            raise Kill
+        self.left -= 1
+
+
+@contextmanager
+def dying(budget: Budget) -> Iterator[None]:
+    """Put the budget between the records and the disk."""
+    patch = pytest.MonkeyPatch()
+    rename, sync, remove = os.replace, os.fsync, shutil.rmtree
+    save, append, text = records.save_file, RunFolder.append, records.write_text
+
+    def half_removed(path: Path) -> None:
+        for file in list(Path(path).iterdir())[:1]:
+            file.unlink()
+
+    def half_saved(arrays: object, path: Path) -> None:
+        save(arrays, path)
+        path.write_bytes(path.read_bytes()[:100])
+
+    def half_appended(folder: RunFolder, row: RoundRecord) -> None:
+        with (folder.path / "rounds.jsonl").open("a") as file:
+            file.write(records._line(row)[:50])
+
+    def spent(real: Callable[..., object], half: Callable[..., object] | None = None) -> object:
+        def call(*args: object, **kwargs: object) -> object:
+            if real is remove and not Path(str(args[0])).exists():
+                return None
+            budget.spend(None if half is None else partial(half, *args))
+            return real(*args, **kwargs)
+
+        return call
+
+    patch.setattr(os, "replace", spent(rename))
+    patch.setattr(os, "fsync", spent(sync))
+    patch.setattr(shutil, "rmtree", spent(remove, half_removed))
+    patch.setattr(records, "save_file", spent(save, half_saved))
+    patch.setattr(records, "write_text", spent(text))
+    patch.setattr(RunFolder, "append", spent(append, half_appended))
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+def until_it_is_done(ready: Prepared, out: Path, allowed: int, half: bool) -> tuple[Result, int]:
+    """Start a run, kill it after so many things done to the disk, and again, until it is done."""
+    for kills in range(200):
+        try:
+            with dying(Budget(allowed, half)):
+                return start(ready, out, resume=True), kills
+        except Kill:
+            continue
+    raise AssertionError("it never gets anywhere")
+
+
+def checkpoint(out: Path) -> dict[str, np.ndarray]:
+    saved = RunFolder(out).load()
+    assert saved is not None
+    return saved.arrays
+
+
+def same_checkpoint(a: Path, b: Path) -> bool:
+    one, two = checkpoint(a), checkpoint(b)
+    return list(one) == list(two) and all(np.array_equal(one[k], two[k]) for k in one)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("method", ["scaffold", "gradma"])
+def test_a_kill_at_any_write_leaves_no_trace(tmp_path: Path, method: str, half: bool) -> None:
+    """One kill, at each of the things done to the disk in turn."""
+    ready = prepared(method, rounds=2, per_round=3)
+    whole = start(ready, tmp_path / "whole")
+    for allowed in range(200):
+        out = tmp_path / str(allowed)
+        try:
+            with dying(Budget(allowed, half)):
+                start(ready, out)
+        except Kill:
+            result = start(ready, out, resume=True)
+            assert same(whole, result), allowed
+            assert plain(result) == plain(replace(whole, rows=RunFolder(out).rows())), allowed
+            assert same_checkpoint(tmp_path / "whole", out), allowed
+            assert [p.name for p in (out / "checkpoint").iterdir()] == ["round-00000002"]
+        else:
+            break
+    assert allowed > 20  # there were many moments to be killed at
+
+
+@pytest.mark.parametrize("allowed", [14, 15, 17, 19, 22])
+def test_killed_again_and_again_it_still_arrives(tmp_path: Path, allowed: int) -> None:
+    ready = prepared("scaffold", rounds=4)
+    whole = start(ready, tmp_path / "whole")
+    result, kills = until_it_is_done(ready, tmp_path / "run", allowed, half=True)
+    assert kills >= 2
+    assert same(whole, result)
+    assert same_checkpoint(tmp_path / "whole", tmp_path / "run")
+
+
+# --- every kind of state comes back ---------------------------------------------------------------
+
+
+class StopAfter(Silent):
+    """Ends a run after a round, before that round is saved."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def row(self, row: RoundRecord) -> None:
+        if row.round == self._round:
+            raise Kill
+
+
+LOCAL = fk.Local(lr=0.05, steps=3, batch_size=4, drop_last="single")
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers"])
+@pytest.mark.parametrize(
+    ("method", "model", "buffers"),
+    [
+        ("fedavg", "dropout", "refuse"),
+        ("scaffold", "norm", "average"),
+        ("gradma", "norm", "local"),
+        ("fedgc+momentum", "plain", "refuse"),
+        ("gradma.s(memory=4)", "plain", "refuse"),
+        ("fedreg", "plain", "refuse"),
+    ],
+)
+def test_a_resumed_run_is_the_unbroken_one(
+    tmp_path: Path, method: str, model: str, buffers: str, kind: str
+) -> None:
+    """With steps that continue through the data: the client's place in it comes back too."""
+    evaluation = fk.Evaluation(every=2, clients_every=3, batch_size=16)
+    ready = prepared(
+        method,
+        MODELS[model],
+        buffers=buffers,
+        local=LOCAL,
+        rounds=5,
+        evaluation=evaluation,
+        kind=kind,
+        workers=2,
+    )
+    whole = start(ready, tmp_path / "whole")
+    for last in (1, 3):
+        with pytest.raises(Kill):
+            start(ready, tmp_path / "run", resume=True, watcher=StopAfter(last))
+    result = start(ready, tmp_path / "run", resume=True)
+    assert same(whole, result)
+    assert same_checkpoint(tmp_path / "whole", tmp_path / "run")
+
+
+def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
+    whole = start(prepared("scaffold", rounds=4), tmp_path / "whole")
+    with pytest.raises(Kill):
+        start(prepared("scaffold", rounds=4), tmp_path / "run", watcher=StopAfter(2))
+    other = prepared("scaffold", rounds=4, kind="workers", workers=3, name="other")
+    result = start(other, tmp_path / "run", resume=True)
+    assert same(whole, result)
+    assert RunFolder(tmp_path / "run").read_run().engine["kind"] == "workers"
+
+
+def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
+    ready = prepared(rounds=3, checkpoint_seconds=1e6)
+    whole = start(ready)
+    with pytest.raises(Kill):
+        start(ready, tmp_path / "run", watcher=StopAfter(2))
+    assert RunFolder(tmp_path / "run").load() is None
+    assert same(whole, start(ready, tmp_path / "run", resume=True))
+
+
+# --- what was saved is never lost -----------------------------------------------------------------
+
+
+def stopped(out: Path, **more: object) -> Prepared:
+    ready = prepared("scaffold", rounds=4, **more)
+    with pytest.raises(Kill):
+        start(ready, out, watcher=StopAfter(3))
+    return ready
+
+
+@pytest.mark.parametrize("file", ["arrays.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_said_and_left_as_it_is(tmp_path: Path, file: str) -> None:
+    """Not taken for a run that has to begin anew, which would write over what might be mended."""
+    out = tmp_path / "run"
+    ready = stopped(out)
+    damaged = out / "checkpoint" / "round-00000002" / file
+    good = damaged.read_bytes()
+    damaged.write_bytes(good[:-3])
+    rows = (out / "rounds.jsonl").read_bytes()
+    for _ in range(2):
+        with pytest.raises(RunError, match="cannot be read"):
+            start(ready, out, resume=True)
+        assert damaged.read_bytes() == good[:-3]
+        assert (out / "rounds.jsonl").read_bytes() == rows
+    damaged.write_bytes(good)
+    assert same(start(ready), start(ready, out, resume=True))
+
+
+def test_a_checkpoint_that_does_not_fit_is_said_and_left_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ready = stopped(out)
+    folder = RunFolder(out)
+    saved = folder.load()
+    for arrays, state, words in (
+        ({k: v for k, v in saved.arrays.items() if "fc1.bias" not in k}, saved.state, "not fit"),
+        ({**saved.arrays, "server/params/fc1.bias": np.zeros(3)}, saved.state, "not fit"),
+        (saved.arrays, {"key": "another"}, "belongs to another run"),
+    ):
+        shutil.rmtree(out / "checkpoint")
+        folder.save(records.Checkpoint(2, arrays, state))
+        before = (out / "checkpoint" / "round-00000002" / "arrays.safetensors").read_bytes()
+        with pytest.raises(RunError, match=words):
+            start(ready, out, resume=True)
+        files = [p.name for p in (out / "checkpoint").iterdir()]
+        assert files == ["round-00000002"]
+        assert (out / "checkpoint" / files[0] / "arrays.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers"])
+def test_a_failed_evaluation_does_not_leave_a_round_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The round was made and is not recorded: it must not be saved as if it were."""
+    whole = start(prepared("scaffold", rounds=4))
+    out = tmp_path / "run"
+    ready = prepared("scaffold", rounds=4, kind=kind, workers=2)
+    engine = Workers if kind == "workers" else fk.experiment.execute.Sequential
+    evaluate, calls = engine.evaluate, []
+
+    def third_fails(self: object, *args: object) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise TrainingError("A worker failed on an evaluation.")
+        return evaluate(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "evaluate", third_fails)
+        with pytest.raises(TrainingError):
+            start(ready, out)
+    assert RunFolder(out).read_run().status == "failed"
+    result = start(ready, out, resume=True)
+    assert [row.round for row in result.rows] == [0, 1, 2, 3, 4]
+    assert same(whole, result)
+
+
+def test_a_run_whose_workers_died_goes_on(tmp_path: Path) -> None:
+    """As after a machine ran out of memory: with one worker less, say."""
+    clients = federation(marked=3)
+    more = {"clients": clients, "per_round": 6}
+    with pytest.raises(TrainingError, match="died"):
+        start(prepared("scaffold", Kills, **more, kind="workers"), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").read_run().status == "failed"
+    result = start(prepared("scaffold", Kills, **more), tmp_path / "run", resume=True)
+    assert same(start(prepared("scaffold", Kills, **more)), result)
+
+
+# --- what is there already ------------------------------------------------------------------------
+
+
+def contents(out: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(p.relative_to(out)): (p.read_bytes(), p.stat().st_mtime_ns)
+        for p in out.rglob("*")
+        if p.is_file()
+    }
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_finished_run_is_read_and_not_made_again(tmp_path: Path, resume: bool) -> None:
+    out = tmp_path / "run"
+    first = start(prepared("scaffold"), out)
+    before = contents(out)
+    again = start(prepared("scaffold"), out, resume=resume)
+    assert contents(out) == before
+    assert same(first, again)
+    assert again.record == first.record
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_run_is_refused_and_nothing_is_written(
+    tmp_path: Path, finished: bool, resume: bool
+) -> None:
+    out = tmp_path / "run"
+    if finished:
+        start(prepared("scaffold", rounds=4), out)
+    else:
+        stopped(out)
+    before = contents(out)
+    for other in (
+        prepared("fedavg", rounds=4),
+        prepared("scaffold", rounds=5),
+        prepared("scaffold", rounds=4, seed=1),
+    ):
+        with pytest.raises(RunError, match="holds another run") as found:
+            start(other, out, resume=resume)
+        assert "scaffold, seed 0, 4 rounds" in found.value.got
+    assert contents(out) == before
+
+
+def test_an_unfinished_run_is_not_taken_up_unasked(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ready = stopped(out)
+    before = contents(out)
+    with pytest.raises(RunError, match="unfinished") as found:
+        start(ready, out)
+    assert "3 of 4 rounds" in found.value.got
+    assert "--resume" in found.value.do
+    assert contents(out) == before
+
+
+def test_a_finished_run_without_its_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    start(prepared(), out)
+    shutil.rmtree(out / "checkpoint")
+    with pytest.raises(RunError, match="marked finished, and has no checkpoint"):
+        start(prepared(), out)

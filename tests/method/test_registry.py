@@ -1,0 +1,131 @@
+"""The registry: every entry composes, and of every pair it is decided whether it does."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import combinations
+
+import pytest
+
+from fedkeel.errors import CompositionError
+from fedkeel.method.grammar import parse
+from fedkeel.method.registry import ALIASES, REGISTRY, lookup
+from fedkeel.method.roles import ROLES, Part
+from harness import EVERYTHING
+
+SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
+
+ILLEGAL = {
+    # both say where the gradient is taken
+    ("minibatch_sgd", "fedreg"): SLOT,
+    # both apply the aggregate
+    ("momentum", "addition"): SLOT,
+    ("momentum", "gradma"): SLOT,
+    ("addition", "gradma"): SLOT,
+    # one divides by the length of a path that the other does not make of gradients
+    ("minibatch_sgd", "scaffold"): BROKEN,
+    ("minibatch_sgd", "fednova"): BROKEN,
+    ("scaffold", "fedreg"): BROKEN,
+    ("fednova", "fedreg"): BROKEN,
+    # the same part in both
+    ("gcfed", "localgc"): TWICE,
+    ("gcfed", "globalgc"): TWICE,
+    # FedGC counts what was processed, the others count heads: the run has to choose
+    ("scaffold", "fedgc"): WEIGHTS,
+    ("fedgc", "fedgh"): WEIGHTS,
+    ("fedgc", "gradma"): WEIGHTS,
+    ("fedgc", "fedreg"): WEIGHTS,
+}
+"""Every illegal pair of entries, in the order of the registry, and why."""
+
+SAYS = {SLOT: "which takes one.", BROKEN: "breaks.", TWICE: "twice.", WEIGHTS: "differently."}
+PAIRS = list(combinations(REGISTRY, 2))
+
+
+def refusal(expression: str, weights: str | None = None) -> CompositionError | None:
+    try:
+        parse(expression, EVERYTHING, weights)
+    except CompositionError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_every_pair_is_legal_or_says_why_not(one: str, other: str) -> None:
+    why = ILLEGAL.get((one, other))
+    for expression in (f"{one}+{other}", f"{other}+{one}"):
+        error = refusal(expression)
+        if why is None:
+            assert error is None
+            continue
+        assert error is not None
+        assert SAYS[why] in error.what
+        assert len(str(error).splitlines()) <= 4
+        for entry in (one, other):
+            names = [part.name for part in parse(entry).parts]
+            assert any(name in str(error) for name in names)
+
+
+@pytest.mark.parametrize(("pair", "why"), ILLEGAL.items())
+def test_only_a_choice_of_weights_helps_where_papers_disagree(
+    pair: tuple[str, str], why: str
+) -> None:
+    for weights in ("examples", "processed", "uniform"):
+        assert (refusal("+".join(pair), weights) is None) == (why == WEIGHTS)
+
+
+def test_the_table_names_entries() -> None:
+    assert set(ILLEGAL) <= set(PAIRS)
+
+
+@pytest.mark.parametrize("entry", REGISTRY)
+def test_every_entry_composes_of_its_parts(entry: str) -> None:
+    recipe, plan = REGISTRY[entry], parse(entry, EVERYTHING)
+    assert [type(part) for part in plan.parts] == list(recipe.parts.values())
+    assert {part.paper for part in plan.parts} <= {recipe.paper}
+    for short, part in zip(recipe.parts, plan.parts, strict=True):
+        given = recipe.defaults.get(short, {})
+        assert set(given) <= {f.name for f in fields(part)}
+        for f in fields(part):
+            assert getattr(part, f.name) == given.get(f.name, f.default)
+        if short:
+            assert parse(f"{entry}.{short}").parts == (part,)
+
+
+@pytest.mark.parametrize("entry", REGISTRY)
+def test_every_entry_is_named_and_described_in_a_line(entry: str) -> None:
+    recipe = REGISTRY[entry]
+    assert entry.isidentifier()
+    assert entry == entry.lower()
+    assert recipe.title
+    assert "\n" not in recipe.title
+    assert not recipe.title.endswith(".")
+
+
+def kinds() -> set[type[Part]]:
+    return {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
+
+
+def test_a_part_can_be_found_by_its_name() -> None:
+    """What a record or a canonical expression calls a part is what the grammar reads."""
+    names = [kind.name for kind in kinds()]
+    assert len(set(names)) == len(names)
+    for kind in kinds():
+        assert [type(part) for part in parse(kind.name).parts] == [kind]
+
+
+@pytest.mark.parametrize("kind", sorted(kinds(), key=lambda k: k.name))
+def test_parts_are_frozen_values(kind: type[Part]) -> None:
+    assert kind() == kind()
+    assert hash(kind()) == hash(kind())
+    for f in fields(kind):
+        with pytest.raises(AttributeError):
+            setattr(kind(), f.name, 1)
+    assert any(issubclass(kind, role) for role in ROLES)
+
+
+def test_aliases_are_other_names_of_entries() -> None:
+    for alias, name in ALIASES.items():
+        assert alias not in REGISTRY
+        assert lookup(alias) is REGISTRY[name]
+    assert lookup("nothing") is None

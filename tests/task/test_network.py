@@ -1,0 +1,333 @@
+"""A module as a function: gradients by differences, losses, modes, and parameters of odd kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeel.errors import ModelError
+from fedkeel.task.network import Batch, Network, cross_entropy, module_names, under
+from fedkeel.tree import Tree
+
+WAYS = ("eager", "functional")
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+SOFT = torch.softmax(X[:, :3], dim=1)
+
+
+def made(module: nn.Module, **options: object) -> Network:
+    return Network(module, dtype=torch.float64, **options)
+
+
+def smooth(**options: object) -> Network:
+    torch.manual_seed(0)
+    return made(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), **options)
+
+
+def difference(f: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """The gradient by central differences."""
+    out, step = torch.zeros_like(at), 1e-6
+    for i in np.ndindex(*at.shape):
+        apart = torch.zeros_like(at)
+        apart[i] = step
+        out[i] = (f(at + apart) - f(at - apart)) / (2 * step)
+    return out
+
+
+# --- gradients -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(X, Y),
+        Batch(X, SOFT),
+        Batch(X, Y, torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)),
+    ],
+)
+def test_gradients_are_differences_of_the_loss(way: str, batch: Batch) -> None:
+    network = smooth()
+    value, grads = network.value_and_grad(network.params, {}, batch, way)
+    assert float(value) == pytest.approx(float(network.loss(network.params, {}, batch)), rel=1e-15)
+    assert not value.requires_grad
+    for name, at in network.params.items():
+
+        def loss(v: Tensor, name: str = name) -> Tensor:
+            return network.loss({**network.params, name: v}, {}, batch)
+
+        torch.testing.assert_close(grads[name], difference(loss, at), rtol=0, atol=1e-8)
+        assert not grads[name].requires_grad
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("y", [Y, SOFT])
+def test_input_gradients_are_differences_of_the_mean_loss(way: str, y: Tensor) -> None:
+    network = smooth()
+    found = network.input_grad(network.params, {}, Batch(X, y), way)
+
+    def loss(x: Tensor) -> Tensor:
+        return network.loss(network.params, {}, Batch(x, y), train=False)
+
+    torch.testing.assert_close(found, difference(loss, X), rtol=0, atol=1e-8)
+    assert not X.requires_grad
+
+
+class Unused(nn.Module):
+    """Has a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+        self.used = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_not_used_has_a_gradient_of_zero(way: str) -> None:
+    network = made(Unused())
+    _, grads = network.value_and_grad(network.params, {}, Batch(X, Y), way)
+    assert list(grads) == list(network.params)
+    assert not grads["idle.weight"].any()
+    assert grads["used.weight"].any()
+
+
+def test_gradients_are_taken_under_no_grad_and_leave_no_tape() -> None:
+    network = smooth()
+    with torch.no_grad():
+        for way in WAYS:
+            _, grads = network.value_and_grad(network.params, {}, Batch(X, Y), way)
+            assert grads["0.weight"].any()
+            assert network.input_grad(network.params, {}, Batch(X, Y), way).any()
+    assert all(p.grad is None and not p.requires_grad for p in network.params.values())
+
+
+# --- losses ----------------------------------------------------------------------------------
+
+
+def test_cross_entropy_takes_labels_and_probabilities() -> None:
+    scores = X[:, :3]
+    log = scores - torch.logsumexp(scores, dim=1, keepdim=True)
+    torch.testing.assert_close(cross_entropy(scores, Y), -log[range(6), Y])
+    torch.testing.assert_close(cross_entropy(scores, SOFT), -(SOFT * log).sum(dim=1))
+    hard = nn.functional.one_hot(Y, 3).double()
+    torch.testing.assert_close(cross_entropy(scores, hard), cross_entropy(scores, Y))
+
+
+def mean_loss(scores: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores, y)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loss_may_be_a_mean_or_one_for_each_example(way: str) -> None:
+    one, mean = smooth(), smooth(loss=mean_loss)
+    batch = Batch(X, Y)
+    a, b = (n.value_and_grad(n.params, {}, batch, way) for n in (one, mean))
+    torch.testing.assert_close(a[0], b[0])
+    assert all(torch.allclose(a[1][k], b[1][k], atol=1e-15) for k in a[1])
+    scores = one.logits(one.params, {}, X)
+    assert one.example_losses(scores, Y).shape == mean.example_losses(scores, Y).shape == (6,)
+    torch.testing.assert_close(mean.example_losses(scores, Y), a[0].expand(6))
+
+
+def test_examples_of_weight_zero_are_not_there() -> None:
+    network = smooth()
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    padded = network.loss(network.params, {}, Batch(X, Y, weight))
+    torch.testing.assert_close(padded, network.loss(network.params, {}, Batch(X[:3], Y[:3])))
+
+
+def test_a_mean_cannot_leave_out_examples() -> None:
+    network = smooth(loss=mean_loss)
+    with pytest.raises(ModelError, match="cannot leave out padded examples"):
+        network.loss(network.params, {}, Batch(X, Y, torch.ones(6)))
+
+
+# --- odd parameters --------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """One matrix, used twice under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tied_weights_are_one_parameter(way: str) -> None:
+    torch.manual_seed(0)
+    network = made(Tied())
+    assert network.names == ("first.weight",)
+    _, grads = network.value_and_grad(network.params, {}, Batch(X, Y), way)
+
+    def loss(w: Tensor) -> Tensor:
+        return cross_entropy(torch.tanh(X @ w.T) @ w.T, Y).mean()
+
+    expected = difference(loss, network.params["first.weight"])
+    torch.testing.assert_close(grads["first.weight"], expected, rtol=0, atol=1e-8)
+
+
+def partly_frozen() -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    module[0].weight.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_frozen_parameters_are_used_and_are_nobodys(way: str) -> None:
+    network, free = made(partly_frozen(), head="2"), smooth()
+    assert network.names == ("0.bias", "2.weight", "2.bias")
+    assert network.head_names == {"2.weight", "2.bias"}
+    a = network.value_and_grad(network.params, {}, Batch(X, Y), way)
+    b = free.value_and_grad(free.params, {}, Batch(X, Y), way)
+    torch.testing.assert_close(a[0], b[0])
+    assert list(a[1]) == list(network.names)
+    for name in network.names:
+        torch.testing.assert_close(a[1][name], b[1][name])
+
+
+class Scaled(nn.Module):
+    """A parameter that is a single number without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.fc(x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_parameter_without_axes(way: str) -> None:
+    network = made(Scaled())
+    _, grads = network.value_and_grad(network.params, {}, Batch(X, Y), way)
+    assert grads["scale"].shape == ()
+    assert float(grads["scale"]) != 0.0
+
+
+# --- modes -----------------------------------------------------------------------------------
+
+
+def dropping() -> Network:
+    torch.manual_seed(0)
+    return made(nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 3)))
+
+
+def test_dropout_follows_torchs_seed_in_training_and_is_off_in_evaluation() -> None:
+    network = dropping()
+
+    def scores(seed: int, train: bool) -> Tensor:
+        torch.manual_seed(seed)
+        return network.logits(network.params, {}, X, train)
+
+    assert torch.equal(scores(1, True), scores(1, True))
+    assert not torch.equal(scores(1, True), scores(2, True))
+    assert torch.equal(scores(1, False), scores(2, False))
+
+
+def test_both_ways_drop_the_same_units_under_the_same_seed() -> None:
+    network, found = dropping(), []
+    for way in WAYS:
+        torch.manual_seed(3)
+        found.append(network.value_and_grad(network.params, {}, Batch(X, Y), way)[1])
+    assert all(
+        torch.allclose(a, b, atol=1e-14) for a, b in zip(*map(dict.values, found), strict=True)
+    )
+
+
+def test_input_gradients_are_those_of_evaluation() -> None:
+    network = dropping()
+    for way in WAYS:
+        a, b = (network.input_grad(network.params, {}, Batch(X, Y), way) for _ in range(2))
+        assert torch.equal(a, b)
+
+
+def normed(**options: object) -> Network:
+    torch.manual_seed(0)
+    return made(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), **options)
+
+
+def moved(before: Tree) -> Tree:
+    """The statistics after one batch, by the definition of the layer."""
+    network = normed()
+    hidden = X @ network.params["0.weight"].T + network.params["0.bias"]
+    return {
+        "1.running_mean": 0.9 * before["1.running_mean"] + 0.1 * hidden.mean(dim=0),
+        "1.running_var": 0.9 * before["1.running_var"] + 0.1 * hidden.var(dim=0),
+        "1.num_batches_tracked": before["1.num_batches_tracked"] + 1,
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_in_training_updates_the_buffers_that_are_given(way: str) -> None:
+    network = normed()
+    buffers = network.throwaway(network.buffers)
+    network.value_and_grad(network.params, buffers, Batch(X, Y), way)
+    for name, expected in moved(network.buffers).items():
+        torch.testing.assert_close(buffers[name], expected)
+        assert buffers[name].dtype == network.buffers[name].dtype
+    assert not network.buffers["1.running_mean"].any()  # the network's own stay
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_evaluation_leaves_buffers_alone(way: str) -> None:
+    network = normed()
+    buffers = network.throwaway(network.buffers)
+    network.logits(network.params, buffers, X, train=False)
+    network.value_and_grad(network.params, buffers, Batch(X, Y), way, train=False)
+    network.input_grad(network.params, buffers, Batch(X, Y), way)
+    assert all(torch.equal(buffers[k], v) for k, v in network.buffers.items())
+
+
+def test_evaluation_may_use_the_statistics_of_the_batch() -> None:
+    """Where clients keep their own, the server has none."""
+    local, average = normed(batch_statistics=True), normed()
+    train = average.logits(average.params, average.throwaway(average.buffers), X)
+    for network, same in ((local, True), (average, False)):
+        found = network.logits(network.params, network.throwaway(network.buffers), X, train=False)
+        assert torch.allclose(found, train, atol=1e-14) == same
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+def test_a_network_owns_what_it_was_made_of() -> None:
+    module = nn.Linear(4, 3)
+    network = Network(module)
+    assert torch.equal(network.params["weight"], module.weight)
+    network.params["weight"].zero_()
+    assert module.weight.any()
+    again = Network(module)
+    assert again.logits(again.params, {}, X.float()).any()
+
+
+def test_names_of_modules() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Sequential(nn.ReLU(), nn.Linear(2, 2))})
+    assert list(module_names(module)) == ["a", "b.1"]
+    assert [under(n, "b") for n in ("b", "b.1.bias", "bc.weight", "a.b")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_network_in_words() -> None:
+    text = smooth(head="2", loss=mean_loss).describe()
+    assert "Linear(in_features=4, out_features=5" in text
+    assert "head='2'" in text
+    assert "loss=mean_loss" in text

@@ -1,0 +1,224 @@
+"""Tasks: what is made of a user's module, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeel as fk
+from fedkeel.data.dataset import Dataset, dataset
+from fedkeel.errors import ModelError
+from fedkeel.task.network import Network
+from fedkeel.task.task import Task
+
+
+def digits(shape: tuple[int, ...] = (4,), classes: int = 3, n: int = 6) -> Dataset:
+    x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+    return dataset(x, torch.arange(n) % classes, classes=classes)
+
+
+def network(
+    model: nn.Module | Callable[[], nn.Module], seed: int = 0, **options: object
+) -> Network:
+    data = options.pop("data", None) or digits()
+    return Task(model, **options).network(data, seed, torch.float64)
+
+
+def refusal(model: nn.Module | Callable[[], nn.Module], **options: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        network(model, **options)
+    assert len(str(caught.value).splitlines()) <= 4
+    return str(caught.value)
+
+
+class Body(nn.Module):
+    """Two blocks and a classifier that does not come last in the definition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classify = nn.Linear(5, 3)
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.body(x))
+
+
+class Bare(nn.Module):
+    """Parameters of its own and no sub-modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+# --- the head --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "found", "names"),
+    [
+        (plain(), None, "2", {"2.weight", "2.bias"}),
+        (plain(), "0", "0", {"0.weight", "0.bias"}),
+        (Body(), None, "body.2", {"body.2.weight", "body.2.bias"}),  # it owns the last parameter
+        (Body(), "classify", "classify", {"classify.weight", "classify.bias"}),
+        (Body(), "body", "body", {f"body.{i}.{k}" for i in (0, 2) for k in ("weight", "bias")}),
+        (Bare(), None, "", set()),
+    ],
+)
+def test_the_head_is_named_or_owns_the_last_parameter(
+    model: nn.Module, head: str | None, found: str, names: set[str]
+) -> None:
+    made = network(model, head=head)
+    assert made.head == found
+    assert made.head_names == names
+
+
+def test_a_head_that_is_not_there_or_has_nothing_to_learn() -> None:
+    assert "Body has no sub-module 'clasify'" in refusal(Body(), head="clasify")
+    assert "did you mean 'classify'?" in refusal(Body(), head="clasify")
+    assert "The head '1' of Sequential has no parameters" in refusal(plain(), head="1")
+
+
+# --- what cannot be trained ------------------------------------------------------------------
+
+
+def frozen() -> nn.Module:
+    module = plain()
+    for p in module.parameters():
+        p.requires_grad_(False)
+    return module
+
+
+def test_nothing_to_train() -> None:
+    assert "Sequential has no parameters to train" in refusal(frozen())
+    assert "Identity has no parameters to train" in refusal(nn.Identity())
+
+
+@pytest.mark.parametrize("policy", ["average", "local"])
+def test_buffers_need_a_policy(policy: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    text = refusal(module)
+    for part in ("3 buffers, such as '1.running_mean'", "model.buffers = 'average' or 'local'"):
+        assert part in text
+    assert "fedkeel.replace_batch_norm(module)" in text
+    assert list(network(module, buffers=policy).buffers) == [
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
+    assert network(fk.replace_batch_norm(module)).buffers == {}
+
+
+def test_a_slash_in_a_name() -> None:
+    module = nn.ModuleDict({"in/out": nn.Linear(4, 3)})
+    assert "got '0.in/out.weight'" in refusal(nn.Sequential(module))
+
+
+@pytest.mark.parametrize(
+    ("last", "data", "says"),
+    [
+        (nn.Linear(6, 2), digits(), "got 2 outputs for 3 classes; expected at least 3 outputs"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Flatten(0)), digits(), "one row of scores for each"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Unflatten(1, (3, 1))), digits(), "got [2, 3, 1]"),
+        (nn.LSTM(6, 3), digits(), "got tuple"),
+    ],
+)
+def test_outputs_that_do_not_fit(last: nn.Module, data: Dataset, says: str) -> None:
+    assert says in refusal(nn.Sequential(nn.Linear(4, 6), last), data=data)
+
+
+def test_more_outputs_than_classes_are_no_mistake() -> None:
+    assert len(network(nn.Linear(4, 10)).params["bias"]) == 10
+
+
+class Fails(nn.Module):
+    """Raises what it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.w, self.error = nn.Parameter(torch.zeros(1)), error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("first\nsecond\nthird"), "inputs of shape [2, 4]: first"),
+        (AssertionError(), "inputs of shape [2, 4]: AssertionError"),
+        (KeyError("channel"), "inputs of shape [2, 4]: 'channel'"),
+    ],
+)
+def test_a_forward_pass_that_fails(error: Exception, says: str) -> None:
+    text = refusal(Fails(error))
+    assert "Fails cannot take the data" in text
+    assert says in text
+    assert "second" not in text
+
+
+def test_a_first_layer_that_does_not_fit() -> None:
+    text = refusal(nn.Linear(5, 3))
+    assert "[2, 4]" in text
+    assert "check the first layer" in text
+
+
+# --- the module that is made -----------------------------------------------------------------
+
+
+def test_a_maker_is_called_under_the_runs_seed() -> None:
+    torch.manual_seed(123)
+    expected = torch.rand(1)
+    torch.manual_seed(123)
+    a, b, c = (network(plain, seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.rand(1), expected)  # nobody else's numbers were drawn
+    assert all(torch.equal(a.params[k], b.params[k]) for k in a.params)
+    assert not torch.equal(a.params["0.weight"], c.params["0.weight"])
+    assert all(
+        torch.equal(v, network(Body, 5).params[k]) for k, v in network(Body, 5).params.items()
+    )
+
+
+def test_a_module_is_the_same_for_every_seed_and_stays_as_it_was() -> None:
+    module = plain().eval()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    a, b = network(module, 0), network(module, 1)
+    assert all(torch.equal(a.params[k], b.params[k]) for k in a.params)
+    a.params["0.weight"].add_(1.0)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert not module.training
+    assert module[0].weight.dtype == torch.float32
+    assert a.params["0.weight"].dtype == torch.float64
+
+
+def test_a_maker_that_makes_no_module() -> None:
+    assert "did not return a torch.nn.Module.\n  got dict" in refusal(dict)
+
+
+def test_a_loss_of_ones_own_is_the_one_that_is_used() -> None:
+    def half(scores: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * nn.functional.cross_entropy(scores, y, reduction="none")
+
+    data, module = digits(), plain()
+    losses = [
+        network(module, loss=loss).example_losses(torch.eye(3), data.y[:3])
+        for loss in (half, Task(module).loss)
+    ]
+    torch.testing.assert_close(2 * losses[0], losses[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_type_is_the_runs(dtype: torch.dtype) -> None:
+    made = Task(plain()).network(digits(), 0, dtype)
+    assert {p.dtype for p in made.params.values()} == {dtype}
+    assert made.dtype == dtype

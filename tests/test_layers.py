@@ -1,0 +1,129 @@
+"""Imports point one way: the test parses them, and fails on an arrow that runs back.
+
+    config -> data -> task -> method -> engine -> experiment -> conformance, cli
+
+`solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,
+`rng`, `tree`, `version` and `records` are leaves that anybody may use.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
+
+LEAVES = frozenset({"errors", "rng", "tree", "version", "records"})
+
+ALLOWED: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "version": frozenset(),
+    "rng": frozenset(),
+    "tree": frozenset(),
+    "records": frozenset({"errors"}),
+    "report": frozenset({"records", "errors"}),
+    "config": frozenset({"errors"}),
+    "data": LEAVES | {"config"},
+    "task": LEAVES | {"config", "data"},
+    "solve": LEAVES,
+    "method": LEAVES | {"config", "data", "task", "solve"},
+    "engine": LEAVES | {"config", "data", "task", "method"},
+    "experiment": LEAVES | {"config", "data", "task", "method", "engine", "report"},
+    "conformance": LEAVES | {"config", "data", "task", "method", "engine", "experiment"},
+}
+"""Room -> the rooms it may import besides itself."""
+ALLOWED["cli"] = LEAVES | frozenset(ALLOWED) - {"conformance"}
+ALLOWED["__init__"] = ALLOWED["cli"]  # the public names
+
+Arrow = tuple[str, str, str]
+"""(module and line, room that imports, room that is imported)"""
+
+
+def room(module: str) -> str:
+    """The room of a module of the package, by its full name."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def arrows(text: str, module: str, package: bool = False) -> list[Arrow]:
+    """Every import of a module that stays within the package, also for types and in functions."""
+    found: list[Arrow] = []
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = imported(node, module, package)
+        for name in names:
+            if name.split(".")[0] == "fedkeel":
+                found.append((f"{module}:{node.lineno}", room(module), room(name)))
+    return found
+
+
+def imported(node: ast.ImportFrom, module: str, package: bool) -> list[str]:
+    """The modules that ``from ... import ...`` names; of a bare package, its sub-modules."""
+    base = node.module or ""
+    if node.level:
+        parents = module.split(".")[: len(module.split(".")) - node.level + package]
+        base = ".".join([*parents, *([node.module] if node.module else [])])
+    if base != "fedkeel":
+        return [base]
+    return [f"fedkeel.{alias.name}" for alias in node.names]
+
+
+def every() -> list[Arrow]:
+    found = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+        module = ".".join(p for p in parts if p != "__init__")
+        found += arrows(file.read_text(encoding="utf-8"), module, file.name == "__init__.py")
+    return found
+
+
+def wrong(found: list[Arrow]) -> list[str]:
+    """The arrows that run back."""
+    return [
+        f"{at}: {source} imports {target}"
+        for at, source, target in found
+        if source != target and target not in ALLOWED.get(source, frozenset())
+    ]
+
+
+def test_no_arrow_runs_back() -> None:
+    assert wrong(every()) == []
+
+
+def test_every_room_is_known() -> None:
+    rooms = {p.stem for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert rooms == set(ALLOWED)
+
+
+def test_the_test_sees_the_imports() -> None:
+    """A parser that saw nothing would find nothing wrong."""
+    found = {(source, target) for _, source, target in every()}
+    assert {("engine", "method"), ("cli", "experiment"), ("method", "tree")} <= found
+    assert not any(target == "cli" for source, target in found if source != "cli")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from fedkeel.cli import main",
+        "import fedkeel.cli.common",
+        "from fedkeel import cli",
+        "from ..cli import main",
+        "from .. import cli",
+        "if TYPE_CHECKING:\n    from fedkeel.cli import main",
+        "def later() -> None:\n    from fedkeel.cli import main",
+    ],
+)
+def test_an_arrow_that_runs_back_is_found(line: str) -> None:
+    assert wrong(arrows(line, "fedkeel.engine.loop"))
+
+
+def test_the_cycle_within_method_is_for_types_only() -> None:
+    """Outside of it, an import for types counts as any other."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        if "TYPE_CHECKING" in file.read_text(encoding="utf-8"):
+            assert file.relative_to(SOURCE).parts[0] == "method", file
