@@ -21,6 +21,7 @@ non-negative least squares in Lawson and Hanson, Solving Least Squares Problems 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -78,25 +79,29 @@ def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
         [n] multipliers, in float64; zeros where no subset meets the conditions, which can only be
         for b > 0.
     """
-    n = inner.shape[0]
     g, c = gram.double(), inner.double()
     length = torch.diagonal(g).clamp(min=0.0).sqrt()
     unit = torch.where(length > 0, 1.0 / torch.where(length > 0, length, 1.0), 0.0)
     g = g * unit[:, None] * unit[None, :]
     c = c * unit
-    sets = torch.tensor(
-        [[(s >> i) & 1 for i in range(n)] for s in range(2**n)], dtype=g.dtype, device=g.device
-    )  # [2^n, n]
-    outside = torch.diag_embed(1.0 - sets)
-    active = sets[:, :, None] * sets[:, None, :] * g + outside  # [2^n, n, n]
-    solved = torch.linalg.solve_ex(active, -(sets * c)[:, :, None]).result[:, :, 0] * sets
+    sets, both, outside = _subsets(len(c), g.device)
+    solved = torch.linalg.solve_ex(both * g + outside, -(sets * c)[:, :, None]).result
+    solved = solved[:, :, 0] * sets
     slack = c + solved @ g
     worst = torch.maximum(-solved, -slack).amax(dim=1)
     worst = torch.where(torch.isfinite(worst), worst, torch.inf)
-    pick = torch.nn.functional.one_hot(worst.argmin(), 2**n).to(g.dtype)
-    best = (pick[:, None] * torch.where(torch.isfinite(solved), solved, 0.0)).sum(dim=0)
+    pick = worst.argmin().expand(1, len(c))
+    best = torch.where(torch.isfinite(solved), solved, 0.0).gather(0, pick)[0]
     met = worst.amin() <= 1e-5 * c.abs().amax()
     return torch.where(met, best.clamp(min=0.0) * unit, 0.0)
+
+
+@lru_cache(maxsize=16)
+def _subsets(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return every subset of n rows, [2^n, n], its pairs, and 1 on the diagonal outside it."""
+    members = [[(s >> i) & 1 for i in range(n)] for s in range(2**n)]
+    sets = torch.tensor(members, dtype=torch.float64, device=device)
+    return sets, sets[:, :, None] * sets[:, None, :], torch.diag_embed(1.0 - sets)
 
 
 def project(

@@ -50,9 +50,12 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Sequence[str]
         if width <= EXACT:
             total += left.double() @ right.double().T
             continue
-        for start in range(0, width, CHUNK):
-            stop = start + CHUNK
-            total += left[:, start:stop] @ right[:, start:stop].T
+        whole = width - width % CHUNK
+        sums = torch.bmm(
+            left[:, :whole].view(len(left), -1, CHUNK).transpose(0, 1),
+            right[:, :whole].view(len(right), -1, CHUNK).permute(1, 2, 0),
+        )  # [width / CHUNK, J, K]
+        total += sums.sum(dim=0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
     return np.asarray(total.cpu().numpy())
 
 

@@ -96,17 +96,17 @@ class GradMAW(GradientTransform, Carry, ClientState):
         )
         out: Tree = {}
         for names in tree.group_names(list(grads), self.groups):
-            p = {k: grads[k] for k in names}
-            m = [{k: row[k] for k in names} for row in rows]
-            gram = torch.stack([torch.stack([tree.dot(a, b) for b in m]) for a in m])
-            inner = torch.stack([tree.dot(a, p) for a in m])
+            m = torch.cat(
+                [torch.stack([t[k].reshape(-1) for t in (*rows, grads)]) for k in names], dim=1
+            )  # [4, F]: the three directions and the gradient
+            products = m @ m.T
+            gram, inner = products[:3, :3], products[:3, 3]
             if self.margin > 0.0:
-                size = tree.dot(p, p).sqrt()
-                inner = inner - self.margin * size * torch.diagonal(gram).clamp(min=0.0).sqrt()
-            push = qp.enumerate_cone(gram, inner)
-            for z, row in zip(push.to(inner.dtype), m, strict=True):
-                p = tree.add(p, row, z)
-            out.update(p)
+                sizes = torch.diagonal(products).clamp(min=0.0).sqrt()
+                inner = inner - self.margin * sizes[3] * sizes[:3]
+            push = qp.enumerate_cone(gram, inner).to(m.dtype)
+            found = torch.split(m[3] + push @ m[:3], [grads[k].numel() for k in names])
+            out.update({k: v.view_as(grads[k]) for k, v in zip(names, found, strict=True)})
         return {k: out[k] for k in grads}
 
     def init_carry(self, start: Tree, mine: State) -> State:
