@@ -174,15 +174,18 @@ def test_evaluations_agree(split: str, buffers: str) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_pieces_cover_all_jobs_exactly_once(workers: int) -> None:
+    rng = np.random.default_rng(workers)
     for count in range(60):
-        pieces = _guided(count, workers)
-        assert [i for a, b in pieces for i in range(a, b)] == list(range(count))
-        sizes = [b - a for a, b in pieces]
-        assert sizes == sorted(sizes, reverse=True)
-        assert all(size >= 1 for size in sizes)
-        if count >= workers:
-            assert len(pieces) >= workers  # everybody has something to do
-            assert sizes[-1] == 1  # and nobody waits long for the last
+        for costs in ([1] * count, sorted(rng.integers(1, 100, count).tolist(), reverse=True)):
+            pieces = _guided(costs, workers)
+            assert [i for a, b in pieces for i in range(a, b)] == list(range(count))
+            assert all(a < b for a, b in pieces)
+            total = sum(costs)
+            for a, b in pieces:  # nobody gets more than half a share, but for one large client
+                assert b - a == 1 or sum(costs[a:b]) * 2 * workers <= sum(costs[a:]) <= total
+            if count >= workers:
+                assert len(pieces) >= workers  # everybody has something to do
+                assert pieces[-1] == (count - 1, count)  # and nobody waits long for the last
 
 
 # --- errors ---------------------------------------------------------------------------------------

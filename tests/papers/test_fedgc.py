@@ -34,9 +34,13 @@ def cgc(h: Vector, z: Vector, C: float, seen: Counter) -> Vector:
     return h if u is None else u
 
 
-def sgc(mean: Vector, G: np.ndarray, C: float, seen: Counter) -> Vector:
+def sgc(mean: Vector, G: np.ndarray, C: float, seen: Counter, singular: str = "solve") -> Vector:
     """Eq. (9): the z nearest to the mean with Gz >= C; the mean where that is unsolvable."""
     z = nearest(mean, G, C)
+    if singular == "keep" and z is not mean and np.linalg.matrix_rank(G, rtol=1e-9) < len(G):
+        seen["sgc singular"] += 1
+        seen["sgc infeasible"] += 1
+        return mean
     seen["sgc infeasible"] += z is None
     seen["sgc"] += z is not None and z is not mean
     if z is not None and np.linalg.norm(z) < 1e-12 * np.linalg.norm(mean):
@@ -55,6 +59,7 @@ def fedgc(
     groups: str = "tensor",
     server_groups: str | None = None,
     weights: str = "processed",
+    singular: str = "solve",
 ) -> Iterator[Told]:
     theta, last = world.start, None  # 1: initialise
     spans = world.net.groups(groups)
@@ -76,7 +81,7 @@ def fedgc(
         G = np.stack([g[k] for k in clients])
         before = Counter(seen)
         if server:  # 22
-            mean = np.concatenate([sgc(mean[s], G[:, s], C, seen) for s in server_spans])
+            mean = np.concatenate([sgc(mean[s], G[:, s], C, seen, singular) for s in server_spans])
         kept = {
             name: np.array((seen[key] - before[key]) / len(server_spans))
             for name, key in {"infeasible": "sgc infeasible", "active": "sgc"}.items()
@@ -143,6 +148,15 @@ def test_fedgc_without_cgc(groups: str) -> None:
     agree(world.ours(f"fedavg+fedgc.sgc(groups='{groups}')", LR), story, look=look)
     assert seen["sgc"] > 0
     assert seen["cgc"] == 0
+
+
+def test_dependent_updates_may_count_as_unsolvable() -> None:
+    """Four clients' gradients of the three entries of the output bias are always dependent."""
+    world, seen = conflict(), Counter()
+    story = fedgc(world, EVERYONE, seen, client=False, singular="keep")
+    agree(world.ours("fedavg+fedgc.sgc(singular='keep')", LR), story, look=look)
+    assert seen["sgc singular"] > 0
+    assert seen["sgc"] > 0
 
 
 def test_fedgc_with_groups_of_its_own_at_the_server_and_partial_participation() -> None:

@@ -71,7 +71,7 @@ def test_centralisation_commutes_with_averaging_over_clients(
 def test_tensors_of_one_axis_and_of_none() -> None:
     assert centralise(torch.tensor([1.0, 2.0, 6.0]), vectors=True).tolist() == [-2.0, -1.0, 3.0]
     assert centralise(torch.tensor([5.0]), vectors=True).tolist() == [0.0]
-    assert float(centralise(torch.tensor(5.0), vectors=True)) == 5.0
+    assert float(centralise(torch.tensor(5.0), vectors=True)) == 0.0
 
 
 # --- harmonisation ---------------------------------------------------------------------------

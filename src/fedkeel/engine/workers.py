@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
+from fedkeel.data import batches
 from fedkeel.engine import heap
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
 from fedkeel.engine.loop import evaluate_shard, examples
@@ -145,13 +146,14 @@ class Workers:
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         self._shared.message.write(flat(message))
-        sizes = self._shared.world.federation.sizes
-        jobs = sorted(
-            self._shared.rounds.jobs(clients), key=lambda j: int(sizes[j.client]), reverse=True
-        )
+        world = self._shared.world
+        local, sizes = world.bench.local, world.federation.sizes
+        found = self._shared.rounds.jobs(clients)
+        costs = {job: batches.processed(local, int(sizes[job.client]), job.done) for job in found}
+        jobs = sorted(found, key=lambda job: costs[job], reverse=True)
         pieces = [
             _Train(message.round, message.lr, tuple(jobs[a:b]))
-            for a, b in _guided(len(jobs), len(self._workers))
+            for a, b in _guided([costs[job] for job in jobs], len(self._workers))
         ]
         self._work(pieces, tick)
         return self._shared.rounds.gather(clients)
@@ -170,7 +172,7 @@ class Workers:
         starts = range(0, examples(world, split), world.eval_batch)
         pieces = [
             _Evaluate(split, tuple(starts[a:b]))
-            for a, b in _guided(len(starts), len(self._workers))
+            for a, b in _guided([1] * len(starts), len(self._workers))
         ]
         self._work(pieces, lambda _: None)
         return self._shared.measured.tensors["rows"][: examples(world, split)].clone()
@@ -264,17 +266,28 @@ def _collect(worker: _Worker, patience: float) -> None:
         worker.process.join()
 
 
-def _guided(count: int, workers: int) -> list[tuple[int, int]]:
-    """Cut 0..count-1 into pieces that get smaller, so that all workers end together.
+def _guided(costs: Sequence[int], workers: int) -> list[tuple[int, int]]:
+    """Cut 0..n-1 into pieces that cost less and less, so that all workers end together.
 
-    >>> _guided(10, 2)
-    [(0, 3), (3, 5), (5, 7), (7, 8), (8, 9), (9, 10)]
+    A piece takes the next ones up to half of a worker's share of what is left, and at least one.
+
+    Args:
+        costs: [n] of each, the largest first.
+        workers: number of workers.
+
+    >>> _guided([1] * 10, 2)
+    [(0, 2), (2, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 10)]
+    >>> _guided([9, 5, 2, 2, 1, 1], 2)
+    [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
     """
-    pieces, start = [], 0
-    while start < count:
-        size = max(1, -(-(count - start) // (2 * workers)))
-        pieces.append((start, min(start + size, count)))
-        start += size
+    pieces, start, left = [], 0, sum(costs)
+    while start < len(costs):
+        stop, spent = start + 1, costs[start]
+        while stop < len(costs) and (spent + costs[stop]) * 2 * workers <= left:
+            spent += costs[stop]
+            stop += 1
+        pieces.append((start, stop))
+        start, left = stop, left - spent
     return pieces
 
 

@@ -26,8 +26,8 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
             third on (the receptive field of a convolution); ``output`` the first; ``all`` all.
             A matrix is always centralised over ``input``: GC-Fed's section 4.3.1 changes the axes
             of convolutions only.
-        vectors: what happens to a tensor of one axis: left alone, or its mean over all entries is
-            subtracted, which sets a tensor of one entry to 0.
+        vectors: what happens to a tensor of one axis or none: left alone, or its mean over all
+            entries is subtracted, which sets a tensor of one entry to 0.
 
     >>> import torch
     >>> centralise(torch.tensor([[1.0, 3.0], [5.0, 5.0]]))
@@ -35,7 +35,7 @@ def centralise(w: Tensor, axes: Axes = "input", vectors: bool = False) -> Tensor
             [ 0.,  0.]])
     """
     if w.ndim < 2:
-        return w - w.mean() if vectors and w.ndim == 1 else w
+        return w - w.mean() if vectors else w
     over = {
         "input": tuple(range(1, w.ndim)),
         "kernel": tuple(range(2, w.ndim)),

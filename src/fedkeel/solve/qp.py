@@ -141,6 +141,23 @@ def project(
     return Solution(out, feasible=True)
 
 
+def singular(gram: Floats, noise: float = 1e-13) -> bool:
+    """Return whether the rows of M are linearly dependent, within `noise`.
+
+    Args:
+        gram: [m, m] inner products of the rows.
+        noise: as in `project`.
+
+    >>> singular(np.array([[1.0, 2.0], [2.0, 4.0]])), singular(np.array([[1.0, 2.0], [2.0, 5.0]]))
+    (True, False)
+    """
+    length = np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
+    if not length.all():
+        return True
+    values = np.linalg.eigvalsh(gram / np.outer(length, length))
+    return bool(values[0] <= noise * len(gram) * values[-1])
+
+
 def _basis(g: Floats, noise: float) -> tuple[Floats, Floats]:
     """Return M [m, r] in an orthonormal basis of the span of its rows, and its pseudo-inverse."""
     values, vectors = np.linalg.eigh(g)

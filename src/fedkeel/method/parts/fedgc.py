@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -115,6 +115,9 @@ class SGC(AggregateTransform):
     Args:
         margin: C, >= 0, on each group by itself, in units of squared pseudo-gradients.
         groups: what is projected as one vector. The paper states none for the server.
+        singular: what happens where the clients' updates are linearly dependent, as they always are
+            where there are more clients than entries: ``solve`` the programme, which may still have
+            an answer, or ``keep`` the mean, as the paper's solver makes it.
     Sent: nothing beyond the model.
     State: none.
     Cost: one Gram matrix of the K updates, and one quadratic programme in K unknowns a group.
@@ -123,7 +126,7 @@ class SGC(AggregateTransform):
         has the share of such groups (`infeasible`). With one client for each class that is so on
         the classifier's bias, taken by itself, in every round without CGC and in the first with it.
         The paper's solver also refuses programmes that have an answer, where the updates are
-        linearly dependent; ours accepts them.
+        linearly dependent: `singular = "keep"`.
 
     Example:
         >>> import fedkeel
@@ -133,6 +136,7 @@ class SGC(AggregateTransform):
 
     margin: float = param(1e-3, ge=0.0)
     groups: Groups = "tensor"
+    singular: Literal["solve", "keep"] = "solve"
 
     name: ClassVar[str] = "fedgc.sgc"
     paper: ClassVar[str] = "fedgc2023"
@@ -150,9 +154,11 @@ class SGC(AggregateTransform):
             inner = updates.against(delta, names)
             if (inner >= bound).all():
                 continue
-            solution = qp.project(
-                updates.gram(names), inner, bound, span.noise(updates.rows, names)
-            )
+            gram, noise = updates.gram(names), span.noise(updates.rows, names)
+            if self.singular == "keep" and qp.singular(gram, noise):
+                infeasible += 1
+                continue
+            solution = qp.project(gram, inner, bound, noise)
             infeasible += not solution.feasible
             active += solution.feasible
             if solution.feasible:

@@ -35,7 +35,8 @@ class FedSGD(LocalWork):
     State: none.
     Cost: one gradient over all local examples.
     Laws: FedAvg with steps = 1 and batch_size = "all" is the same, bit for bit.
-    Deviations: none.
+    Deviations: local momentum starts at 0 in every round, so that of one step it leaves nothing;
+        Nesterov's form makes that step 1 + momentum times as long.
 
     Example:
         >>> FedSGD().work(Local(lr=0.1, epochs=5)).steps

@@ -55,7 +55,9 @@ class GradMAW(GradientTransform, Carry, ClientState):
             full method), which makes the first constraint idle there and the client stateless.
         groups: what is projected as one vector: the ``model`` (the paper), or each ``tensor`` (the
             public code).
-        margin: rho >= 0: constraints become <u, M_i> >= rho |g| |M_i|. 0 in the paper.
+        margin: rho >= 0: constraints become <u, M_i> >= rho |g| |M_i|. 0 in the paper. Where two of
+            the directions are nearly opposite, no margin can be met without a step that is many
+            times as long as the gradient: keep rho small, or clip.
     Sent: nothing beyond the model.
     State: the last local model for each client, one model; none with previous = ``start``.
     Cost: 3 gradients for each step.
