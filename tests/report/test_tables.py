@@ -91,7 +91,7 @@ def test_rounds_count_only_among_those_who_reached_it_most_often():
     rows = table([often, once, never])
     assert ["rounds_to_target" in row["marked"] for row in rows] == [True, False, False]
     text = to_markdown(rows)
-    assert "1 ± 0 (2/2)" in text
+    assert "| **1 ± 0** |" in text
     assert "1 (1/2)" in text
     assert "– (0/2)" in text
 
@@ -109,7 +109,7 @@ def test_markdown_is_bold_where_best(groups):
     lines = to_markdown(table(groups)).splitlines()
     assert lines[0].startswith("| method | best % | last % | to target rounds |")
     assert lines[1].count("---:") == lines[0].count("|") - 2
-    assert lines[2].startswith("| `fedavg` | 81.00 ± 1.00 | 50.00 ± 0.00 | 1 ± 0 (3/3) | **4.00**")
+    assert lines[2].startswith("| `fedavg` | 81.00 ± 1.00 | 50.00 ± 0.00 | 1 ± 0 | **4.00**")
     assert lines[3].startswith("| `fedgc` | **91.00 ± 1.00** |")
     assert "one pooled standard error" in to_markdown(table(groups))
     assert "3 seeds each" in to_markdown(table(groups))
@@ -162,3 +162,8 @@ def test_a_target_that_nobody_reached_is_shown():
     rows = table([group("a", 0.5), group("b", 0.6)])
     assert [c.key for c in columns(rows)].count("rounds_to_target") == 1
     assert "– (0/1)" in to_markdown(rows)
+
+
+def test_a_terminal_never_cuts_a_short_name(groups):
+    for width in range(60, 120):
+        assert "fedavg" in shown(table(groups), width)

@@ -1,4 +1,4 @@
-"""``fedkeel report``: the page of runs or of a comparison."""
+"""``fedkeel report``: the table and the page of runs or of a comparison."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ from pathlib import Path
 
 import typer
 
-from fedkeel.cli.common import say, stderr
+from fedkeel.cli.common import JSON, document, say, stderr
 
 
 def report(
     runs: list[Path] = typer.Argument(..., metavar="RUN...", help="Run or comparison folders."),
     out: Path = typer.Option(None, "--out", help="The file; report.html in the first folder."),
     target: float = typer.Option(None, "--target", min=0, max=1, help="For rounds to target."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
+    as_json: bool = JSON,
 ) -> None:
-    """Write the HTML page of runs or of a comparison."""
+    """Print the table of runs or of a comparison, and write the HTML page."""
+    from rich.console import Console
+
     from fedkeel.experiment.compare import runs_of
     from fedkeel.report.page import write
+    from fedkeel.report.runs import load
+    from fedkeel.report.tables import table, to_markdown, to_text
 
     folders = [folder for path in runs for folder in runs_of(path)]
     page = write(folders, out or runs[0] / "report.html", target=target)
+    rows = table([entry.group for entry in load(folders, target)])
+    if as_json:
+        document(rows)
+    elif markdown:
+        print(to_markdown(rows), end="")
+    else:
+        Console().print(to_text(rows))
     say(stderr(), f"report  {page}")

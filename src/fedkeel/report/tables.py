@@ -130,7 +130,7 @@ def _fitting(rows: Sequence[Row], width: int) -> list[Column]:
     )
     for dropped in ("sent", "last", "seconds_per_client"):
         wide = [max([len(c.head), len(c.unit), *(len(c.text(r)) for r in rows)]) for c in picked]
-        if sum(wide) + 2 * len(wide) + min(names, _NAME) <= width:
+        if sum(wide) + 2 * len(wide) + 2 + min(names, _NAME) <= width:
             break
         picked = [column for column in picked if column.key != dropped]
     return picked
@@ -166,7 +166,7 @@ def footnotes(rows: Sequence[Row]) -> list[str]:
     if target is not None:
         notes.append(
             f"Rounds to {100 * target:g} % test accuracy: mean over the seeds that reached it "
-            "(how many did)."
+            "(how many did, where not all)."
         )
     if any(row["unfinished"] for row in rows):
         notes.append("†: not every run is finished.")
@@ -275,7 +275,7 @@ def _spread(key: str, scale: float) -> Callable[[Row], str]:
 
 def _rounds(row: Row) -> str:
     told = spread(_stat(row, "rounds_to_target"), digits=0)
-    return f"{told} ({row['reached']}/{row['seeds']})"
+    return told if row["reached"] == row["seeds"] else f"{told} ({row['reached']}/{row['seeds']})"
 
 
 def _gap(row: Row) -> str:
