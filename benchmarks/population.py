@@ -1,6 +1,6 @@
 """Start and memory with many clients: python benchmarks/population.py [--clients 10000]
 
-Ten thousand clients of 24 examples each, FedGH's 2NN, 100 clients in a round. Prints the seconds
+Ten thousand clients of 24 examples each, FedGH's 2NN, 20 clients in a round. Prints the seconds
 from the call to the end of preparation and to the end of the first round, and the resident memory
 above the data's own size, of this process and of all its workers together (proportional set size,
 so that what they share counts once).
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--examples", type=int, default=24)
     parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--per-round", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     n = given.clients * given.examples
@@ -72,7 +73,7 @@ def main() -> None:
         method=given.method,
         rounds=given.rounds,
         local=Local(lr=0.01, epochs=1, batch_size=12),
-        cohort=Cohort(clients=100),
+        cohort=Cohort(clients=given.per_round),
         evaluation=Evaluation(every=given.rounds),
     )
     held = dataset(x[:1000], y[:1000])
@@ -80,12 +81,14 @@ def main() -> None:
     ready = time.perf_counter()
     meter = Meter()
     start(prepared, watcher=meter)
-    first, resident = meter.seen[0]
-    print(f"{given.method}, {given.clients} clients x {given.examples}, data {own / 1e6:.0f} MB")
+    first, _ = meter.seen[0]
+    print(
+        f"{given.method}, {given.clients} clients x {given.examples}, {given.per_round} a round, "
+        f"data {own / 1e6:.0f} MB"
+    )
     print(f"prepared after {ready - began:.2f} s, first round done after {first - began:.2f} s")
     for i, (_, bytes_) in enumerate(meter.seen, start=1):
         print(f"round {i}: resident {bytes_ / 1e6:.0f} MB = data + {(bytes_ - own) / 1e6:.0f} MB")
-    del resident
 
 
 if __name__ == "__main__":

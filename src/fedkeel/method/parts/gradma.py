@@ -235,13 +235,15 @@ class GradMAS(ServerOptimiser):
         scale *= self.beta2
         if self.beta2 > 0.0:
             scale[scale < LEAST] = LEAST
-        kept = torch.from_numpy(np.where(new, 0.0, scale[slots]))
-        index = torch.from_numpy(slots)
+        kept = np.where(new, 0.0, scale[slots])
         fresh: Tree = {}  # [S + 1, ...]: the round's memories as they are now, and the momentum
         for k, update in updates.materialise().items():
-            held = rows[k][index] * kept.to(update.dtype).reshape(-1, *[1] * (update.ndim - 1))
-            fresh[k] = torch.cat([held.add_(update), m[k][None]])
-            rows[k][index] = fresh[k][:-1]
+            fresh[k] = update.new_empty(len(slots) + 1, *update.shape[1:])
+            for i, slot in enumerate(slots):  # one by one: while it is near
+                memory = fresh[k][i]
+                torch.add(update[i], rows[k][slot], alpha=float(kept[i]), out=memory)
+                rows[k][slot] = memory
+            fresh[k][-1] = m[k]
         scale[slots] = 1.0
         held_on = (scale > 0.0).astype(np.float64)
         gram *= np.outer(held_on, held_on)
