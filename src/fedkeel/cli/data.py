@@ -30,14 +30,15 @@ def listed(as_json: bool = JSON) -> None:
     if as_json:
         document([asdict(row) for row in rows])
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("name", "train", "test", "shape", "classes", "where", "download"):
-        table.add_column(head, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    for head in ("name", "train", "test", "shape", "classes", "download", "where"):
+        number = head in ("train", "test", "classes", "download")
+        table.add_column(head, no_wrap=head != "where", justify="right" if number else "left")
     for row in rows:
         size = "" if row.download is None else f"{row.download / 1e6:.0f} MB"
         shape = "x".join(str(n) for n in row.shape)
         table.add_row(
-            row.name, f"{row.train:,}", f"{row.test:,}", shape, str(row.classes), row.where, size
+            row.name, f"{row.train:,}", f"{row.test:,}", shape, str(row.classes), size, row.where
         )
     Console().print(table)
     print("your own: a path to .npz, .csv, .parquet, or a folder of images by class")

@@ -26,6 +26,8 @@ _SYNONYMS = {
     "fraction": "participation",
     "decay": "weight_decay",
     "dataset": "source",
+    "classes": "classes_per_client",
+    "k": "classes_per_client",
 }
 
 _WORDS = {

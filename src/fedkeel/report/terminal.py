@@ -26,10 +26,10 @@ def partition(
     """
     sizes = [sum(row) for row in histogram]
     classes = min(len(labels), CLASSES)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption_justify="left")
-    table.add_column("client", justify="right")
-    table.add_column("examples", justify="right")
-    table.add_column("classes", justify="right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
+    table.add_column("client", justify="right", no_wrap=True)
+    table.add_column("examples", justify="right", no_wrap=True)
+    table.add_column("classes", justify="right", no_wrap=True)
     table.add_column(" ".join(f"{label[:2]:>2}" for label in labels[:classes]), no_wrap=True)
     table.add_column("size", no_wrap=True)
     for k in range(min(len(sizes), CLIENTS)):
