@@ -15,18 +15,24 @@ from harness import EVERYTHING
 
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
 
+# in the order of the registry
+GRADIENT = ("minibatch_sgd", "fedreg", "fedsam")
+SERVER = (
+    *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
+    *("feddyn", "fedcm"),
+)
+REDUCE = ("median", "trimmed_mean")
+
 ILLEGAL = {
-    # both say where the gradient is taken
-    ("minibatch_sgd", "fedreg"): SLOT,
-    # both apply the aggregate
-    ("momentum", "addition"): SLOT,
-    ("momentum", "gradma"): SLOT,
-    ("addition", "gradma"): SLOT,
+    # both say where the gradient is taken, both apply the aggregate, both make one update of many
+    **{pair: SLOT for slot in (GRADIENT, SERVER, REDUCE) for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,
     ("minibatch_sgd", "fednova"): BROKEN,
     ("scaffold", "fedreg"): BROKEN,
     ("fednova", "fedreg"): BROKEN,
+    ("minibatch_sgd", "fedcm"): BROKEN,
+    ("fedreg", "fedcm"): BROKEN,
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,
@@ -35,6 +41,10 @@ ILLEGAL = {
     ("fedgc", "fedgh"): WEIGHTS,
     ("fedgc", "gradma"): WEIGHTS,
     ("fedgc", "fedreg"): WEIGHTS,
+    ("fedgc", "feddyn"): WEIGHTS,
+    ("fedgc", "fedcm"): WEIGHTS,
+    ("fedgc", "median"): WEIGHTS,
+    ("fedgc", "trimmed_mean"): WEIGHTS,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

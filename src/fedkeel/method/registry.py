@@ -6,15 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedkeel.method.parts.clip import Clip
+from fedkeel.method.parts.fedams import FedAMS
+from fedkeel.errors import CompositionError
+from fedkeel.method import outside
 from fedkeel.method.parts.fedavgm import ServerMomentum
+from fedkeel.method.parts.fedcm import FedCM
+from fedkeel.method.parts.feddyn import FedDyn
 from fedkeel.method.parts.fedgc import CGC, SGC
 from fedkeel.method.parts.fedgh import FedGH
 from fedkeel.method.parts.fednova import FedNova
+from fedkeel.method.parts.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedkeel.method.parts.fedprox import FedProx
 from fedkeel.method.parts.fedreg import FedReg
+from fedkeel.method.parts.fedsam import FedSAM
 from fedkeel.method.parts.fedsgd import FedSGD, MinibatchSGD
 from fedkeel.method.parts.gcfed import GlobalGC, LocalGC
 from fedkeel.method.parts.gradma import GradMAS, GradMAW
+from fedkeel.method.parts.robust import Median, TrimmedMean
 from fedkeel.method.parts.scaffold import Scaffold
 from fedkeel.method.parts.server import Addition
 from fedkeel.method.roles import Part
@@ -68,6 +77,18 @@ REGISTRY: Mapping[str, Recipe] = {
         "luo2023gradma", "gradient memory at workers and server", {"w": GradMAW, "s": GradMAS}
     ),
     "fedreg": Recipe("xu2022fedreg", "alleviated forgetting with pseudo data", {"": FedReg}),
+    "fedadam": Recipe("reddi2021", "Adam at the server", {"": FedAdam}),
+    "fedyogi": Recipe("reddi2021", "Yogi at the server", {"": FedYogi}),
+    "fedadagrad": Recipe("reddi2021", "Adagrad at the server", {"": FedAdagrad}),
+    "fedams": Recipe("wang2022fedams", "AMSGrad at the server", {"": FedAMS}),
+    "feddyn": Recipe("acar2021feddyn", "dynamic regularisation of each client", {"": FedDyn}),
+    "fedcm": Recipe("xu2021fedcm", "the last global direction in every local step", {"": FedCM}),
+    "fedsam": Recipe("qu2022fedsam", "gradients at the worst point nearby", {"": FedSAM}),
+    "clip": Recipe("pascanu2013", "local gradients no longer than a bound", {"": Clip}),
+    "median": Recipe("yin2018", "coordinate-wise median of the updates", {"": Median}),
+    "trimmed_mean": Recipe(
+        "yin2018", "coordinate-wise mean without the extremes", {"": TrimmedMean}
+    ),
 }
 """Every method by name, in the order in which they are listed."""
 
@@ -76,5 +97,38 @@ ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
 
 
 def lookup(name: str) -> Recipe | None:
-    """Return the recipe of a method by name or alias, None where there is none."""
-    return REGISTRY.get(ALIASES.get(name, name))
+    """Return the recipe of a method by name, alias or import path, None where there is none.
+
+    Raises:
+        CompositionError: a method of one's own that cannot be found or used, or takes a name that
+            is taken.
+    """
+    if ":" in name:
+        return _own(name)
+    known, paths = REGISTRY.get(ALIASES.get(name, name)), outside.installed().get(name, ())
+    if len(paths) + (known is not None) > 1:
+        raise CompositionError(
+            f"Several methods are called '{name}'.",
+            got=" and ".join([*(["fedkeel's own"] if known else []), *paths]),
+            do=f"write '{paths[0]}' for that one, or uninstall its package",
+        )
+    return _own(paths[0]) if paths else known
+
+
+def _own(path: str) -> Recipe:
+    kinds = outside.load(path)
+    ours = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
+    taken = {*REGISTRY, *ALIASES, *(kind.name for kind in ours)}
+    for kind in kinds:
+        if kind not in ours and kind.name in taken:
+            raise CompositionError(
+                f"method {path!r}: {kind.__name__} calls itself '{kind.name}'.",
+                why="a method of fedkeel has that name, for its state and its messages",
+                do=f"give it a name of its own, e.g. name = 'my_{kind.name.replace('.', '_')}'",
+            )
+    shorts = [kind.name.rpartition(".")[2] for kind in kinds]
+    return Recipe(
+        kinds[0].paper,
+        (kinds[0].__doc__ or "").strip().splitlines()[0].rstrip("."),
+        {"": kinds[0]} if len(kinds) == 1 else dict(zip(shorts, kinds, strict=True)),
+    )
