@@ -182,7 +182,8 @@ class Alternative(LocalWork):
 
 
 def test_parts_of_ones_own_are_judged_by_the_same_rules() -> None:
-    assert compose([Alternative(), FedProx()]).expression == "alternative+fedprox"
+    expression = compose([Alternative(), FedProx()]).expression
+    assert expression == f"{Alternative.__module__}:Alternative+fedprox"
     with pytest.raises(CompositionError, match="slot 'local work'") as caught:
         compose([Alternative(), *parse("fedsgd").parts])
     assert "alternative (nobody2030): Works as told, in a file of one's own." in str(caught.value)

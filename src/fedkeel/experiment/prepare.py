@@ -29,6 +29,7 @@ from fedkeel.method.client import Bench
 from fedkeel.method.compose import SIMULATION, Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.outside import fingerprint
 from fedkeel.method.roles import Capability
 from fedkeel.method.server import Server, server_message, server_start
 from fedkeel.task.models import make
@@ -293,6 +294,7 @@ def _key(prepared: Prepared) -> str:
         "train": world.federation.data.fingerprint(),
         "test": world.test.fingerprint(),
         "network": _ADDRESS.sub("", world.bench.network.describe()),
+        "own": fingerprint(prepared.plan.parts),
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())
     for array in (world.federation.rows, world.federation.offsets, world.federation.held_rows):

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from fedkeel.config import Local, Weights
 from fedkeel.errors import CompositionError
+from fedkeel.method import outside
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.roles import (
     ROLES,
@@ -184,7 +185,7 @@ def expression_of(parts: Sequence[Part]) -> str:
             for f in dataclasses.fields(part)
             if getattr(part, f.name) != f.default
         ]
-        terms.append(part.name + (f"({', '.join(given)})" if given else ""))
+        terms.append(outside.word(part) + (f"({', '.join(given)})" if given else ""))
     return "+".join(terms) or "fedavg"
 
 

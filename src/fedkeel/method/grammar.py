@@ -2,6 +2,7 @@
 
     expr = term ("+" term)*
     term = name ["." part] ["(" key=value ("," key=value)* ")"]
+    name = a method, or the import path package.module:Class of one's own
 
 ``fedavg`` has no parts and may stand anywhere. A key of a method with several parts goes to every
 part that has such a hyper-parameter. Errors point at the character.
@@ -18,10 +19,12 @@ from typing import Any
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, did_you_mean
 from fedkeel.method.compose import Plan, compose
+from fedkeel.method.outside import installed
 from fedkeel.method.registry import ALIASES, REGISTRY, lookup
 from fedkeel.method.roles import Capability, Part
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*:")
 _KEY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*")
 
 
@@ -30,7 +33,7 @@ class Term:
     """One term of an expression.
 
     Args:
-        name: name of the method.
+        name: name of the method, or the import path of one's own.
         part: name of one of its parts, "" for all of them.
         values: hyper-parameters given.
         at: position of the term in the expression.
@@ -88,7 +91,7 @@ def read(expression: str) -> list[Term]:
     terms, at = [], 0
     while True:
         at = _skip(expression, at)
-        name, at = _word(expression, at, "the name of a method")
+        name, at = _method(expression, at)
         part, start = "", at - len(name)
         if expression[at : at + 1] == ".":
             part, at = _word(expression, at + 1, f"the name of a part of {name}")
@@ -115,7 +118,7 @@ def build(term: Term, expression: str) -> list[Part]:
     if recipe is None:
         raise CompositionError(
             f"There is no method '{term.name}' in '{expression}'.",
-            do=did_you_mean(term.name, [*REGISTRY, *ALIASES], limit=20),
+            do=did_you_mean(term.name, [*REGISTRY, *ALIASES, *installed()], limit=20),
         )
     parts = dict(recipe.parts)
     if term.part:
@@ -145,6 +148,15 @@ def _skip(text: str, at: int) -> int:
     while at < len(text) and text[at].isspace():
         at += 1
     return at
+
+
+def _method(text: str, at: int) -> tuple[str, int]:
+    """Read the name of a method, or the import path of one's own."""
+    place = _PLACE.match(text, at)
+    if not place:
+        return _word(text, at, "the name of a method")
+    name, at = _word(text, place.end(), f"the name of a part in {place.group()[:-1]}")
+    return place.group() + name, at
 
 
 def _word(text: str, at: int, wanted: str) -> tuple[str, int]:

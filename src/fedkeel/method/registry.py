@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedkeel.errors import CompositionError
+from fedkeel.method import outside
 from fedkeel.method.parts.clip import Clip
 from fedkeel.method.parts.fedams import FedAMS
 from fedkeel.method.parts.fedavgm import ServerMomentum
@@ -95,5 +97,38 @@ ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
 
 
 def lookup(name: str) -> Recipe | None:
-    """Return the recipe of a method by name or alias, None where there is none."""
-    return REGISTRY.get(ALIASES.get(name, name))
+    """Return the recipe of a method by name, alias or import path, None where there is none.
+
+    Raises:
+        CompositionError: a method of one's own that cannot be found or used, or takes a name that
+            is taken.
+    """
+    if ":" in name:
+        return _own(name)
+    known, paths = REGISTRY.get(ALIASES.get(name, name)), outside.installed().get(name, ())
+    if len(paths) + (known is not None) > 1:
+        raise CompositionError(
+            f"Several methods are called '{name}'.",
+            got=" and ".join([*(["fedkeel's own"] if known else []), *paths]),
+            do=f"write '{paths[0]}' for that one, or uninstall its package",
+        )
+    return _own(paths[0]) if paths else known
+
+
+def _own(path: str) -> Recipe:
+    kinds = outside.load(path)
+    ours = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
+    taken = {*REGISTRY, *ALIASES, *(kind.name for kind in ours)}
+    for kind in kinds:
+        if kind not in ours and kind.name in taken:
+            raise CompositionError(
+                f"method {path!r}: {kind.__name__} calls itself '{kind.name}'.",
+                why="a method of fedkeel has that name, for its state and its messages",
+                do=f"give it a name of its own, e.g. name = 'my_{kind.name.replace('.', '_')}'",
+            )
+    shorts = [kind.name.rpartition(".")[2] for kind in kinds]
+    return Recipe(
+        kinds[0].paper,
+        (kinds[0].__doc__ or "").strip().splitlines()[0].rstrip("."),
+        {"": kinds[0]} if len(kinds) == 1 else dict(zip(shorts, kinds, strict=True)),
+    )

@@ -1,0 +1,175 @@
+"""Methods of one's own: parts in a file outside the package.
+
+They are found by import path, ``my_method:Slow`` for the class Slow in my_method.py, or by the
+name under which an installed package declares them:
+
+    [project.entry-points."fedkeel.methods"]
+    slow = "my_package.slow:Slow"
+
+What stands there is a part, or a tuple of parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import TypeGuard
+
+from fedkeel.errors import CompositionError
+from fedkeel.method.bibliography import entries
+from fedkeel.method.roles import ROLES, Part
+from fedkeel.own import Wanted, find
+
+GROUP = "fedkeel.methods"
+"""Entry points of packages that bring methods."""
+
+RESERVED = frozenset({"model", "survey", "mean"})
+"""Names that messages and records use themselves."""
+
+
+@lru_cache(maxsize=1)
+def installed() -> Mapping[str, tuple[str, ...]]:
+    """Return the import paths of what installed packages declare, by name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
+        found[point.name] = tuple(dict.fromkeys([*found.get(point.name, ()), point.value]))
+    return found
+
+
+def load(path: str) -> tuple[type[Part], ...]:
+    """Return the parts at ``package.module:Name``.
+
+    Raises:
+        CompositionError: nothing can be found there, or what stands there is no part.
+    """
+    found = find(path, _PART)
+    kinds = found if isinstance(found, tuple) else (found,)
+    checked = tuple(_checked(path, kind) for kind in kinds)
+    if not checked or len({kind.name for kind in checked}) < len(checked):
+        raise CompositionError(
+            f"method {path!r} is a tuple of {len(checked)} parts.",
+            got=", ".join(kind.name for kind in checked) or "no part",
+            expected="one part or more, each with a name of its own",
+        )
+    return checked
+
+
+def word(part: Part) -> str:
+    """Return what an expression calls a part: its name, or its import path outside the package."""
+    kind = type(part)
+    return f"{kind.__module__}:{kind.__qualname__}" if _outside(kind) else part.name
+
+
+def fingerprint(parts: Iterable[Part]) -> dict[str, str]:
+    """Return digests of the files in which parts outside the package are written.
+
+    Only the files of the classes themselves count, not what these import.
+    """
+    kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
+    return {kind.__module__: _digest(kind.__module__) for kind in kinds if _outside(kind)}
+
+
+def _outside(kind: type) -> bool:
+    return kind.__module__.split(".")[0] != "fedkeel"
+
+
+def _is_part(value: object) -> TypeGuard[type[Part]]:
+    return isinstance(value, type) and issubclass(value, Part)
+
+
+def _could_be_meant(value: object) -> bool:
+    return _is_part(value) and not inspect.isabstract(value) and value is not Part
+
+
+_PART = Wanted(
+    noun="method",
+    error=CompositionError,
+    example="for the class Slow in my_method.py write 'my_method:Slow'",
+    suits=_could_be_meant,
+    write="write a part there: a frozen dataclass that plays roles",
+)
+
+
+def _checked(path: str, kind: object) -> type[Part]:
+    """Return the class if it is a part that can be made.
+
+    Raises:
+        CompositionError: says what it lacks.
+    """
+    if not _is_part(kind):
+        one = "another class" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
+        raise CompositionError(
+            f"method {path!r} is not a part.",
+            got=one,
+            expected="a class that inherits roles of fedkeel.method.roles, or a tuple of such",
+        )
+    flaw = _flaw(kind)
+    if flaw:
+        raise CompositionError(
+            f"method {path!r}: {kind.__name__} {flaw}.",
+            do="see 'Adding a method' in CONTRIBUTING.md for a whole part",
+        )
+    _digest(kind.__module__)  # as it is now, whatever becomes of the file
+    _stay_importable(kind)
+    return kind
+
+
+def _flaw(kind: type[Part]) -> str:
+    """Return what keeps a class from being used as a part, "" where nothing does."""
+    if not any(issubclass(kind, role) for role in ROLES):
+        return "plays no role"
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        return f"lacks {', '.join(missing)}, which its roles ask for"
+    stages = [name for name in _annotated(kind) if name.endswith("_stage")]
+    unset = [n for n in ("name", "paper", "pairing", *stages) if _undecided(kind, n)]
+    if unset:
+        return f"does not set {', '.join(unset)}"
+    if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:
+        return f"calls itself {kind.name!r}, which is no name for a part"
+    if kind.paper and kind.paper not in entries():
+        return f"cites {kind.paper!r}, which papers.bib has not; '' where there is no paper"
+    if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return "is no frozen dataclass"
+    bare = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+    return f"has no default for {', '.join(bare)}" if bare else ""
+
+
+def _annotated(kind: type[Part]) -> set[str]:
+    return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
+
+
+def _undecided(kind: type[Part], name: str) -> bool:
+    return name in _annotated(kind) and not hasattr(kind, name)
+
+
+@lru_cache(maxsize=256)
+def _digest(module: str) -> str:
+    """Return the digest of a module's file, as it was when it was first asked for."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise CompositionError(
+            f"The parts of the module {module!r} are in no file.",
+            why="a run is taken again only while the code of its method is the same",
+            do="write them into my_method.py and name them 'my_method:Slow'",
+        )
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+
+
+def _stay_importable(kind: type[Part]) -> None:
+    """Leave the folder of a part on the path: processes that are spawned look it up again."""
+    top = sys.modules[kind.__module__.split(".")[0]]
+    file = getattr(top, "__file__", None)
+    if file is None:
+        return
+    folder = Path(file).resolve().parent
+    home = str(folder.parent if Path(file).name == "__init__.py" else folder)
+    if home not in sys.path:
+        sys.path.append(home)
