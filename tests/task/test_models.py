@@ -4,16 +4,32 @@ import copy
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
+import fedkeel as fk
 from fedkeel.errors import ModelError
 from fedkeel.task.models import MODELS, make
 
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
+IMAGENET = (3, 224, 224)
+
+# Of one layer of an LSTM with states of 256: four gates, each of the input, the state and a bias.
+LSTM_80 = 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1)
+# Of an encoder block of width 192: two norms, three projections and one, and a hidden layer of 768.
+BLOCK_192 = 4 * 192 + 193 * 3 * 192 + 193 * 192 + 193 * 768 + 769 * 192
+# Of a residual stage: its 3 x 3 convolutions, and two numbers of each channel of a normalisation.
+WIDE_20 = (
+    9 * (3 * 64 + 6 * 64 * 64 + 64 * 128 + 5 * 128 * 128 + 128 * 256 + 5 * 256 * 256)
+    + 2 * (7 * 64 + 6 * 128 + 6 * 256)
+    + (64 * 128 + 2 * 128)  # the two projections
+    + (128 * 256 + 2 * 256)
+    + 257 * 200
+)
 
 COUNTS = [
     ("logistic", MNIST, 10, {}, 7_850),
@@ -33,13 +49,37 @@ COUNTS = [
     ("cnn_fedgh", CIFAR, 10, {}, 1_234_762),
     ("cnn_fedgh", CIFAR, 10, {"relu_last": True}, 1_234_762),
     ("cnn_fedreg", MNIST, 10, {}, 228_010),
+    ("cnn_fedreg_ct", (3, 128, 128), 2, {}, 15_676_418),
     ("lenet5", CIFAR, 10, {}, 941_834),
+    ("vgg11", CIFAR, 100, {}, 129_176_036),
+    ("vgg11", TINY, 200, {}, 129_585_736),
+    ("vgg11", IMAGENET, 1000, {}, 132_863_336),  # the 132.8M that GC-Fed prints
+    ("vgg11_gradma", CIFAR, 100, {}, 9_304_548),
+    ("vgg11_gradma", CIFAR, 100, {"norm": "none"}, 9_304_548 - 2 * (64 + 128 + 2 * 256 + 4 * 512)),
+    ("resnet20", CIFAR, 10, {}, 269_722),
+    ("resnet20", CIFAR, 10, {"norm": "group"}, 269_722),
+    ("resnet20", CIFAR, 10, {"shortcut": "projection"}, 269_722 + 18 * 32 + 34 * 64),
+    ("resnet20", TINY, 200, {}, 269_722 + 65 * 190),
+    ("resnet20", TINY, 200, {"width": 64, "shortcut": "projection"}, WIDE_20),
     ("resnet18_gn", CIFAR, 100, {}, 11_220_132),
     ("resnet18_gn", TINY, 200, {}, 11_271_432),
     ("resnet18", TINY, 200, {}, 11_279_112),
     ("resnet18", TINY, 200, {"norm": "group"}, 11_279_112),
     ("fixup_resnet9", CIFAR, 10, {}, 6_568_673),
     ("fixup_resnet9", CIFAR, 100, {}, 6_614_843),
+    ("densenet121_gn", IMAGENET, 2, {"pool": False}, 7_054_210),
+    ("densenet121_gn", IMAGENET, 2, {}, 7_054_210 - 2 * 48 * 1024),
+    ("densenet121_gn", TINY, 2, {"norm": "batch"}, 7_054_210 - 2 * 48 * 1024),
+    ("densenet121_gn", IMAGENET, 1000, {}, 7_978_856),  # as ImageNet's network
+    ("vit", CIFAR, 10, {}, 49 * 192 + 192 + 65 * 192 + 6 * BLOCK_192 + 2 * 192 + 193 * 10),
+    ("vit", CIFAR, 10, {}, 2_693_578),
+    ("vit", IMAGENET, 1000, {"patch": 16, "depth": 12}, 5_717_416),  # DeiT-Tiny
+    ("vit", IMAGENET, 1000, {"patch": 32, "width": 768, "depth": 12, "heads": 12}, 88_224_232),
+    ("char_lstm", (80,), 80, {}, 80 * 8 + LSTM_80 + 257 * 80),
+    ("char_lstm", (80,), 80, {}, 817_872),
+    ("char_lstm", (80,), 80, {"biases": 2}, 819_920),
+    ("char_lstm", (80,), 90, {}, 820_522),  # Reddi et al.: 86 and four special ones
+    ("char_lstm", (80,), 80, {"vocabulary": 81, "biases": 2}, 819_928),  # as FedReg's
 ]
 
 # The smallest images, and few channels, so that the tests are quick.
@@ -54,16 +94,28 @@ SMALL = {
     "cnn_fedgc": ((3, 4, 4), {}),
     "cnn_fedgh": ((3, 10, 12), {"dropout": 0.0, "dropout_fc": 0}),
     "cnn_fedreg": ((1, 20, 20), {}),
+    "cnn_fedreg_ct": ((3, 7, 6), {"width": 4}),
     "lenet5": ((3, 16, 17), {"dropout": 0.0}),
+    "vgg11": ((3, 32, 65), {"width": 4, "hidden": [16, 12], "dropout": 0}),
+    "vgg11_gradma": ((3, 32, 64), {"width": 4, "hidden": [16], "dropout": 0}),
+    "resnet20": ((3, 9, 8), {"width": 4}),
     "resnet18_gn": ((3, 16, 12), {"width": 8, "groups": 4}),
     "resnet18": ((1, 48, 40), {"width": 8, "groups": 4}),
     "fixup_resnet9": ((3, 9, 8), {"width": 4}),
+    "densenet121_gn": ((3, 64, 72), {"growth": 8, "blocks": [2, 1, 2, 2]}),
+    "vit": ((3, 8, 4), {"patch": 4, "width": 12, "depth": 2}),
+    "char_lstm": ((6,), {"hidden": 7}),
 }
+BATCH_NORM = ("tinynn", "lenet5", "vgg11_gradma", "resnet20", "resnet18")
 WITHOUT_BUFFERS = [
-    *((name, {}) for name in SMALL if name not in ("tinynn", "lenet5", "resnet18")),
-    *((name, {"norm": "group"}) for name in ("mlp", "tinynn", "lenet5", "resnet18")),
-    *((name, {"norm": "none"}) for name in ("tinynn", "lenet5")),
+    *((name, {}) for name in SMALL if name not in BATCH_NORM),
+    *((name, {"norm": "group"}) for name in ("mlp", *BATCH_NORM)),
+    *((name, {"norm": "none"}) for name in ("tinynn", "lenet5", "vgg11_gradma")),
+    ("resnet20", {"norm": "group", "shortcut": "projection"}),
+    ("densenet121_gn", {"pool": False}),
+    ("char_lstm", {"biases": 2, "layers": 1}),
 ]
+TOKENS = ("char_lstm",)
 CLASSES = 5
 
 
@@ -75,6 +127,9 @@ def small(name, seed=0, **args):
 
 def batch(name, size=6, dtype=torch.float32):
     generator = torch.Generator().manual_seed(1)
+    if name in TOKENS:
+        x = torch.randint(CLASSES, (size, *SMALL[name][0]), generator=generator)
+        return x, torch.arange(size) % CLASSES
     x = torch.randn(size, *SMALL[name][0], generator=generator, dtype=dtype)
     return x, torch.arange(size) % CLASSES
 
@@ -106,7 +161,7 @@ def test_parameter_count(name, shape, classes, args, expected):
     with torch.device("meta"):
         module = make(name, shape, classes, args)
         assert count(module) == expected
-        out = module(torch.empty(2, *shape))
+        out = module(torch.zeros(2, *shape, dtype=torch.int64 if name in TOKENS else None))
     assert out.shape == (2, 100 if args.get("final_layer") is False else classes)
 
 
@@ -116,10 +171,15 @@ LEAST = {
     "cnn_fedgc": 4,
     "cnn_fedgh": 10,
     "cnn_fedreg": 20,
+    "cnn_fedreg_ct": 3,
     "lenet5": 16,
+    "vgg11": 32,
+    "vgg11_gradma": 32,
+    "resnet20": 4,
     "resnet18_gn": 8,
     "resnet18": 8,
     "fixup_resnet9": 8,
+    "densenet121_gn": 29,
 }
 
 
@@ -130,6 +190,9 @@ def test_images_of_any_size_from_the_smallest(name):
         for size in ((least, least), (least + 1, least + 7), (45, 38)):
             module = make(name, (2, *size), 3)
             assert module(torch.empty(2, 2, *size)).shape == (2, 3)
+            if name == "densenet121_gn":
+                flat = make(name, (2, *size), 3, {"pool": False})
+                assert flat(torch.empty(2, 2, *size)).shape == (2, 3)
     with pytest.raises(ModelError, match=f"at least {least} x {least}"):
         make(name, (2, least, least - 1), 3)
 
@@ -165,10 +228,17 @@ def test_multiplications_are_the_printed_ones(name, shape, classes, millions):
         ("cnn_fedgc", "fc3"),
         ("cnn_fedgh", "fc2"),
         ("cnn_fedreg", "fc2"),
+        ("cnn_fedreg_ct", "fc"),
         ("lenet5", "fc3"),
+        ("vgg11", "classifier.6"),
+        ("vgg11_gradma", "classifier.3"),
+        ("resnet20", "fc"),
         ("resnet18_gn", "fc"),
         ("resnet18", "fc"),
         ("fixup_resnet9", "fc"),
+        ("densenet121_gn", "classifier"),
+        ("vit", "head"),
+        ("char_lstm", "fc"),
     ],
 )
 def test_the_classifier_is_last_and_named(name, head):
@@ -312,7 +382,7 @@ def test_training_lowers_the_loss_and_leaves_the_input(name):
     module = small(name).train()
     x, y = batch(name)
     kept = x.clone()
-    x.requires_grad_()
+    x.requires_grad_(name not in TOKENS)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
     losses = []
     for _ in range(4):
@@ -351,7 +421,7 @@ def test_vmap_over_stacked_parameters(name, args):
             p.add_(0.01 * torch.randn_like(p))
     params, _ = stack_module_state(modules)
     x, y = batch(name, dtype=torch.float64)
-    inputs = torch.stack([x, 2 * x, x + 1])
+    inputs = torch.stack([x, x.roll(1, 0), x.flip(-1)])
 
     def loss(p, x):
         return F.cross_entropy(functional_call(modules[0], p, (x,)), y)
@@ -363,3 +433,25 @@ def test_vmap_over_stacked_parameters(name, args):
         torch.testing.assert_close(values[k], value.detach(), rtol=1e-10, atol=1e-10)
         for key, p in module.named_parameters():
             torch.testing.assert_close(grads[key][k], p.grad, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_trains_in_a_run(name):
+    shape, args = SMALL[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, *shape, generator=generator)
+    if name in TOKENS:
+        x = torch.randint(CLASSES, (12, *shape), generator=generator)
+    data = fk.dataset(x, torch.arange(12) % CLASSES, tokens=name in TOKENS)
+    result = fk.run(
+        "fedavg",
+        task=fk.Task(partial(make, name, shape, CLASSES, args), buffers="average"),
+        clients=fk.federation(data, [np.arange(6), np.arange(6, 12)]),
+        test=data,
+        rounds=3,
+        local=fk.Local(lr=0.02, epochs=2, batch_size="all"),
+        engine=fk.Engine(kind="sequential"),
+    )
+    losses = [row.train_loss for row in result.rows if row.train_loss is not None]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 3

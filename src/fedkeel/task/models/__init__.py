@@ -20,7 +20,19 @@ from typing import Any
 from torch import nn
 
 from fedkeel.errors import FedkeelError, ModelError, did_you_mean
-from fedkeel.task.models import checks, cnn, custom, fixup, lenet, mlp, resnet
+from fedkeel.task.models import (
+    checks,
+    cnn,
+    custom,
+    densenet,
+    fixup,
+    lenet,
+    mlp,
+    recurrent,
+    resnet,
+    transformer,
+    vgg,
+)
 from fedkeel.task.models.norm import replace_batch_norm
 
 __all__ = ["MODELS", "ModelInfo", "make", "replace_batch_norm"]
@@ -60,10 +72,25 @@ _KNOWN = (
         "cnn_fedgh", "2 convolutions + 128 units, dropout, for CIFAR", "FedGH", cnn.cnn_fedgh
     ),
     ModelInfo("cnn_fedreg", "3 convolutions + 256 units, for MNIST", "FedReg", cnn.cnn_fedreg),
+    ModelInfo(
+        "cnn_fedreg_ct", "9 convolutions, GroupNorm, for CT images", "FedReg", cnn.cnn_fedreg_ct
+    ),
     ModelInfo("lenet5", "wide LeNet-5, BatchNorm, dropout, for CIFAR", "GradMA", lenet.lenet5),
+    ModelInfo("vgg11", "no normalisation, 4096 units twice, dropout", "GC-Fed", vgg.vgg11),
+    ModelInfo(
+        "vgg11_gradma", "BatchNorm, 128 units, dropout, for CIFAR", "GradMA", vgg.vgg11_gradma
+    ),
+    ModelInfo(
+        "resnet20", "BatchNorm, 16 to 64 channels, for small images", "GradMA", resnet.resnet20
+    ),
     ModelInfo("resnet18_gn", "GroupNorm, 3 x 3 stem, for CIFAR", "GC-Fed", resnet.resnet18_gn),
     ModelInfo("resnet18", "BatchNorm, 7 x 7 stem, from 64 x 64", "FedGH", resnet.resnet18),
     ModelInfo("fixup_resnet9", "no normalisation, for CIFAR", "FedReg, FedGC", fixup.fixup_resnet9),
+    ModelInfo("densenet121_gn", "GroupNorm, 7 x 7 stem", "FedReg", densenet.densenet121_gn),
+    ModelInfo("vit", "vision transformer, 6 blocks of width 192, for CIFAR", "", transformer.vit),
+    ModelInfo(
+        "char_lstm", "2 layers of 256 on 80 characters, for tokens", "FedAvg", recurrent.char_lstm
+    ),
 )
 
 MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in _KNOWN})

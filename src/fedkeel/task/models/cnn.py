@@ -107,6 +107,37 @@ class FedRegCNN(nn.Module):
         return out
 
 
+class FedRegCT(nn.Module):
+    """Nine padded 3 x 3 convolutions with ReLU, a 3 x 3 max-pool after the sixth, a linear layer.
+
+    Args:
+        shape: (channels, height, width), at least 3 x 3 pixels.
+        classes: number of classes, Y.
+        width: channels of the first convolution; two have twice, the other six four times as many.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int, *, width: int) -> None:
+        super().__init__()
+        inputs, height, across = checks.image(shape, least=3)
+        n = checks.whole("width", width)
+        features: list[nn.Module] = []
+        for i, outputs in enumerate((n, 2 * n, 2 * n, *[4 * n] * 6), 1):
+            features.append(nn.Conv2d(inputs, outputs, 3, padding=1))
+            if i in (6, 8):
+                features.append(nn.GroupNorm(1, outputs))
+            features.append(nn.ReLU())
+            if i == 6:
+                features.append(nn.MaxPool2d(3))
+            inputs = outputs
+        self.features = nn.Sequential(*features)
+        self.fc = nn.Linear(inputs * (height // 3) * (across // 3), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, Y]."""
+        out: Tensor = self.fc(self.features(x).flatten(1))
+        return out
+
+
 def cnn_mcmahan(shape: Sequence[int], classes: int) -> PaddedCNN:
     """The CNN of FedAvg's paper for MNIST: two 5 x 5 convolutions and 512 units.
 
@@ -192,3 +223,20 @@ def cnn_fedreg(shape: Sequence[int], classes: int) -> FedRegCNN:
     Smallest image: 20 x 20. Initialisation: torch's own, as in the code.
     """
     return FedRegCNN(shape, classes)
+
+
+def cnn_fedreg_ct(shape: Sequence[int], classes: int, *, width: int = 128) -> FedRegCT:
+    """FedReg's ten-layer CNN for CT images: nine convolutions, one linear layer.
+
+    Source: FedReg (ICLR 2022), section 4.1; widths, pool and normalisation from the authors' code:
+    GroupNorm with one group after the sixth and the eighth convolution.
+    Layers: features.0 ... features.19, fc. Parameters: 15,676,418 for 2 classes on 3 x 128 x 128.
+    Smallest image: 3 x 3. Initialisation: torch's own, as in the code.
+
+    Args:
+        shape: (channels, height, width).
+        classes: number of classes.
+        width: channels of the first convolution, 128 in the code; two have twice, the other six
+            four times as many.
+    """
+    return FedRegCT(shape, classes, width=width)
