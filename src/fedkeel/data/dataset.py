@@ -27,7 +27,7 @@ class Dataset:
     """Examples with class labels. N examples, Y classes.
 
     Args:
-        x: [N, ...] inputs, floating point, finite.
+        x: [N, ...] inputs, floating point, finite; or int64 tokens >= 0.
         y: [N] labels 0..Y-1, int64.
         classes: Y, the number of classes; may exceed the largest label.
         sources: names of the sources that were joined, at least one.
@@ -74,8 +74,8 @@ class Dataset:
         )
 
     def to(self, dtype: torch.dtype) -> Dataset:
-        """Return the dataset with inputs of the given floating type."""
-        if self.x.dtype == dtype:
+        """Return the dataset with inputs of the given floating type; tokens stay whole numbers."""
+        if self.x.dtype == dtype or not self.x.is_floating_point():
             return self
         return replace(self, x=self.x.to(dtype))
 
@@ -100,26 +100,30 @@ def dataset(
     *,
     classes: int | None = None,
     name: str = "data",
+    tokens: bool = False,
     **more: Any,  # noqa: ANN401 - the remaining fields of Dataset
 ) -> Dataset:
     """Make a `Dataset` of a user's arrays, and refuse what cannot be trained on.
 
     Args:
-        x: [N, ...] numbers. float64 is kept, other types become float32.
+        x: [N, ...] numbers. float64 is kept, other types become float32; tokens become int64.
         y: [N] whole numbers from 0.
         classes: Y; the largest label + 1 where it is not given.
         name: what to call the data in messages.
+        tokens: whether inputs are whole numbers >= 0 that the model looks up, such as characters.
         **more: further fields of `Dataset`.
 
     Raises:
-        DataError: lengths differ, there are no examples, an input is not finite, a label is not a
-            whole number or lies outside 0..Y-1.
+        DataError: lengths differ, there are no examples, an input is not finite, a token is not a
+            whole number >= 0, a label is not a whole number or lies outside 0..Y-1.
 
     >>> len(dataset([[0.0], [1.0]], [0, 1]))
     2
+    >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
+    torch.int64
     """
     xs = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
-    if xs.dtype != torch.float64:
+    if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
     ys = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if xs.ndim < 1 or ys.ndim != 1 or len(xs) != len(ys):
@@ -139,6 +143,7 @@ def dataset(
             expected="finite numbers",
             do="drop the row or fill the gap before training",
         )
+    xs = _whole_tokens(xs, name) if tokens else xs
     known = int(ys.max()) + 1 if classes is None else classes
     if ys.min() < 0 or ys.max() >= known:
         row = int(np.flatnonzero((ys < 0) | (ys >= known))[0])
@@ -162,6 +167,18 @@ def _whole_labels(ys: NDArray[Any], name: str) -> Ints:
         f"{name}: labels are not whole numbers.",
         got=f"labels of type {ys.dtype}, such as {ys.reshape(-1)[0]!r}",
         expected="whole numbers from 0",
+    )
+
+
+def _whole_tokens(x: Tensor, name: str) -> Tensor:
+    whole = x.to(torch.int64)
+    bad = torch.nonzero((whole != x) | (whole < 0))
+    if len(bad) == 0:
+        return whole
+    raise DataError(
+        f"{name}: a token is not a whole number >= 0.",
+        got=f"{x[tuple(bad[0])].item()} in row {int(bad[0, 0])} (counted from 0)",
+        do="number the characters or words from 0",
     )
 
 

@@ -154,10 +154,12 @@ def _cohort(
 
 
 def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
-    held = test if isinstance(test, Dataset) else dataset(test[0], test[1], name="test")
+    if not isinstance(test, Dataset):
+        tokens = not clients.data.x.is_floating_point()
+        test = dataset(test[0], test[1], name="test", tokens=tokens)
     model = task.model
     name = getattr(model, "__name__", None) or type(model).__name__
-    return Ingredients(task, lambda seed: clients, held, name)
+    return Ingredients(task, lambda seed: clients, test, name)
 
 
 def _watcher(progress: bool | None) -> Watcher:

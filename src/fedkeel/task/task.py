@@ -122,11 +122,14 @@ def _first_line(error: Exception) -> str:
 
 def _check_output(network: Network, name: str, data: Dataset) -> None:
     """Send two examples through the network and look at what comes out."""
-    x = data.x[: min(2, len(data))].to(network.dtype)
+    x = data.x[: min(2, len(data))]
+    x = x.to(network.dtype) if x.is_floating_point() else x
     try:
         with torch.no_grad():
             buffers = network.throwaway(network.buffers)
             out = network.logits(network.params, buffers, x, train=False)
+    except ModelError:
+        raise
     except Exception as error:  # whatever a user's module may raise
         raise ModelError(
             f"{name} cannot take the data.",
