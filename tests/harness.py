@@ -6,7 +6,7 @@ holds for them. The engines are compared with each other in tests/engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,17 +16,39 @@ from torch import nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.client import Bench, Reply, client_finish, client_start, client_step
+from fedkeel.method.client import (
+    Bench,
+    Reply,
+    client_finish,
+    client_start,
+    client_step,
+    client_survey,
+)
 from fedkeel.method.compose import SIMULATION
-from fedkeel.method.context import Facts, Population
+from fedkeel.method.context import Facts, Message, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
-from fedkeel.method.server import Replies, Server, server_message, server_round, server_start
+from fedkeel.method.server import (
+    Remembered,
+    Replies,
+    Server,
+    server_message,
+    server_round,
+    server_rows,
+    server_start,
+    surveyed,
+)
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import State, Tree, unwalk, walk
 
 ORACLES = Path(__file__).parent / "oracles"
-EVERYTHING = SIMULATION | {Capability.HEAD, Capability.INPUT_GRADIENT}
+EVERYTHING = SIMULATION | {
+    Capability.HEAD,
+    Capability.FEATURES,
+    Capability.BLOCKS,
+    Capability.INPUT_GRADIENT,
+    Capability.EXAMPLE_LOSSES,
+}
 
 
 class ToyMLP(nn.Module):
@@ -73,6 +95,8 @@ Batches = Callable[[int, int], Sequence[np.ndarray]]
 class Federation:
     """Clients with arrays of their own, stepped by hand."""
 
+    classes = 3
+
     def __init__(
         self,
         expression: str,
@@ -94,13 +118,56 @@ class Federation:
         self.population = Population(len(clients), per_round or len(clients))
         server = server_start(self.plan, network, self.population, buffers == "average")
         self.played = Played(server)
+        self.rows: dict[int, dict[str, State]] = {}
 
-    def reply(self, k: int, padded: int = 0) -> tuple[Reply, int, int]:
-        """One client's round; `padded` steps are added that must change nothing."""
+    def message(self, selected: Sequence[int]) -> Message:
+        """What the selected clients receive, with the mean of their answers to surveys."""
         message = server_message(self.plan, self.played.server, self.bench.local.lr)
+        if not self.plan.surveys:
+            return message
+        with torch.no_grad():
+            found = [self.survey(k, message) for k in selected]
+        sizes = [len(self.data[k][1]) for k in selected]
+        weights = np.ones(len(sizes)) if self.plan.weights == "uniform" else np.array(sizes)
+        return surveyed(self.plan, message, stacked(found), weights / 1.0)
+
+    def survey(self, k: int, message: Message) -> dict[str, State]:
         x, y = self.data[k]
+        return client_survey(self.bench, message, self.facts(k), lambda: Batch(x, y))
+
+    def facts(self, k: int) -> Facts:
+        y = self.data[k][1]
+        if Capability.CLASS_COUNTS not in self.plan.needs:
+            return Facts(k, len(y))
+        return Facts(k, len(y), torch.bincount(y, minlength=self.classes))
+
+    def noise(self, k: int) -> Callable[[], Tree | None]:
+        """Gives the random numbers of each step; tests may replace it."""
+        if Capability.NOISE not in self.plan.needs:
+            return lambda: None
+        source = torch.Generator().manual_seed(1000 * self.played.server.round + k)
+        params = self.network.params
+        return lambda: {
+            name: torch.randn(v.shape, generator=source, dtype=v.dtype)
+            for name, v in params.items()
+        }
+
+    def remembered(self, clients: Sequence[int]) -> Remembered:
+        """What the server remembers of the clients."""
+        fresh = server_rows(self.plan, self.played.server.params)
+        rows = [self.rows.get(k, fresh) for k in clients]
+        seen = np.array([k in self.rows for k in clients], dtype=np.bool_)
+        return Remembered(stacked(rows), seen)
+
+    def reply(
+        self, k: int, padded: int = 0, message: Message | None = None
+    ) -> tuple[Reply, int, int]:
+        """One client's round; `padded` steps are added that must change nothing."""
+        message = message or self.message([k])
+        x, y = self.data[k]
+        normal = self.noise(k)
         positions = list(self.batches(k, self.played.server.round))
-        facts = Facts(k, len(y))
+        facts = self.facts(k)
         with torch.no_grad():
             client, progress = client_start(
                 self.bench, message, self.played.mine.get(k), facts, lambda: Batch(x, y)
@@ -110,21 +177,33 @@ class Federation:
                 rows = torch.as_tensor(index)
                 batch = Batch(x[rows], y[rows])
                 active = real if padded else None
-                progress = client_step(client, progress, batch, rows, rows, active)
+                progress = client_step(client, progress, batch, rows, rows, active, normal())
             for _ in range(padded):
-                progress = client_step(client, progress, batch, rows, rows, ~real)
+                progress = client_step(client, progress, batch, rows, rows, ~real, normal())
             steps = len(positions)
             return client_finish(client, progress, steps), steps, sum(map(len, positions))
 
     def round(self, selected: Sequence[int] | None = None, padded: int = 0) -> Played:
         """One round of the selected clients, all of them where none are given."""
         clients = list(range(len(self.data)) if selected is None else selected)
-        found = {k: self.reply(k, padded) for k in clients}
+        answered = (self.message(clients),) if self.plan.surveys else ()
+        found = {k: self.reply(k, padded, *answered) for k in clients}
         replies = stack(clients, found, [len(self.data[k][1]) for k in clients])
         server = self.played.server
         done = server_round(
-            self.plan, server, replies, self.bench.local.lr, self.population, self.seed
+            self.plan,
+            server,
+            replies,
+            self.bench.local.lr,
+            self.population,
+            self.seed,
+            self.remembered(clients),
         )
+        for i, k in enumerate(done.clients):
+            self.rows[int(k)] = {
+                part: tree.map_tensors(lambda t, i=i: t[i], rows)
+                for part, rows in done.rows.items()
+            }
         mine = {**self.played.mine, **{k: found[k][0].mine for k in clients}}
         deltas = {k: found[k][0].delta for k in clients}
         self.played = Played(
@@ -135,6 +214,15 @@ class Federation:
     @property
     def params(self) -> Tree:
         return self.played.server.params
+
+
+def stacked(states: Sequence[Mapping[str, State]]) -> dict[str, State]:
+    """Put states by part on a leading axis."""
+    flat = [dict(walk(dict(state))) for state in states]
+    rows = unwalk(
+        {path: torch.stack([one[path] for one in flat]) for path in (flat[0] if flat else {})}
+    )
+    return {part: state for part, state in rows.items() if isinstance(state, dict)}
 
 
 def stack(

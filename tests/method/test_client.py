@@ -322,7 +322,7 @@ def test_what_is_sent_is_looked_at(value: float, finite: bool) -> None:
 def test_numbers_that_are_finite_one_by_one_may_be_too_large_to_add_up() -> None:
     bench = Bench(parse("fedavg"), toy_network(), LOCAL)
     start = {"w": torch.zeros(4)}
-    client = Client(bench, Message(start, {}, {}, 0, 0.1), Facts(0, 1), {}, {})
+    client = Client(bench, Message(start, {}, {}, 0, 0.1), Facts(0, 1), {}, {}, dict)
     for size, finite in ((1e37, True), (3e38, False)):
         end = Progress({"w": torch.full((4,), size)}, {}, {}, {}, torch.zeros(()))
         assert bool(client_finish(client, end, 1).finite) == finite

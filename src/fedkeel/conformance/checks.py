@@ -31,7 +31,6 @@ from fedkeel.experiment.progress import Silent
 from fedkeel.method.client import client_finish, client_start, client_step
 from fedkeel.method.context import ByPart, Facts
 from fedkeel.method.describe import SECTIONS, sections
-from fedkeel.method.server import server_message
 from fedkeel.records import RoundRecord
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree, walk
@@ -137,7 +136,7 @@ def _weightless(stand: Stand) -> str:
 def _pure(stand: Stand) -> str:
     server = stand.prepared.server
     data = stand.prepared.world.federation.data
-    message = server_message(stand.plan, server, stand.bench.local.lr)
+    message = stand.message(server)
     mine = stand.reply(server, 3)[0].mine
     watched: list[State] = [flat(message), {"x": data.x, "y": data.y}, dict(mine)]
     before = [tree.map_tensors(torch.clone, state) for state in watched]
@@ -162,7 +161,7 @@ def _shapes(stand: Stand) -> str:
     after = stand.aggregate(server, stand.replies(server, [0, 3, 5]))
     again = stand.aggregate(after, stand.replies(after, [1, 3, 4]))
     pairs += [(server.memory, after.memory), (after.memory, again.memory)]
-    sent = [flat(server_message(stand.plan, one, 0.1)) for one in (server, after, again)]
+    sent = [flat(stand.message(one)) for one in (server, after, again)]
     pairs += [(sent[0], sent[1]), (sent[1], sent[2])]
     for one, other in pairs:
         a = {path: (t.shape, t.dtype) for path, t in walk(dict(one))}
@@ -198,9 +197,10 @@ def _resumes(stand: Stand) -> str:
 def _wire(stand: Stand) -> str:
     """Compare what is recorded with what a serialised message and reply carry."""
     prepared, server = stand.prepared, stand.prepared.server
-    message = server_message(stand.plan, server, stand.bench.local.lr)
+    message = stand.message(server)
     reply = stand.reply(server, 2)[0]
     sent: State = {
+        "answers": dict(stand.survey(message, 2)),
         "delta": dict(reply.delta),
         "buffers": dict(reply.buffers),
         "uploads": dict(reply.uploads),
@@ -233,38 +233,59 @@ def _vectorises(stand: Stand) -> str:
     clients, server = [1, 3, 5], stand.prepared.server
     single = [stand.reply(server, k)[0] for k in clients]
     bench = replace(stand.bench, autograd="functional")
-    message = server_message(stand.plan, server, stand.bench.local.lr)
+    message = stand.message(server)
     planned = [stand.planned(k, 0) for k in clients]
     passes = torch.tensor([stand.per_pass(k) for k in clients])
     steps, width = max(map(len, planned)), max(len(b) for p in planned for b in p)
     x, y, weight, active = _stacked(stand, clients, planned, steps, width)
     counts = torch.tensor([len(p) for p in planned])
+    labels = torch.stack([torch.bincount(stand.everything(k).y, minlength=3) for k in clients])
+    sources = [stand.noise(message, k) for k in clients]
+    noise = _noise([[draw() for _ in range(steps)] for draw in sources])
 
     def client(
-        x: Tensor, y: Tensor, weight: Tensor, active: Tensor, passes: Tensor
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        active: Tensor,
+        passes: Tensor,
+        labels: Tensor,
+        noise: Tree,
     ) -> tuple[Tree, ByPart]:
         whole = Batch(x.flatten(0, 1), y.flatten(), weight.flatten())
-        held, progress = client_start(bench, message, None, Facts(0, 1), lambda: whole)
+        held, progress = client_start(bench, message, None, Facts(0, 1, labels), lambda: whole)
         rows = torch.arange(steps * width).reshape(steps, width)
         for s in range(steps):
             batch = Batch(x[s], y[s], weight[s])
             first = rows[0] + s % passes * width
-            progress = client_step(held, progress, batch, rows[s], first, active[s])
+            normal = {k: t[s] for k, t in noise.items()} or None
+            progress = client_step(held, progress, batch, rows[s], first, active[s], normal)
         return progress.params, {}
 
     with torch.no_grad():
-        ends, _ = torch.func.vmap(client, randomness="error")(x, y, weight, active, passes)
+        given = (x, y, weight, active, passes, labels, noise)
+        ends, _ = torch.func.vmap(client, randomness="error")(*given)
     for i, (k, reply) in enumerate(zip(clients, single, strict=True)):
         end = {name: t[i] for name, t in ends.items()}
-        facts = Facts(k, len(stand.prepared.world.federation.client(k)))
         held, progress = client_start(
-            stand.bench, message, None, facts, partial(stand.batch, k, np.arange(facts.examples))
+            stand.bench, message, None, stand.facts(k), partial(stand.everything, k)
         )
         done = client_finish(held, replace(progress, params=end), int(counts[i]))
         found = _differ(reply.delta, done.delta, TOLERANCE)
         if found:
             return f"client {k}: {found}"
     return ""
+
+
+def _noise(drawn: list[list[Tree | None]]) -> Tree:
+    """Return [K, S, ...] random numbers by parameter, none where the method takes none."""
+    rows = [[tree_ for tree_ in steps if tree_ is not None] for steps in drawn]
+    if not rows[0]:
+        return {}
+    return {
+        k: torch.stack([torch.stack([step[k] for step in steps]) for steps in rows])
+        for k in rows[0][0]
+    }
 
 
 def _stacked(

@@ -13,16 +13,33 @@ from fedkeel import config
 from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
+from fedkeel.engine import loop
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
-from fedkeel.method.client import Bench, Reply, client_finish, client_start, client_step
+from fedkeel.method.client import (
+    Bench,
+    Reply,
+    client_finish,
+    client_start,
+    client_step,
+    client_survey,
+)
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import ByPart, Facts
-from fedkeel.method.server import Replies, Server, owned, server_message, server_round
+from fedkeel.method.context import ByPart, Facts, Message
+from fedkeel.method.server import (
+    Remembered,
+    Replies,
+    Server,
+    owned,
+    server_message,
+    server_round,
+    server_rows,
+    surveyed,
+)
 from fedkeel.rng import generator
 from fedkeel.task.network import Batch
 from fedkeel.task.task import Task
-from fedkeel.tree import State, Tree, unwalk, walk
+from fedkeel.tree import State, Tree, map_tensors, unwalk, walk
 
 CLIENTS = 6
 PER_ROUND = 3
@@ -142,24 +159,60 @@ class Stand:
         index = torch.from_numpy(rows[positions])
         return Batch(data.x[index], data.y[index])
 
+    def facts(self, k: int) -> Facts:
+        """Return what a client knows about itself."""
+        return loop.facts(self.prepared.world, k)
+
+    def everything(self, k: int) -> Batch:
+        """Return all examples of a client."""
+        return self.batch(k, np.arange(len(self.prepared.world.federation.client(k))))
+
+    def noise(self, message: Message, k: int) -> Callable[[], Tree | None]:
+        """Return what gives the random numbers of each step of a client."""
+        return loop.noise(self.prepared.world, message, k)
+
+    def message(self, server: Server) -> Message:
+        """Return what clients receive; to what is asked before training, all clients answer."""
+        message = server_message(self.plan, server, self.bench.local.lr)
+        if not self.plan.surveys:
+            return message
+        with torch.no_grad():
+            answers = [self.survey(message, k) for k in range(CLIENTS)]
+        return surveyed(self.plan, message, _stacked(answers), np.ones(CLIENTS))
+
+    def survey(self, message: Message, k: int) -> ByPart:
+        """Return a client's answers before training."""
+        return client_survey(self.bench, message, self.facts(k), partial(self.everything, k))
+
+    def remembered(self, clients: list[int]) -> Remembered:
+        """Return what a server might remember of clients: of each something else."""
+        fresh = server_rows(self.plan, self.prepared.server.params)
+        rows = []
+        for k in clients:
+            source = torch.Generator().manual_seed(k)
+            rows.append({part: map_tensors(partial(_near, source), s) for part, s in fresh.items()})
+        return Remembered(_stacked(rows), np.array([k % 2 == 0 for k in clients]))
+
     def reply(
         self, server: Server, k: int, mine: ByPart | None = None, padded: int = 0
     ) -> tuple[Reply, int, int]:
         """One client's round, with `padded` steps added that must change nothing."""
-        message = server_message(self.plan, server, self.bench.local.lr)
-        n = len(self.prepared.world.federation.client(k))
-        everything = partial(self.batch, k, np.arange(n))
+        message = self.message(server)
+        normal = self.noise(message, k)
         planned = self.planned(k, server.round)
         with torch.no_grad():
-            client, progress = client_start(self.bench, message, mine, Facts(k, n), everything)
+            client, progress = client_start(
+                self.bench, message, mine, self.facts(k), partial(self.everything, k)
+            )
             for at, positions in enumerate(planned):
                 rows = torch.from_numpy(positions)
                 first = torch.from_numpy(planned[at % self.per_pass(k)])
                 step = partial(client_step, client)
-                progress = step(progress, self.batch(k, positions), rows, first)
+                progress = step(progress, self.batch(k, positions), rows, first, noise=normal())
+            no = torch.tensor(False)
             for _ in range(padded):
                 progress = step(
-                    progress, self.batch(k, positions), rows, first, active=torch.tensor(False)
+                    progress, self.batch(k, positions), rows, first, active=no, noise=normal()
                 )
             finished = client_finish(client, progress, len(planned))
         return finished, len(planned), sum(len(p) for p in planned)
@@ -191,6 +244,26 @@ class Stand:
     def aggregate(self, server: Server, replies: Replies) -> Server:
         """Return the server after a round, and leave the one given as it is."""
         done = server_round(
-            self.plan, owned(server), replies, self.bench.local.lr, self.prepared.population, 0
+            self.plan,
+            owned(server),
+            replies,
+            self.bench.local.lr,
+            self.prepared.population,
+            0,
+            self.remembered([int(k) for k in replies.clients]),
         )
         return done.server
+
+
+def _near(source: torch.Generator, tensor: Tensor) -> Tensor:
+    """Return a tensor of the same form with other, small numbers in it."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor + 0.01 * torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)
+
+
+def _stacked(states: list[ByPart]) -> ByPart:
+    """Put states by part on a leading axis."""
+    flat = [dict(walk(dict(state))) for state in states]
+    rows = unwalk({path: torch.stack([one[path] for one in flat]) for path in flat[0]})
+    return {part: state for part, state in rows.items() if isinstance(state, dict)}

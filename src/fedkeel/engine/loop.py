@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
@@ -13,9 +14,17 @@ from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip
 from fedkeel.engine.world import Job, Split, World
 from fedkeel.errors import FedkeelError, TrainingError
-from fedkeel.method.client import Client, Progress, Reply, client_finish, client_start, client_step
+from fedkeel.method.client import (
+    Client,
+    Progress,
+    Reply,
+    client_finish,
+    client_start,
+    client_step,
+    client_survey,
+)
 from fedkeel.method.context import ByPart, Facts, Ints, Message
-from fedkeel.method.roles import Part
+from fedkeel.method.roles import Capability, Part
 from fedkeel.rng import generator, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
@@ -51,15 +60,15 @@ def train_client(
             torch.manual_seed(torch_seed(world.seed, "torch", message.round, job.client))
             client, progress, used = _begin(world, message, job, mine, rows, planned)
             crops = generator(world.seed, "augment", message.round, job.client)
+            normal = noise(world, message, job.client)
             passes = max(1, min(len(planned), batches.per_pass(local, len(rows))))
             for at, positions in enumerate(planned, start=1):
                 batch = _batch(world, rows[positions])
                 if world.augment:
                     batch = Batch(crop_flip(batch.x, crops), batch.y)
                 first = planned[(at - 1) % passes]
-                progress = client_step(
-                    client, progress, batch, _places(used, positions), _places(used, first)
-                )
+                places = _places(used, positions), _places(used, first)
+                progress = client_step(client, progress, batch, *places, noise=normal())
             reply = client_finish(client, progress, len(planned))
             return reply, len(planned), sum(len(positions) for positions in planned)
     except FedkeelError:
@@ -79,12 +88,55 @@ def _begin(
     """Start the client; where a part prepares, also return the distinct positions it needs."""
     used = np.unique(np.concatenate(planned)) if world.bench.plan.preparations else None
 
+    def everything() -> Batch:
+        return _batch(world, rows)
+
     def examples() -> Batch:
         return _batch(world, rows if used is None else rows[used])
 
-    facts = Facts(job.client, len(rows))
-    client, progress = client_start(world.bench, message, mine, facts, examples)
+    client, progress = client_start(
+        world.bench, message, mine, facts(world, job.client), everything, examples
+    )
     return client, progress, used
+
+
+@torch.no_grad()
+def survey_client(world: World, message: Message, job: Job) -> ByPart:
+    """Return a client's answers to the surveys, by part, before it trains.
+
+    Raises:
+        TrainingError: what the model, the loss or a part raised, with client and part.
+    """
+    rows = world.federation.client(job.client)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(world.seed, "survey", message.round, job.client))
+            about = facts(world, job.client)
+            return client_survey(world.bench, message, about, lambda: _batch(world, rows))
+    except FedkeelError:
+        raise
+    except Exception as error:
+        raise _named(error, job.client, 0) from error
+
+
+def facts(world: World, client: int) -> Facts:
+    """Return what a client knows about itself, as far as the method needs it."""
+    rows = world.federation.client(client)
+    if Capability.CLASS_COUNTS not in world.bench.plan.needs:
+        return Facts(client, len(rows))
+    data = world.federation.data
+    counts = torch.bincount(data.y[torch.from_numpy(rows)], minlength=data.classes)
+    return Facts(client, len(rows), counts)
+
+
+def noise(world: World, message: Message, client: int) -> Callable[[], Tree | None]:
+    """Return what gives standard normal numbers of the model's shapes, fresh in every step."""
+    if Capability.NOISE not in world.bench.plan.needs:
+        return lambda: None
+    source = torch.Generator().manual_seed(torch_seed(world.seed, "noise", message.round, client))
+    return lambda: {
+        k: torch.randn(v.shape, generator=source, dtype=v.dtype) for k, v in message.params.items()
+    }
 
 
 def _batch(world: World, rows: Ints) -> Batch:

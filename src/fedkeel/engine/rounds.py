@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
-from fedkeel.engine.loop import train_client
+from fedkeel.engine.loop import survey_client, train_client
 from fedkeel.engine.store import ClientStore
 from fedkeel.engine.world import Job, Trained, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.client import Reply
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.server import Replies
-from fedkeel.tree import State
+from fedkeel.method.server import Replies, surveyed
+from fedkeel.tree import State, map_tensors, unwalk
 
 COUNTS = {"loss": torch.float64, "finite": torch.bool, "steps": torch.int64, "seen": torch.int64}
 
@@ -41,14 +42,41 @@ def unflat(state: State, round: int, lr: float) -> Message:
     )
 
 
+SURVEY = "survey/"
+"""Where the answers to surveys stand among the specs of a rehearsal."""
+
+
 def rehearse(world: World, message: Message) -> dict[str, Spec]:
     """Train one step of the first client and throw it away, to learn what a reply looks like.
+
+    Returns:
+        Shape and type of each tensor of a reply, by path, and of each answer to a survey.
 
     Raises:
         TrainingError: what the model, the loss or a part raised.
     """
-    reply, _, _ = train_client(world, message, Job(row=0, client=0, done=0), None, limit=1)
-    return specs(_reply(reply))
+    job = Job(row=0, client=0, done=0)
+    answers: ByPart = {}
+    if world.bench.plan.surveys:
+        answers = survey_client(world, message, job)
+        alone = {part: map_tensors(lambda t: t[None], state) for part, state in answers.items()}
+        message = surveyed(world.bench.plan, message, alone, np.ones(1))
+    reply, _, _ = train_client(world, message, job, None, limit=1)
+    return specs({**_reply(reply), "survey": dict(answers)})
+
+
+def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
+    """Return the message with room for the answers to surveys, which are not known yet."""
+    zeros = {
+        path.removeprefix(SURVEY): torch.zeros(one.shape, dtype=one.dtype)
+        for path, one in spec.items()
+        if path.startswith(SURVEY)
+    }
+    sent = dict(message.sent)
+    for part, state in unwalk(zeros).items():
+        if isinstance(state, dict):
+            sent[part] = {**sent.get(part, {}), "survey": state}
+    return replace(message, sent=sent)
 
 
 def _reply(reply: Reply) -> State:
@@ -75,6 +103,9 @@ class RoundBuffers:
         self, world: World, spec: Mapping[str, Spec], capacity: int, allocate: Allocate
     ) -> None:
         counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
+        asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
+        spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
+        self._answers = Buffers(asked, capacity, allocate)
         self._replies = Buffers(spec, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         mine = {k.removeprefix("mine/"): v for k, v in spec.items() if k.startswith("mine/")}
@@ -96,6 +127,14 @@ class RoundBuffers:
         row = (reply.loss, reply.finite, torch.tensor(steps), torch.tensor(seen))
         for name, value in zip(COUNTS, row, strict=True):
             self._counts.tensors[name][job.row] = value
+
+    def ask(self, world: World, message: Message, job: Job) -> None:
+        """Write one client's answers to the surveys into its row."""
+        self._answers.write(dict(survey_client(world, message, job)), job.row)
+
+    def answers(self, clients: Ints) -> ByPart:
+        """Return the answers of a cohort, tensors [K, ...] by part, as views."""
+        return {k: v for k, v in self._answers.nested(len(clients)).items() if isinstance(v, dict)}
 
     def _check(self, found: dict[str, Spec], client: int) -> None:
         if found == self._spec:

@@ -14,7 +14,7 @@ from fedkeel.engine.buffers import Spec, private
 from fedkeel.engine.loop import evaluate_shard, examples
 from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Split, Tick, Trained, World
-from fedkeel.method.context import Ints, Message
+from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 
 
@@ -38,6 +38,13 @@ class Sequential:
                 self._buffers.run(self._world, message, job)
                 tick(1)
         return self._buffers.gather(clients)
+
+    def survey(self, message: Message, clients: Ints) -> ByPart:
+        """Return the answers of clients [K] to the surveys."""
+        with one_thread():
+            for job in self._buffers.jobs(clients):
+                self._buffers.ask(self._world, message, job)
+        return self._buffers.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Write the state of the clients `keep`."""

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from fedkeel.engine.loop import evaluate_shard, examples
 from fedkeel.engine.rounds import RoundBuffers, flat, unflat
 from fedkeel.engine.world import Job, Split, Tick, Trained, World
 from fedkeel.errors import FedkeelError, RunError, TrainingError
-from fedkeel.method.context import Ints, Message
+from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
 
 ATTEMPTS = 3
@@ -66,6 +66,7 @@ class _Train:
     round: int
     lr: float
     jobs: tuple[Job, ...]
+    survey: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,17 @@ class Workers:
         ]
         self._work(pieces, tick)
         return self._shared.rounds.gather(clients)
+
+    def survey(self, message: Message, clients: Ints) -> ByPart:
+        """Return the answers of clients [K] to the surveys."""
+        self._shared.message.write(flat(message))
+        jobs = self._shared.rounds.jobs(clients)
+        pieces = [
+            _Train(message.round, message.lr, tuple(jobs[a:b]), survey=True)
+            for a, b in _guided([1] * len(jobs), len(self._workers))
+        ]
+        self._work(pieces, lambda _: None)
+        return self._shared.rounds.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Write the state of the clients `keep`."""
@@ -302,7 +314,7 @@ _DEATHS = {
 def _apart(piece: _Train | _Evaluate) -> list[_Train | _Evaluate]:
     """Return the clients of a piece as pieces of their own."""
     if isinstance(piece, _Train):
-        return [_Train(piece.round, piece.lr, (job,)) for job in piece.jobs]
+        return [replace(piece, jobs=(job,)) for job in piece.jobs]
     return [piece]
 
 
@@ -355,8 +367,9 @@ def _do(state: _Shared, piece: _Train | _Evaluate) -> None:
     world, message = state.world, state.message.nested()
     if isinstance(piece, _Train):
         received = unflat(message, piece.round, piece.lr)
+        work = state.rounds.ask if piece.survey else state.rounds.run
         for job in piece.jobs:
-            state.rounds.run(world, received, job)
+            work(world, received, job)
         return
     received = unflat(message, 0, 0.0)
     buffers = received.buffers or world.bench.network.buffers

@@ -85,6 +85,9 @@ class Engine(Protocol):
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message; client state is read and not yet written."""
 
+    def survey(self, message: Message, clients: Ints) -> ByPart:
+        """Return the answers of clients [K] to the surveys, tensors [K, ...] by part."""
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Write the state of the clients `keep`, after the server has taken the round."""
 

@@ -20,6 +20,7 @@ from fedkeel import config
 from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import evaluated
+from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.engine.world import Engine, Split, Trained
@@ -29,7 +30,7 @@ from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import Prepared, estimate, learning_rate
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.method.context import Message
-from fedkeel.method.server import Aggregated, owned, server_message, server_round
+from fedkeel.method.server import Aggregated, owned, server_message, server_round, surveyed
 from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Scores, Status
 from fedkeel.task.metrics import by_group
 from fedkeel.tree import Tree, nbytes
@@ -126,7 +127,7 @@ class Run:
         prepared, capacity = self._prepared, self._prepared.population.per_round
         if record.engine["kind"] == "sequential":
             return Sequential(self._world, prepared.spec, capacity)
-        message = server_message(prepared.plan, self._server, 1.0)
+        message = answered(server_message(prepared.plan, self._server, 1.0), prepared.spec)
         count = record.engine["workers"]
         return Workers(self._world, prepared.spec, capacity, message, count)
 
@@ -164,6 +165,8 @@ class Run:
             done += trained
             self._watcher.clients(done, count)
 
+        if self._prepared.plan.surveys and count:
+            message = self._ask(engine, message, chosen)
         trained = engine.train(message, chosen.clients, tick)
         clock.lap("train")
         result = server_round(
@@ -192,6 +195,12 @@ class Run:
         self._add(row)
         self._watcher.row(row)
         self._save(engine, due=self._settings.engine.checkpoint_seconds)
+
+    def _ask(self, engine: Engine, message: Message, chosen: Selection) -> Message:
+        """Return the message with the clients' mean answer to what the method asks them first."""
+        plan, sizes = self._prepared.plan, self._world.federation.sizes[chosen.clients]
+        weights = np.ones(len(sizes)) if plan.weights == "uniform" else sizes.astype(np.float64)
+        return surveyed(plan, message, engine.survey(message, chosen.clients), weights)
 
     def _record(
         self,

@@ -22,7 +22,7 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
 from fedkeel.engine.buffers import Spec
-from fedkeel.engine.rounds import rehearse
+from fedkeel.engine.rounds import SURVEY, answered, rehearse
 from fedkeel.engine.world import World
 from fedkeel.errors import ModelError, RunError
 from fedkeel.method.client import Bench
@@ -33,7 +33,7 @@ from fedkeel.method.outside import fingerprint
 from fedkeel.method.roles import Capability
 from fedkeel.method.server import Server, server_message, server_start
 from fedkeel.task.models import make
-from fedkeel.task.network import Network
+from fedkeel.task.network import Network, blocks
 from fedkeel.task.task import Task
 from fedkeel.tree import nbytes, walk
 from fedkeel.version import __version__
@@ -158,7 +158,11 @@ def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:
 def _provides(network: Network, federation: Federation) -> frozenset[Capability]:
     found = set(SIMULATION)
     if network.head:
-        found.add(Capability.HEAD)
+        found |= {Capability.HEAD, Capability.FEATURES}
+    if len(blocks(network.names)) > 1:
+        found.add(Capability.BLOCKS)
+    if not network.mixes_examples:
+        found.add(Capability.EXAMPLE_LOSSES)
     if federation.data.x.is_floating_point():
         found.add(Capability.INPUT_GRADIENT)
     return frozenset(found)
@@ -208,14 +212,14 @@ class Estimate:
 def estimate(prepared: Prepared) -> Estimate:
     """Return what a run will send and keep, from its first message and a rehearsed reply."""
     spec, server, population = prepared.spec, prepared.server, prepared.population
-    message = server_message(prepared.plan, server, 1.0)
+    message = answered(server_message(prepared.plan, server, 1.0), spec)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     down.update({part: nbytes(state) for part, state in message.sent.items()})
     up = {"model": _bytes(spec, "delta/") + _bytes(spec, "buffers/")}
     for path in spec:
-        if path.startswith("uploads/"):
+        if path.startswith(("uploads/", SURVEY)):
             part = path.split("/")[1]
-            up[part] = _bytes(spec, f"uploads/{part}/")
+            up[part] = _bytes(spec, f"uploads/{part}/") + _bytes(spec, f"{SURVEY}{part}/")
     return Estimate(
         down=down,
         up=up,

@@ -59,6 +59,7 @@ class Client:
         facts: about the client.
         mine: what the parts keep for the client.
         prepared: what the preparations made, by part, with one row for each distinct example.
+        everything: gives all examples of the client.
     """
 
     bench: Bench
@@ -66,6 +67,7 @@ class Client:
     facts: Facts
     mine: ByPart
     prepared: ByPart
+    everything: Callable[[], Batch]
 
     @property
     def start(self) -> Tree:
@@ -115,8 +117,29 @@ class Reply:
     notes: dict[str, Tensor]
 
 
+def client_survey(
+    bench: Bench, message: Message, facts: Facts, everything: Callable[[], Batch]
+) -> ByPart:
+    """Return a client's answers to the surveys, by part, before it trains.
+
+    Args:
+        bench: method, model and local training.
+        message: what the server sent.
+        facts: about the client.
+        everything: gives all examples of the client.
+    """
+    buffers = bench.network.throwaway(message.buffers or bench.network.buffers)
+    step = _step(bench, message, facts, everything(), buffers, (message.sent, {}, {}, {}))
+    return {part.name: part.survey(step.view(part.name)) for part in bench.plan.surveys}
+
+
 def client_start(
-    bench: Bench, message: Message, mine: ByPart | None, facts: Facts, examples: Callable[[], Batch]
+    bench: Bench,
+    message: Message,
+    mine: ByPart | None,
+    facts: Facts,
+    everything: Callable[[], Batch],
+    examples: Callable[[], Batch] | None = None,
 ) -> tuple[Client, Progress]:
     """Begin a client's round.
 
@@ -125,7 +148,9 @@ def client_start(
         message: what the server sent.
         mine: what the client kept from its last round, None the first time.
         facts: about the client.
-        examples: gives the distinct examples of the round; called only by methods that prepare.
+        everything: gives all examples of the client; called only by methods that want them.
+        examples: gives the distinct examples of the round, where those are not all; called only
+            by methods that prepare.
     """
     plan, start = bench.plan, message.params
     buffers = message.buffers or bench.network.buffers
@@ -137,7 +162,7 @@ def client_start(
         buffers = _tree(mine[BUFFERS])
     prepared: ByPart = {}
     if plan.preparations:
-        batch = examples()
+        batch = (examples or everything)()
         step = _step(bench, message, facts, batch, buffers, (message.sent, mine, {}, {}))
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
@@ -148,7 +173,7 @@ def client_start(
         carry={part.name: part.init_carry(start, of(mine, part.name)) for part in plan.carries},
         loss=torch.zeros((), dtype=bench.network.dtype),
     )
-    return Client(bench, message, facts, mine, prepared), progress
+    return Client(bench, message, facts, mine, prepared, everything), progress
 
 
 def client_step(
@@ -158,6 +183,7 @@ def client_step(
     rows: Tensor | None = None,
     first_pass: Tensor | None = None,
     active: Tensor | None = None,
+    noise: Tree | None = None,
 ) -> Progress:
     """Make one local step.
 
@@ -168,6 +194,7 @@ def client_step(
         rows: [B] rows of the preparations that belong to these examples.
         first_pass: [B'] rows of the batch that had the same place in the round's first pass.
         active: [] false for a padded step, which changes nothing; None for a real one.
+        noise: standard normal numbers of the model's shapes, for methods that need NOISE.
     """
     bench, plan = client.bench, client.bench.plan
     buffers = bench.network.throwaway(progress.buffers)  # a forward pass may change them
@@ -178,6 +205,7 @@ def client_step(
         batch,
         buffers,
         (client.message.sent, client.mine, progress.carry, _rows(client, rows, first_pass)),
+        noise,
     )
     params = progress.params
     rule = plan.gradient_rule
@@ -205,6 +233,12 @@ def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
     """
     bench, plan, lr = client.bench, client.bench.plan, client.message.lr
     notes: dict[str, Tensor] = {}
+
+    def everything() -> Step:
+        buffers = bench.network.throwaway(progress.buffers)
+        states = (client.message.sent, client.mine, progress.carry, ByPart())
+        return _step(bench, client.message, client.facts, client.everything(), buffers, states)
+
     round = Round(
         start=client.start,
         end=progress.params,
@@ -212,6 +246,7 @@ def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
         steps=steps,
         unit=path_length(bench.optimiser, steps, lr, plan.pull),
         lr=lr,
+        everything=everything,
         notes=notes,
     )
 
@@ -255,6 +290,7 @@ def _step(
     batch: Batch,
     buffers: Tree,
     states: tuple[ByPart, ByPart, ByPart, ByPart],
+    noise: Tree | None = None,
 ) -> Step:
     return Step(
         batch=batch,
@@ -262,8 +298,10 @@ def _step(
         facts=facts,
         network=bench.network,
         buffers=buffers,
-        penalties=bench.plan.penalties,
+        aim=bench.plan.aim,
         autograd=bench.autograd,
+        received=message.buffers or bench.network.buffers,
+        noise=noise,
         states=states,
     )
 

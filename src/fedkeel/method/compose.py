@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from fedkeel.config import Local, Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method import outside
+from fedkeel.method.context import Aim
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.roles import (
     ROLES,
@@ -31,9 +32,12 @@ from fedkeel.method.roles import (
     Carry,
     ClientState,
     CohortTransform,
+    Criterion,
+    Dispatch,
     GradientRule,
     GradientTransform,
     LocalWork,
+    LossTerm,
     Part,
     Penalty,
     Preparation,
@@ -41,6 +45,8 @@ from fedkeel.method.roles import (
     ServerOptimiser,
     ServerState,
     StepCorrection,
+    Survey,
+    Table,
     UpdateTransform,
     Upload,
 )
@@ -49,7 +55,15 @@ R = TypeVar("R", bound=Part)
 
 LOOP = frozenset({Capability.LINEAR_ACCUMULATION})
 """What the client loop provides by itself."""
-SIMULATION = frozenset({Capability.PER_CLIENT_UPDATES, Capability.STABLE_CLIENTS})
+SIMULATION = frozenset(
+    {
+        Capability.PER_CLIENT_UPDATES,
+        Capability.STABLE_CLIENTS,
+        Capability.CLASS_COUNTS,
+        Capability.NOISE,
+        Capability.SURVEYS,
+    }
+)
 """What an engine on one machine provides."""
 
 
@@ -61,7 +75,9 @@ class Plan:
         parts: the parts as composed.
         expression: canonical expression.
         weights: how clients count in the mean.
-        penalties: parts that add to the objective.
+        dispatch: the part that changes the model that is sent, or None.
+        surveys: parts that ask the clients before they train.
+        aim: what a client minimises: criterion, loss terms and penalties.
         gradient_rule: the part that says where the gradient is taken, or None.
         gradient_transforms: parts that change the gradient, by stage.
         corrections: parts that move parameters after a step.
@@ -71,6 +87,7 @@ class Plan:
         client_states: parts that keep something for each client.
         uploads: parts that send to the server.
         broadcasts: parts that send to the clients.
+        tables: parts that remember something of each client at the server.
         cohort_transforms: parts that change the updates at the server.
         reduction: the part that makes one update of K.
         aggregate_transforms: parts that change the aggregate, by stage.
@@ -82,7 +99,9 @@ class Plan:
     parts: tuple[Part, ...]
     expression: str
     weights: Weights
-    penalties: tuple[Penalty, ...]
+    dispatch: Dispatch | None
+    surveys: tuple[Survey, ...]
+    aim: Aim
     gradient_rule: GradientRule | None
     gradient_transforms: tuple[GradientTransform, ...]
     corrections: tuple[StepCorrection, ...]
@@ -92,6 +111,7 @@ class Plan:
     client_states: tuple[ClientState, ...]
     uploads: tuple[Upload, ...]
     broadcasts: tuple[Broadcast, ...]
+    tables: tuple[Table, ...]
     cohort_transforms: tuple[CohortTransform, ...]
     reduction: Reduction
     aggregate_transforms: tuple[AggregateTransform, ...]
@@ -147,7 +167,13 @@ def compose(
         parts=parts,
         expression=expression,
         weights=weights or _stated_weights(parts, expression),
-        penalties=penalties,
+        dispatch=next(iter(_playing(parts, Dispatch)), None),
+        surveys=_playing(parts, Survey),
+        aim=Aim(
+            criterion=next(iter(_playing(parts, Criterion)), None),
+            terms=_playing(parts, LossTerm),
+            penalties=penalties,
+        ),
         gradient_rule=next(iter(_playing(parts, GradientRule)), None),
         gradient_transforms=staged(GradientTransform, "gradient_stage"),
         corrections=_playing(parts, StepCorrection),
@@ -157,6 +183,7 @@ def compose(
         client_states=_playing(parts, ClientState),
         uploads=_playing(parts, Upload),
         broadcasts=_playing(parts, Broadcast),
+        tables=_playing(parts, Table),
         cohort_transforms=_playing(parts, CohortTransform),
         reduction=next(iter(_playing(parts, Reduction)), WeightedMean()),
         aggregate_transforms=staged(AggregateTransform, "aggregate_stage"),
@@ -239,6 +266,9 @@ def _check_needs(parts: Sequence[Part], provided: frozenset[Capability]) -> None
 _NEED_HINTS = {
     Capability.HEAD: "name the classifier: model.head = '...', or Task(model, head='...')",
     Capability.INPUT_GRADIENT: "use floating-point inputs, or drop the part",
+    Capability.FEATURES: "name the classifier: model.head = '...', or Task(model, head='...')",
+    Capability.BLOCKS: "use a network of several sub-modules with parameters",
+    Capability.EXAMPLE_LOSSES: "use a network without batch normalisation",
 }
 
 

@@ -6,25 +6,27 @@ leading axis K on everything that came from clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.rng import generator
-from fedkeel.task.network import Autograd, Batch, Network
+from fedkeel.task.network import Autograd, Batch, Network, Output, batch_mean
 from fedkeel.tree import Groups, State, Tree
 
 if TYPE_CHECKING:
-    from fedkeel.method.roles import Penalty
+    from fedkeel.method.roles import Criterion, LossTerm, Penalty
     from fedkeel.solve.span import Span
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 ByPart = dict[str, State]
 """States or messages by the name of the part that owns them."""
 
@@ -41,10 +43,32 @@ class Facts:
     Args:
         client: stable index 0..C-1.
         examples: number of training examples.
+        counts: [Y] number of examples of each class; only for methods that need CLASS_COUNTS.
     """
 
     client: int
     examples: int
+    counts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a client minimises.
+
+    Args:
+        criterion: the part that replaces the task's loss, or None.
+        terms: parts that add to the loss.
+        penalties: parts that add a function of the parameters, by its gradient.
+    """
+
+    criterion: Criterion | None = None
+    terms: tuple[LossTerm, ...] = ()
+    penalties: tuple[Penalty, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is the task's alone."""
+        return self.criterion is None and not self.terms
 
 
 @dataclass(frozen=True)
@@ -80,8 +104,11 @@ class Step:
         prepared: this part's preparation, the rows [B, ...] of this step.
         network: the model and its loss.
         buffers: the model's buffers.
-        penalties: the penalties of the method.
+        aim: what is minimised.
         autograd: how gradients are taken.
+        received: the buffers of the received model.
+        noise: standard normal numbers of the model's shapes, fresh in every step; only for methods
+            that need NOISE.
         states: sent, mine and carry of all parts, from which views are made.
     """
 
@@ -90,8 +117,10 @@ class Step:
     facts: Facts
     network: Network
     buffers: Tree
-    penalties: tuple[Penalty, ...] = ()
+    aim: Aim = Aim()
     autograd: Autograd = "eager"
+    received: Tree = field(default_factory=dict)
+    noise: Tree | None = None
     states: tuple[ByPart, ByPart, ByPart, ByPart] = ({}, {}, {}, {})
     sent: State = field(default_factory=dict)
     mine: State = field(default_factory=dict)
@@ -111,19 +140,73 @@ class Step:
         )
 
     def grad(self, params: Tree) -> Tree:
-        """Return the gradient of the objective, task loss and penalties, on this step's batch.
+        """Return the gradient of the objective on this step's batch, with all terms and penalties.
 
-        The first call of a step is the one whose loss is recorded and whose forward pass updates
-        batch statistics; later calls leave no trace.
+        The first call of a step is the one whose task loss is recorded and whose forward pass
+        updates batch statistics; later calls leave no trace.
         """
         first = not self.seen
         buffers = self.buffers if first else self.network.throwaway(self.buffers)
-        loss, grads = self.network.value_and_grad(params, buffers, self.batch, self.autograd)
+        objective = None if self.aim.plain else self._objective
+        loss, grads = self.network.value_and_grad(
+            params, buffers, self.batch, self.autograd, objective
+        )
         if first:
             self.seen.append(loss)
-        for part in self.penalties:
+        return self._with_penalties(grads, params)
+
+    def _objective(self, output: Output, params: Tree) -> Tensor:
+        """Return the loss with all terms, without the penalties, []."""
+        criterion = self.aim.criterion
+        if criterion is None:
+            losses = self.network.task_losses(output.logits, self.batch.y)
+        else:
+            losses = criterion.criterion(output.logits, self.view(criterion.name))
+        total = batch_mean(losses, self.batch)
+        for part in self.aim.terms:
+            term = part.loss_term(output, params, self.view(part.name))
+            total = total + (batch_mean(term, self.batch) if term.ndim else term)
+        return total
+
+    def _with_penalties(self, grads: Tree, params: Tree) -> Tree:
+        for part in self.aim.penalties:
             grads = tree.add(grads, part.penalty_gradient(params, self.view(part.name)))
         return grads
+
+    def grad_of(self, params: Tree, function: Callable[[Output], Tensor]) -> Tree:
+        """Return the gradient of any function of the output on this step's batch, without a trace.
+
+        Args:
+            params: where.
+            function: output -> a value for each example, [B], whose mean counts, or one for all.
+        """
+
+        def objective(output: Output, _: Tree) -> Tensor:
+            value = function(output)
+            return batch_mean(value, self.batch) if value.ndim else value
+
+        buffers = self.network.throwaway(self.buffers)
+        return self.network.value_and_grad(params, buffers, self.batch, self.autograd, objective)[1]
+
+    def example_grads(self, params: Tree) -> Tree:
+        """Return the gradient of the loss of each example, [B, ...], without the penalties.
+
+        Padded examples have one too. The first call of a step has its loss recorded.
+        """
+
+        def one(x: Tensor, y: Tensor) -> tuple[Tree, Tensor]:
+            alone = replace(self, batch=Batch(x[None], y[None]))
+            objective = None if self.aim.plain else alone._objective
+            buffers = self.network.throwaway(self.buffers)
+            value, grads = self.network.value_and_grad(
+                params, buffers, alone.batch, "functional", objective
+            )
+            return grads, value
+
+        grads, values = torch.func.vmap(one)(self.batch.x, self.batch.y)
+        if not self.seen:
+            self.seen.append(batch_mean(values, self.batch))
+        return dict(grads)
 
     def task_grad(self, params: Tree, batch: Batch) -> Tree:
         """Return the gradient of the task loss alone, on any batch, without a trace."""
@@ -138,6 +221,38 @@ class Step:
         """Return the scores [n, Y] of inputs, in evaluation mode."""
         return self.network.logits(params, self.buffers, x, train=False)
 
+    def output(self, params: Tree, train: bool = False) -> Output:
+        """Return what a model makes of this step's batch, without a trace.
+
+        Args:
+            params: the model; gradients pass through it where it is what is differentiated.
+            train: whether it is in training mode.
+        """
+        buffers = self.network.throwaway(self.buffers)
+        return self.network.output(params, buffers, self.batch.x, train)
+
+    def teacher(self) -> Output:
+        """Return what the received model makes of this step's batch, in evaluation mode."""
+        buffers = self.network.throwaway(self.received)
+        with torch.no_grad():
+            return self.network.output(self.start, buffers, self.batch.x, train=False)
+
+    def pieces(self, size: int) -> list[tuple[Step, Tensor]]:
+        """Cut this step's batch into steps of at most `size` examples, each with its weight.
+
+        The weights, [] each, are numbers of real examples: divided by their sum they make the mean
+        over the batch of the means over the pieces.
+        """
+        b = self.batch
+        ones = b.x.new_ones(len(b.x), dtype=self.network.dtype) if b.weight is None else b.weight
+        out = []
+        for start in range(0, len(b.x), size):
+            part = slice(start, start + size)
+            weight = None if b.weight is None else b.weight[part]
+            batch = Batch(b.x[part], b.y[part], weight)
+            out.append((replace(self, batch=batch, seen=[]), ones[part].sum()))
+        return out
+
 
 @dataclass(frozen=True)
 class Round:
@@ -151,6 +266,7 @@ class Round:
         unit: length of the local path: displacement over -lr for a constant gradient of 1, so S
             for plain gradient descent. Momentum and penalties are in it.
         lr: local learning rate of the round.
+        everything: makes a step whose batch is all examples of the client.
         sent: what this part's server half sent.
         mine: what this part kept for the client from its last round.
         kept: what it keeps for the next one; only `Upload` sees it.
@@ -164,11 +280,20 @@ class Round:
     steps: int
     unit: float
     lr: float
+    everything: Callable[[], Step]
     sent: State = field(default_factory=dict)
     mine: State = field(default_factory=dict)
     kept: State = field(default_factory=dict)
     notes: dict[str, Tensor] = field(default_factory=dict)
     part: str = ""
+
+    def whole(self) -> Step:
+        """Return a step whose batch is all examples of the client, with this part's namespaces.
+
+        It is no step of the path: its `grad` at any point is the gradient of the client's own
+        objective there.
+        """
+        return self.everything().view(self.part)
 
     def mean_grad(self) -> Tree:
         """Return the mean gradient along the local path, (start - end) / (lr * unit)."""
@@ -206,6 +331,8 @@ class Cohort:
         seed: seed of the run.
         uploads: what this part's client half sent, tensors [K, ...].
         state: what this part remembers.
+        rows: what this part remembers of each of these clients, tensors [K, ...].
+        seen: [K] whether it has remembered something of each before.
         notes: diagnostics of all parts.
         part: name of the part.
     """
@@ -219,6 +346,8 @@ class Cohort:
     seed: int
     uploads: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
+    rows: State = field(default_factory=dict)
+    seen: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     notes: dict[str, float] = field(default_factory=dict)
     part: str = ""
 

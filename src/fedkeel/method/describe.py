@@ -19,14 +19,20 @@ SECTIONS = ("Source", "Sent", "State", "Cost", "Laws", "Deviations")
 def describe(plan: Plan) -> str:
     """Return the fixed order of a method's step and round, one line each, with its parts."""
     rule = plan.gradient_rule
-    where = f"by {rule.name}" if rule else "of the task loss at the local model"
-    penalties = "".join(f" + {p.name}" for p in plan.penalties)
+    aim = plan.aim
+    loss = f"the loss of {aim.criterion.name}" if aim.criterion else "the task loss"
+    if rule is None:
+        where = f"of {loss} at the local model"
+    else:
+        where = f"by {rule.name}" + (f", of {loss}" if aim.criterion else "")
+    penalties = "".join(f" + {p.name}" for p in (*aim.terms, *aim.penalties))
     lines = [
         f"method   {plan.expression}",
         f"weights  {plan.weights}",
         "a client's round",
         *_listed("local work by", [p.name for p in plan.parts if isinstance(p, LocalWork)]),
-        *_listed("receive", ["model", *_names(plan.broadcasts)]),
+        *_listed("answer before training", _names(plan.surveys)),
+        *_listed("receive", [_model(plan), *_names(plan.broadcasts)]),
         *_listed("prepare", _names(plan.preparations)),
         f"  step: gradient {where}{penalties}",
         *_listed("  then", _names(plan.gradient_transforms)),
@@ -37,6 +43,7 @@ def describe(plan: Plan) -> str:
         *_listed("keep for the next round", _names(plan.client_states)),
         *_listed("send", ["update", *_names(plan.uploads)]),
         "the server's round",
+        *_listed("look up", _names(plan.tables)),
         *_listed("change the updates", _names(plan.cohort_transforms)),
         f"  reduce: {plan.reduction.name}",
         *_listed("change the aggregate", _names(plan.aggregate_transforms)),
@@ -44,6 +51,10 @@ def describe(plan: Plan) -> str:
         *_listed("remember", _names(plan.server_states)),
     ]
     return "\n".join(lines)
+
+
+def _model(plan: Plan) -> str:
+    return "model" if plan.dispatch is None else f"model, as {plan.dispatch.name} changes it"
 
 
 def _names(parts: Sequence[Part]) -> list[str]:

@@ -5,14 +5,14 @@ a frozen dataclass of hyper-parameters that inherits the roles it needs; it keep
 roles are written for one client, without a client axis; server roles always see a leading axis K.
 
 Order of a local step
-    `GradientRule` (where the gradient is taken; it includes every `Penalty`), `GradientTransform`
-    by stage, the local optimiser, `StepCorrection`.
+    `GradientRule` (where the gradient is taken; of the task's loss or a `Criterion`, with every
+    `LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`.
 Order of a client's round
-    `ClientState.init_client`, `Preparation`, the steps with `Carry`, `UpdateTransform` by stage,
-    `Upload`, `ClientState.next_client`.
+    `Survey` (questions before training), `ClientState.init_client`, `Preparation`, the steps with
+    `Carry`, `UpdateTransform` by stage, `ClientState.next_client`, `Upload`.
 Order of a server round
     weights, `CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`,
-    `ServerState.next_server`; then `Broadcast` for the next round.
+    `ServerState.next_server`, `Table`; then `Dispatch` and `Broadcast` for the next round.
 
 Axis letters, the same everywhere: N examples, C clients in all, K clients this round, S local
 steps, B batch, Y classes, F features.
@@ -26,13 +26,15 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from torch import Tensor
+
 from fedkeel.config import Local, Weights
 from fedkeel.tree import State, Tree
 
 if TYPE_CHECKING:
     from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
     from fedkeel.solve.span import Span
-    from fedkeel.task.network import Batch
+    from fedkeel.task.network import Batch, Output
 
 
 class Capability(Enum):
@@ -43,6 +45,12 @@ class Capability(Enum):
     LINEAR_ACCUMULATION = "a local path that is a weighted sum of gradients"
     PER_CLIENT_UPDATES = "single clients' updates at the server"
     STABLE_CLIENTS = "clients that keep their index from round to round"
+    FEATURES = "a classifier whose inputs are the features"
+    BLOCKS = "a network of several blocks, one after the other"
+    CLASS_COUNTS = "how many examples of each class a client has"
+    EXAMPLE_LOSSES = "an objective that is a mean over examples, none of which sees another"
+    NOISE = "random numbers in every step"
+    SURVEYS = "an exchange of messages before local training"
 
 
 class Stage(IntEnum):
@@ -112,6 +120,25 @@ class Penalty(Part):
         """Return the penalty's gradient at `params`."""
 
 
+class Criterion(Part):
+    """Replaces the task's loss. At most one."""
+
+    @abstractmethod
+    def criterion(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of each example of the step, [B]; `logits` are [B, Y]."""
+
+
+class LossTerm(Part):
+    """Adds a function of the network's output to the loss. Any number, summed."""
+
+    @abstractmethod
+    def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
+        """Return a value for each example, [B], whose mean counts, or one for the batch, [].
+
+        Gradients flow through `output` and through `params`, of which it was made.
+        """
+
+
 class GradientRule(Part):
     """Says where, and of what, the gradient is taken. At most one."""
 
@@ -148,6 +175,18 @@ class Carry(Part):
     @abstractmethod
     def next_carry(self, before: Tree, carry: State) -> State:
         """Return what the next step sees; `before` are the parameters before this step."""
+
+
+class Survey(Part):
+    """Asks the clients of a round something about the received model before they train.
+
+    It costs an exchange of messages. All clients then receive the weighted mean of the answers,
+    under ``survey`` among what is sent.
+    """
+
+    @abstractmethod
+    def survey(self, step: Step) -> State:
+        """Return a client's answer; the step's batch is all its examples."""
 
 
 class Preparation(Part):
@@ -198,6 +237,35 @@ class Broadcast(Part):
     @abstractmethod
     def message(self, state: State) -> State:
         """Return what is sent; `state` is the part's own server state."""
+
+
+class Dispatch(Part):
+    """Changes the model that is sent. At most one.
+
+    Updates are then relative to what was sent, and so is the aggregate.
+    """
+
+    @abstractmethod
+    def dispatch(self, params: Tree, state: State, lr: float) -> Tree:
+        """Return what is sent in place of the global model.
+
+        Args:
+            params: the global model.
+            state: the part's own server state.
+            lr: local learning rate of the round.
+        """
+
+
+class Table(Part):
+    """Remembers something of each client at the server."""
+
+    @abstractmethod
+    def init_row(self, params: Tree) -> State:
+        """Return the row of a client that takes part for the first time."""
+
+    @abstractmethod
+    def next_rows(self, outcome: Outcome) -> State:
+        """Return the new rows of the round's clients, tensors [K, ...]."""
 
 
 class CohortTransform(Part):
@@ -251,7 +319,11 @@ class ServerState(Part):
 
 
 ROLES: Mapping[type, str] = {
+    Dispatch: "dispatch",
+    Survey: "survey",
     LocalWork: "local work",
+    Criterion: "criterion",
+    LossTerm: "loss term",
     GradientRule: "gradient rule",
     Penalty: "penalty",
     GradientTransform: "gradient transform",
@@ -262,6 +334,7 @@ ROLES: Mapping[type, str] = {
     ClientState: "client state",
     Upload: "upload",
     Broadcast: "broadcast",
+    Table: "table of clients",
     CohortTransform: "cohort transform",
     Reduction: "reduction",
     AggregateTransform: "aggregate transform",
@@ -270,5 +343,5 @@ ROLES: Mapping[type, str] = {
 }
 """Every role with its name in messages, in the order in which they act."""
 
-SLOTS = (LocalWork, GradientRule, Reduction, ServerOptimiser)
+SLOTS = (Dispatch, LocalWork, Criterion, GradientRule, Reduction, ServerOptimiser)
 """Roles that at most one part of a method may play."""

@@ -6,18 +6,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.errors import TrainingError
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import ByPart, Cohort, Floats, Ints, Message, Outcome, Population, of
+from fedkeel.method.context import (
+    Bools,
+    ByPart,
+    Cohort,
+    Floats,
+    Ints,
+    Message,
+    Outcome,
+    Population,
+    of,
+)
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Network
-from fedkeel.tree import State, Tree
-
-Bools = NDArray[np.bool_]
+from fedkeel.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,28 @@ class Aggregated:
         server: the server after the round.
         excluded: clients whose update was not finite, and was left out.
         notes: diagnostics by ``part.name``.
+        clients: [K] clients that counted, ascending.
+        rows: what is remembered of each of them from now on, by part, tensors [K, ...].
     """
 
     server: Server
     excluded: list[int]
     notes: dict[str, float]
+    clients: Ints
+    rows: ByPart
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What the server remembers of the clients of a round.
+
+    Args:
+        rows: by part, tensors [K, ...], in the order of the replies.
+        seen: [K] whether it has remembered something of each before.
+    """
+
+    rows: ByPart
+    seen: Bools
 
 
 def server_start(plan: Plan, network: Network, population: Population, average: bool) -> Server:
@@ -100,11 +124,61 @@ def owned(server: Server) -> Server:
 def server_message(plan: Plan, server: Server, lr: float) -> Message:
     """Return what the clients of the next round receive."""
     sent = {part.name: part.message(of(server.memory, part.name)) for part in plan.broadcasts}
-    return Message(server.params, server.buffers, sent, server.round, lr)
+    params, dispatch = server.params, plan.dispatch
+    if dispatch is not None:
+        params = dispatch.dispatch(params, of(server.memory, dispatch.name), lr)
+    return Message(params, server.buffers, sent, server.round, lr)
+
+
+def surveyed(plan: Plan, message: Message, answers: ByPart, weights: Floats) -> Message:
+    """Return the message with the weighted mean of the clients' answers in it.
+
+    Args:
+        plan: the method.
+        message: what the clients have received.
+        answers: by part, tensors [K, ...].
+        weights: [K] how the clients count, in the same order; they need not sum to 1.
+
+    Raises:
+        TrainingError: no client gave a finite answer.
+    """
+    flat = dict(tree.walk(dict(answers)))
+    finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in flat.values()]).all(dim=0)
+    kept = np.where(finite.cpu().numpy(), weights, 0.0)
+    if not kept.any():
+        raise TrainingError(
+            f"Training diverged in round {message.round + 1}: no client's answer is finite.",
+            do="lower local.lr (or the method's own step size), or clip gradients",
+        )
+    rows = np.flatnonzero(kept)
+    index, shares = torch.from_numpy(rows), torch.from_numpy(kept[rows] / kept.sum())
+
+    def mean(t: torch.Tensor) -> torch.Tensor:
+        weighted: torch.Tensor = shares.to(t.device, t.dtype)
+        return torch.einsum("k,k...->...", weighted, t[index.to(t.device)])
+
+    sent = dict(message.sent)
+    for part in plan.surveys:
+        sent[part.name] = {
+            **of(sent, part.name),
+            "survey": tree.map_tensors(mean, of(answers, part.name)),
+        }
+    return replace(message, sent=sent)
+
+
+def server_rows(plan: Plan, params: Tree) -> ByPart:
+    """Return what is remembered of a client of which nothing is known yet."""
+    return {part.name: part.init_row(params) for part in plan.tables}
 
 
 def server_round(
-    plan: Plan, server: Server, replies: Replies, lr: float, population: Population, seed: int
+    plan: Plan,
+    server: Server,
+    replies: Replies,
+    lr: float,
+    population: Population,
+    seed: int,
+    remembered: Remembered | None = None,
 ) -> Aggregated:
     """Aggregate the replies of a round.
 
@@ -119,6 +193,7 @@ def server_round(
         lr: local learning rate of the round.
         population: how many clients there are.
         seed: seed of the run.
+        remembered: what is remembered of the clients; for methods with tables.
 
     Raises:
         TrainingError: there were replies and none of them is finite.
@@ -135,8 +210,11 @@ def server_round(
     keep = np.flatnonzero(finite & (raw > 0.0))
     keep = keep[np.argsort(replies.clients[keep], kind="stable")]
     if len(keep) == 0:
-        return Aggregated(replace(server, round=server.round + 1), excluded, {})
+        nobody = np.zeros(0, dtype=np.int64)
+        return Aggregated(replace(server, round=server.round + 1), excluded, {}, nobody, {})
     replies = _take(replies, keep)
+    remembered = remembered or Remembered({}, np.zeros(len(finite), dtype=np.bool_))
+    rows = _pick(remembered.rows, keep)
     notes: dict[str, float] = {}
     cohort = Cohort(
         clients=replies.clients,
@@ -146,17 +224,25 @@ def server_round(
         population=population,
         names=tuple(server.params),
         seed=seed,
+        seen=remembered.seen[keep],
         notes=notes,
     )
-    return Aggregated(_aggregate(plan, server, replies, cohort), excluded, notes)
+    after, rows = _aggregate(plan, server, replies, rows, cohort)
+    return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
-def _aggregate(plan: Plan, server: Server, replies: Replies, cohort: Cohort) -> Server:
-    """Run the server roles in their order."""
+def _aggregate(
+    plan: Plan, server: Server, replies: Replies, rows: ByPart, cohort: Cohort
+) -> tuple[Server, ByPart]:
+    """Run the server roles in their order; return the server, and what it remembers of clients."""
 
     def view(part: str) -> Cohort:
         return replace(
-            cohort, uploads=of(replies.uploads, part), state=of(server.memory, part), part=part
+            cohort,
+            uploads=of(replies.uploads, part),
+            state=of(server.memory, part),
+            rows=of(rows, part),
+            part=part,
         )
 
     updates = Span(replies.delta)
@@ -171,7 +257,12 @@ def _aggregate(plan: Plan, server: Server, replies: Replies, cohort: Cohort) -> 
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
         memory[keeper.name] = keeper.next_server(outcome)
-    return Server(params, _mean_buffers(replies.buffers, cohort), memory, server.round + 1)
+    known = {
+        table.name: table.next_rows(Outcome(server.params, params, updates, view(table.name)))
+        for table in plan.tables
+    }
+    buffers = _mean_buffers(replies.buffers, cohort)
+    return Server(params, buffers, memory, server.round + 1), known
 
 
 def _raw_weights(kind: Weights, replies: Replies) -> Floats:
@@ -186,10 +277,6 @@ def _take(replies: Replies, keep: Ints) -> Replies:
     if np.array_equal(keep, np.arange(len(replies.clients))):
         return replies
     index = torch.from_numpy(keep)
-
-    def pick(state: State) -> State:
-        return tree.map_tensors(lambda t: t[index.to(t.device)], state)
-
     return Replies(
         clients=replies.clients[keep],
         examples=replies.examples[keep],
@@ -197,8 +284,14 @@ def _take(replies: Replies, keep: Ints) -> Replies:
         finite=replies.finite[keep],
         delta={k: v[index.to(v.device)] for k, v in replies.delta.items()},
         buffers={k: v[index.to(v.device)] for k, v in replies.buffers.items()},
-        uploads={k: pick(v) for k, v in replies.uploads.items()},
+        uploads=_pick(replies.uploads, keep),
     )
+
+
+def _pick(states: ByPart, keep: Ints) -> ByPart:
+    """Return the rows `keep` of stacked states."""
+    index = torch.from_numpy(keep)
+    return {k: tree.map_tensors(lambda t: t[index.to(t.device)], v) for k, v in states.items()}
 
 
 def _mean_buffers(buffers: Tree, cohort: Cohort) -> Tree:

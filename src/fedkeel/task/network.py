@@ -42,6 +42,23 @@ class Batch:
     weight: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Output:
+    """What the network makes of a batch.
+
+    Args:
+        logits: [B, Y] scores.
+        features: [B, F] inputs of the classifier, flattened; as many as the module has one for.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+Objective = Callable[[Output, Tree], Tensor]
+"""(output, parameters) -> what is minimised, []."""
+
+
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy of each example, [B]; `y` may be labels or class probabilities."""
     return F.cross_entropy(logits, y, reduction="none")
@@ -92,6 +109,11 @@ class Network:
         return f"{self._train!r} head={self.head!r} loss={loss}"
 
     @property
+    def mixes_examples(self) -> bool:
+        """Whether the examples of a batch see each other in training, by batch normalisation."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._train.modules())
+
+    @property
     def head_names(self) -> frozenset[str]:
         """Names of the parameters that belong to the classifier."""
         if not self.head:
@@ -102,50 +124,93 @@ class Network:
         """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place."""
         return self._functions[train](params, buffers, x)
 
+    def output(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Output:
+        """Return scores and features, as `logits`; without a head there are no features.
+
+        Raises:
+            ModelError: the head is not called, or called more than once.
+        """
+        if not self.head:
+            return Output(self.logits(params, buffers, x, train))
+        head = (self._train if train else self._eval).get_submodule(self.head)
+        caught: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
+        try:
+            logits = self.logits(params, buffers, x, train)
+        finally:
+            handle.remove()
+        if len(caught) != 1:
+            raise ModelError(
+                f"The head {self.head!r} is called {len(caught)} times in a forward pass.",
+                expected="once: its input is what the method calls features",
+                do="name another head",
+            )
+        return Output(logits, caught[0].flatten(1))
+
     def example_losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
         losses = self._loss(logits, y)
         return losses.expand(len(logits)) if losses.ndim == 0 else losses
 
+    def task_losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the task's losses, [B], or their mean, []."""
+        return self._loss(logits, y)
+
     def loss(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Tensor:
-        """Return the mean loss of a batch over its real examples, []."""
+        """Return the mean task loss of a batch over its real examples, []."""
         losses = self._loss(self.logits(params, buffers, batch.x, train), batch.y)
-        if batch.weight is None:
-            return losses.mean()
-        if losses.ndim == 0:
-            raise ModelError(
-                "The loss is a mean over the batch, which cannot leave out padded examples.",
-                expected="one loss for each example, [B]",
-                do="return the losses before their mean, e.g. with reduction='none'",
-            )
-        return (losses * batch.weight).sum() / batch.weight.sum()
+        return batch_mean(losses, batch)
 
     def value_and_grad(
-        self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd, train: bool = True
+        self,
+        params: Tree,
+        buffers: Tree,
+        batch: Batch,
+        autograd: Autograd,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Tree]:
-        """Return the mean loss [] and its gradient with respect to the parameters.
+        """Return the mean task loss [], and the gradient of the objective by the parameters.
 
         As in `logits`, batch normalisation updates the given `buffers` in place.
+
+        Args:
+            params: where.
+            buffers: the buffers that the forward pass sees and updates.
+            batch: the examples.
+            autograd: how.
+            objective: what is minimised; None is the task loss.
         """
         if autograd == "functional":
 
-            def loss_of(p: Tree) -> tuple[Tensor, Tree]:
+            def aim_of(p: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
                 own = clone(buffers)  # what torch.func differentiates may not change what it found
-                return self.loss(p, own, batch, train), own
+                aim, value = self._aim(p, own, batch, objective)
+                return aim, (value, own)
 
-            grads, (value, own) = torch.func.grad_and_value(loss_of, has_aux=True)(params)
+            grads, (value, own) = torch.func.grad(aim_of, has_aux=True)(params)
             for name, buffer in buffers.items():
                 buffer.copy_(own[name])
             return value, grads
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
         with torch.enable_grad():
-            loss = self.loss(leaves, buffers, batch, train)
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            aim, value = self._aim(leaves, buffers, batch, objective)
+        found = torch.autograd.grad(aim, list(leaves.values()), allow_unused=True)
         grads = {
             k: torch.zeros_like(v) if g is None else g
             for (k, v), g in zip(params.items(), found, strict=True)
         }
-        return loss.detach(), grads
+        return value.detach(), grads
+
+    def _aim(
+        self, params: Tree, buffers: Tree, batch: Batch, objective: Objective | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what is minimised, and the mean task loss: each []."""
+        if objective is None:
+            loss = self.loss(params, buffers, batch)
+            return loss, loss
+        output = self.output(params, buffers, batch.x)
+        value = batch_mean(self._loss(output.logits.detach(), batch.y), batch)
+        return objective(output, params), value
 
     def input_grad(self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd) -> Tensor:
         """Return the gradient of the mean loss with respect to the inputs, [B, ...].
@@ -167,6 +232,42 @@ class Network:
     def throwaway(self, buffers: Tree) -> Tree:
         """Return buffers that a forward pass may change without trace."""
         return clone(buffers) if buffers else buffers
+
+
+def batch_mean(values: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of a value for each example, [B], over the real ones; [] as it stands.
+
+    Raises:
+        ModelError: some examples are padding, and there is one value for all.
+    """
+    if batch.weight is None:
+        return values.mean() if values.ndim else values
+    if values.ndim == 0:
+        raise ModelError(
+            "The loss is a mean over the batch, which cannot leave out padded examples.",
+            expected="one loss for each example, [B]",
+            do="return the losses before their mean, e.g. with reduction='none'",
+        )
+    return (values * batch.weight).sum() / batch.weight.sum()
+
+
+def blocks(names: Sequence[str]) -> list[list[str]]:
+    """Split parameter names into the blocks of the network, in order.
+
+    A block is a child of the first module on the way down that has several with parameters.
+
+    >>> blocks(["net.stem.weight", "net.fc.weight", "net.fc.bias"])
+    [['net.stem.weight'], ['net.fc.weight', 'net.fc.bias']]
+    """
+    depth = 0
+    while True:
+        found: dict[str, list[str]] = {}
+        for name in names:
+            owner = name.split(".")[:-1]
+            found.setdefault(".".join(owner[: depth + 1]), []).append(name)
+        if len(found) > 1 or depth >= max(name.count(".") for name in names):
+            return list(found.values())
+        depth += 1
 
 
 def under(name: str, module: str) -> bool:
