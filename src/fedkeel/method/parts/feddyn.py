@@ -75,9 +75,7 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:
         """Return alpha (theta - theta_t) - h_k."""
         h = tree.leaves(step.mine, "h")
-        return {
-            k: torch.sub(v, step.start[k]).mul_(self.alpha).sub_(h[k]) for k, v in params.items()
-        }
+        return {k: torch.sub(v, step.start[k]).mul_(self.alpha) - h[k] for k, v in params.items()}
 
     def init_client(self, start: Tree) -> State:
         """Return h_k = 0."""
