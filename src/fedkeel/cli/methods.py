@@ -14,25 +14,29 @@ def methods(
     bibtex: bool = typer.Option(False, "--bibtex", help="Print BibTeX of exactly these parts."),
     as_json: bool = JSON,
 ) -> None:
-    """List the methods, or describe an expression: order, state, bytes, citations."""
+    """List the methods, or describe one: formula, source, order, state, bytes, citations."""
     from fedkeel.method.cite import bibtex as entries
     from fedkeel.method.cite import keys
-    from fedkeel.method.describe import describe
     from fedkeel.method.grammar import parse
 
     if expression is None:
         document(_listed()) if as_json else _print_list()
-        return
-    plan = parse(expression)
-    if bibtex:
-        print(entries(keys(plan)))
+    elif bibtex:
+        print(entries(keys(parse(expression))))
     elif as_json:
         document(_objects(expression))
     else:
-        print(describe(plan))
-        for part in plan.parts:
-            print()
-            print(_part(part))
+        _print_page(expression)
+
+
+def _print_page(expression: str) -> None:
+    from shutil import get_terminal_size
+
+    from fedkeel.experiment.footprint import told
+    from fedkeel.method.page import page, terminal
+
+    width = max(40, min(get_terminal_size().columns, 100))
+    print(terminal(page(expression, told(expression)), width))
 
 
 def _objects(expression: str) -> list[dict[str, Any]]:
@@ -66,6 +70,7 @@ def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedkeel.method.outside import installed
     from fedkeel.method.registry import ALIASES
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -77,19 +82,7 @@ def _print_list() -> None:
         parts = [part["name"] for part in one["parts"]]
         shown = ", ".join(parts) if parts != [one["name"]] else ""
         table.add_row(name, one["title"], shown, one["paper"])
+    for own, paths in installed().items():
+        table.add_row(own, "of an installed package", ", ".join(paths), "")
     Console().print(table)
     print("combine with '+':  fedprox(mu=0.1)+gcfed    describe one:  fedkeel methods fedgc")
-
-
-def _part(part: Any) -> str:  # noqa: ANN401 - a part; its module needs torch
-    from fedkeel.method.compose import roles_of
-    from fedkeel.method.describe import SECTIONS, parameters, sections, summary
-
-    found = sections(type(part))
-    lines = [f"{part.name}  {summary(type(part))}", f"  roles      {', '.join(roles_of(part))}"]
-    for one in parameters(part):
-        limits = " ".join(f"{k} {v:g}" for k, v in one["range"].items())
-        limits = f" ({limits})" if limits else ""
-        lines.append(f"  {one['name']:<10} {one['value']!r}   {one['type']}{limits}")
-    lines += [f"  {name.lower():<10} {found[name]}" for name in SECTIONS if name in found]
-    return "\n".join(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
 from fedkeel.method.client import client_finish, client_start, client_step
 from fedkeel.method.context import ByPart, Facts
-from fedkeel.method.describe import SECTIONS, sections
+from fedkeel.method.docstring import read
 from fedkeel.records import RoundRecord
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree, walk
@@ -316,13 +316,12 @@ def _learns(stand: Stand) -> str:
 
 
 def _documented(stand: Stand) -> str:
-    missing: Iterator[str] = (
-        f"{part.name} has no '{name}' in its docstring"
-        for part in stand.plan.parts
-        for name in (*SECTIONS, "Example")
-        if not sections(type(part)).get(name)
-    )
-    return next(missing, "")
+    for part in stand.plan.parts:
+        try:
+            read(type(part))
+        except CompositionError as error:
+            return error.what
+    return ""
 
 
 CHECKS: dict[str, Callable[[Stand], str]] = {

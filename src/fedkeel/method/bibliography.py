@@ -41,8 +41,9 @@ def reference(key: str) -> str:
     venue = (printed or online)[0]
     short = re.search(r"\(([^()]+)\)", venue)
     where = short[1] if short else venue
-    when = told["year"] if told["year"] not in where else ""
-    return ", ".join(one for one in (who, told["title"], f"{where} {when}".strip()) if one)
+    when = [told["year"]] if told["year"] not in where else []
+    place = " ".join([where, *when]) if printed else ", ".join([where, *when] if where else when)
+    return f"{who}, {told['title']}, {place}"
 
 
 def _family(person: str) -> str:

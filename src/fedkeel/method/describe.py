@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.method.compose import Plan, hyperparameter_types, roles_of
 from fedkeel.method.roles import LocalWork, Part
-
-SECTIONS = ("Source", "Sent", "State", "Cost", "Laws", "Deviations")
-"""Sections that every part's docstring has; Args where it has hyper-parameters, and Example."""
 
 
 def describe(plan: Plan) -> str:
@@ -101,18 +97,3 @@ def parameters(part: Part) -> list[dict[str, Any]]:
 def summary(kind: type[Part]) -> str:
     """Return the first line of a part's docstring."""
     return inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
-
-
-def sections(kind: type[Part]) -> dict[str, str]:
-    """Return the sections of a part's docstring by name; ``""`` is what stands before them."""
-    out: dict[str, list[str]] = {"": []}
-    here = ""
-    for line in inspect.cleandoc(kind.__doc__ or "").splitlines():
-        found = re.match(r"(Source|Args|Sent|State|Cost|Laws|Deviations|Example):\s*(.*)$", line)
-        if found:
-            here = found.group(1)
-            out[here] = [found.group(2)] if found.group(2) else []
-        else:
-            out[here].append(line if here in ("", "Example", "Args") else line.strip())
-    joiner = {"": "\n", "Example": "\n", "Args": "\n"}
-    return {k: textwrap.dedent(joiner.get(k, " ").join(v)).strip("\n ") for k, v in out.items()}

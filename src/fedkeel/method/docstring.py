@@ -1,0 +1,173 @@
+"""A part's docstring, read field by field. What is missing or misspelt is an error.
+
+One line; formulae and what explains them; then the fields, in the order of `FIELDS`, Args where
+the part has hyper-parameters. Continuation lines are indented.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fedkeel.errors import CompositionError, nearest
+from fedkeel.method.roles import Part
+
+FIELDS = ("Source", "Args", "Sent", "State", "Cost", "Laws", "Deviations", "Example")
+"""Every field, in order."""
+
+_FIELD = re.compile(r"([A-Z]\w*):(?:\s+(.*))?$")
+_ARGUMENT = re.compile(r"(\w+):(?:\s+(.*))?$")
+
+
+@dataclass(frozen=True)
+class Maths:
+    """A displayed formula, in LaTeX."""
+
+    latex: str
+
+
+@dataclass(frozen=True)
+class Docstring:
+    """What a part says of itself.
+
+    Args:
+        summary: one line.
+        body: formulae and paragraphs, in order.
+        source: citation key, equations, algorithm.
+        args: what each hyper-parameter is, in the order in which they are declared.
+        sent: what crosses the wire beyond the model.
+        state: what is kept, and where.
+        cost: gradients and passes over the parameters.
+        laws: what holds exactly.
+        deviations: from the paper, and of the public code.
+        example: a doctest.
+    """
+
+    summary: str
+    body: tuple[str | Maths, ...]
+    source: str
+    args: Mapping[str, str]
+    sent: str
+    state: str
+    cost: str
+    laws: str
+    deviations: str
+    example: str
+
+
+def read(kind: type[Part]) -> Docstring:
+    """Read the docstring of a part.
+
+    Raises:
+        CompositionError: a field is missing, misspelt, empty, twice or out of order, or the
+            hyper-parameters are not those that the part has.
+    """
+    lines = inspect.cleandoc(kind.__doc__ or "").splitlines() or [""]
+    if not lines[0].endswith(".") or (len(lines) > 1 and lines[1]):
+        raise _wrong(kind, "does not begin with one line that ends with a full stop")
+    begin = next((i for i, line in enumerate(lines) if _is_field(line)), len(lines))
+    fields = _fields(kind, lines[begin:])
+    own = [f.name for f in dataclasses.fields(kind)]
+    wanted = [name for name in FIELDS if name != "Args" or own]
+    for name in wanted:
+        if not fields.get(name):
+            raise _wrong(kind, f"has no '{name}'", _misspelt(name, lines))
+    if list(fields) != wanted:
+        got = ", ".join(fields)
+        raise _wrong(kind, "has its fields in another order", f"{got}; not {', '.join(wanted)}")
+    args = _args(kind, fields.get("Args", []))
+    if list(args) != own or not all(args.values()):
+        raise _wrong(kind, "explains other hyper-parameters than it has", f"Args: {', '.join(own)}")
+    return Docstring(
+        summary=lines[0],
+        body=tuple(_body(lines[1:begin])),
+        args=args,
+        example="\n".join(fields["Example"]),
+        **{name.lower(): " ".join(fields[name]) for name in wanted if name not in _BLOCKS},
+    )
+
+
+_BLOCKS = ("Args", "Example")
+
+
+def _is_field(line: str) -> bool:
+    found = _FIELD.match(line)
+    return found is not None and found[1] in FIELDS
+
+
+def _fields(kind: type[Part], lines: list[str]) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    name = ""
+    for line in lines:
+        found = _FIELD.match(line)
+        if found and found[1] in FIELDS:
+            name = found[1]
+            if name in out:
+                raise _wrong(kind, f"has '{name}' twice")
+            out[name] = [found[2]] if found[2] else []
+        elif line and not line.startswith(" "):
+            word = found[1] if found else ""
+            close = nearest(word, FIELDS) if word else None
+            raise _wrong(
+                kind,
+                f"has no field '{word}'" if word else f"has a line outside of fields: {line!r}",
+                f"did you mean '{close}'?" if close else "indent what belongs to a field",
+            )
+        else:
+            out[name].append(line)
+    return {key: _dedented(key, value) for key, value in out.items()}
+
+
+def _dedented(name: str, lines: list[str]) -> list[str]:
+    """Return the lines of a field: of a block as they stand, of prose stripped, none empty."""
+    if name not in _BLOCKS:
+        return [line.strip() for line in lines if line.strip()]
+    return inspect.cleandoc("\n".join(["", *lines])).splitlines()
+
+
+def _args(kind: type[Part], lines: list[str]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        found = _ARGUMENT.match(line)
+        if found and not line.startswith(" "):
+            name = found[1]
+            out[name] = found[2] or ""
+        elif name:
+            out[name] = f"{out[name]} {line.strip()}".strip()
+        elif line:
+            raise _wrong(kind, f"has a line in Args that names none: {line!r}")
+    return out
+
+
+def _body(lines: list[str]) -> Iterator[str | Maths]:
+    """Yield paragraphs and formulae."""
+    at = 0
+    while at < len(lines):
+        if not lines[at].strip():
+            at += 1
+            continue
+        start, is_maths = at, lines[at].startswith(".. math::")
+        at += 1
+        while at < len(lines) and (
+            lines[at].startswith(" ") or not lines[at] if is_maths else lines[at]
+        ):
+            at += 1
+        block = [line.strip() for line in lines[start:at]]
+        block[0] = block[0].removeprefix(".. math::").strip()
+        yield Maths("\n".join(filter(None, block))) if is_maths else " ".join(block)
+
+
+def _misspelt(name: str, lines: list[str]) -> str | None:
+    """Return advice about a line that may have been meant as a field."""
+    words = [found[1] for line in lines if (found := _FIELD.match(line)) and found[1] not in FIELDS]
+    close = nearest(name, words)
+    return f"write '{name}:' for '{close}:'" if close else f"write '{name}: ...'"
+
+
+def _wrong(kind: type[Part], what: str, do: str | None = None) -> CompositionError:
+    name = getattr(kind, "name", kind.__name__)
+    return CompositionError(f"The docstring of {name} ({kind.__qualname__}) {what}.", do=do)

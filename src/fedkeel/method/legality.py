@@ -1,0 +1,93 @@
+"""Which methods can be combined: the verdict on a pair, and what each reason means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+from fedkeel.errors import CompositionError
+from fedkeel.method.grammar import parse
+from fedkeel.method.registry import REGISTRY
+from fedkeel.method.roles import ROLES, SLOTS, Part
+
+LEGAL, WEIGHTS, TWICE, BREAKS = "+", "w", "=", "B"
+SLOT_CODES = dict(zip(SLOTS, "DLCGRS", strict=True))
+
+REASONS = {
+    LEGAL: "they can be combined.",
+    WEIGHTS: "their papers weigh clients differently: they can be combined once the run states "
+    "`weights`.",
+    TWICE: "both contain the same part, which a method can have once.",
+    BREAKS: "one breaks what the other needs.",
+    **{
+        code: f"both fill the slot '{ROLES[slot]}', which takes one part."
+        for slot, code in SLOT_CODES.items()
+    },
+}
+"""What a code means."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two methods can be combined.
+
+    Args:
+        code: a key of `REASONS`.
+        error: the refusal, None where they can be combined as they are.
+    """
+
+    code: str
+    error: CompositionError | None = None
+
+    @property
+    def legal(self) -> bool:
+        """Whether they can be combined as they are."""
+        return self.error is None
+
+    @property
+    def reason(self) -> str:
+        """The refusal and what to do, in one line; "" where there is none."""
+        if self.error is None:
+            return ""
+        what = self.error.what.split("': ", 1)[-1]
+        return f"{what} {self.error.do[0].upper()}{self.error.do[1:]}." if self.error.do else what
+
+
+def verdict(one: str, other: str) -> Verdict:
+    """Return whether ``one+other`` can be composed, and if not, why.
+
+    >>> verdict("fedprox", "gcfed").legal
+    True
+    >>> verdict("momentum", "gradma").code
+    'S'
+    """
+    expression = f"{one}+{other}"
+    error = _refusal(expression)
+    if error is None:
+        return Verdict(LEGAL)
+    if _refusal(expression, weighed=True) is None:
+        return Verdict(WEIGHTS, error)
+    return Verdict(_code(parse(one).parts, parse(other).parts), error)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Return every pair of entries of the registry, in its order."""
+    return list(combinations(REGISTRY, 2))
+
+
+def _refusal(expression: str, weighed: bool = False) -> CompositionError | None:
+    try:
+        parse(expression, weights="examples" if weighed else None)
+    except CompositionError as error:
+        return error
+    return None
+
+
+def _code(ones: tuple[Part, ...], others: tuple[Part, ...]) -> str:
+    """Return which rule refuses a pair, in the order in which `compose` asks."""
+    if {part.name for part in ones} & {part.name for part in others}:
+        return TWICE
+    for slot, code in SLOT_CODES.items():
+        if all(any(isinstance(part, slot) for part in parts) for parts in (ones, others)):
+            return code
+    return BREAKS

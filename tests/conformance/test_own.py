@@ -1,0 +1,91 @@
+"""The method of one's own in examples/: short, and in all else a method like any other."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedkeel as fk
+from commands import call, experiment
+from fedkeel.conformance import CHECKS, check_method
+from fedkeel.method.docstring import read
+from fedkeel.method.grammar import parse
+from fedkeel.solve.span import Span
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method.py"
+METHOD = "own_method:Agreement"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder far from the project with a copy of the example."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    shutil.copy(EXAMPLE, tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_method", None)
+
+
+def test_it_is_short() -> None:
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_it_does_what_every_method_has_to_do(here: Path) -> None:
+    for expression in (f"{METHOD}(power=2.0)", f"scaffold+{METHOD}+momentum"):
+        assert [check.name for check in check_method(expression)] == list(CHECKS)
+
+
+def test_it_is_documented_as_any_other(here: Path) -> None:
+    (part,) = parse(METHOD).parts
+    assert read(type(part)).args.keys() == {"power"}
+
+
+def test_it_runs_and_keeps_its_laws(here: Path) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(90, 4, generator=random), torch.arange(90) % 3
+    clients = fk.dirichlet(x, y, clients=6, alpha=0.3)
+    task = fk.Task(lambda: torch.nn.Linear(4, 3))
+    given = {"task": task, "clients": clients, "test": (x, y), "rounds": 3}
+    given |= {"local": fk.Local(lr=0.1, epochs=1, batch_size=5)}
+
+    def end(method: str, per_round: int) -> torch.Tensor:
+        return fk.run(method, clients_per_round=per_round, **given).params["weight"]
+
+    plain = end("fedavg", 4)
+    assert torch.equal(end(f"{METHOD}(power=0.0)", 4), plain)
+    assert torch.equal(end(METHOD, 1), end("fedavg", 1))
+    assert not torch.allclose(end(METHOD, 4), plain, atol=1e-4)
+
+
+def test_its_numbers(here: Path) -> None:
+    """Of three entries: all agree on one, half on another, and two cancel in the last."""
+    rows = {"w": torch.tensor([[1.0, 2.0, 3.0], [4.0, -1.0, 0.0], [1.0, 2.0, -3.0]])}
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).numpy()
+    delta = {"w": torch.tensor([2.0, 2.0, 8.0])}
+
+    class Cohort:
+        pass
+
+    cohort = Cohort()
+    cohort.weights = weights
+    (part,) = parse(f"{METHOD}(power=2.0)").parts
+    found = part.transform_aggregate(delta, Span(rows), cohort)
+    assert torch.allclose(found["w"], torch.tensor([2.0, 0.5, 0.5]))
+
+
+def test_the_command_finds_it_beside_the_experiment(here: Path) -> None:
+    experiment(here)
+    words = ("toy.toml", "-s", f"method=fedprox+{METHOD}", "-s", "rounds=2", "--json")
+    done = call("run", *words)
+    assert done.code == 0, done.err
+    again = call("run", *words)
+    assert (again.json["last"], "earlier run" in again.err) == (done.json["last"], True)
+    described = call("methods", METHOD)
+    assert described.code == 0, described.err
+    assert "Moves each parameter by as much as the clients agree on the direction." in described.out
