@@ -8,6 +8,8 @@ nor any other room of the house, so that a report needs no more than the files.
       run.json        what ran: method, citations, data, model, environment, engine, status
       rounds.jsonl    one row a round
       checkpoint/     round-000120/: arrays.safetensors and state.json, written aside and renamed
+      state/          clients.bin: client state, where it lives on disk. The checkpoint says which
+                      row is whose. Gone when the run is finished
       report.html     written by the report
 
 Nothing is pickled. A file is written under another name, synchronised and renamed, so that a kill
@@ -201,6 +203,11 @@ class RunFolder:
     def __str__(self) -> str:
         return str(self.path)
 
+    @property
+    def state(self) -> Path:
+        """The folder of client state, which is there only where that lives on disk."""
+        return self.path / "state"
+
     def exists(self) -> bool:
         """Return whether the folder holds a run."""
         return (self.path / "run.json").exists()
@@ -232,7 +239,7 @@ class RunFolder:
         """Return the files of a folder that holds no run, which a run would write over."""
         if self.exists():
             return []
-        names = ("rounds.jsonl", "checkpoint", "report.html")
+        names = ("rounds.jsonl", "checkpoint", "state", "report.html")
         found = [name for name in names if (self.path / name).exists()]
         same = self.path / "config.toml"  # a start that was killed leaves the same one
         if same.exists() and same.read_bytes() != config.encode():

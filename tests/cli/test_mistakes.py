@@ -9,6 +9,7 @@ import pytest
 
 from commands import Done, call, shell
 
+MEMORY = ("-s", "engine.state=memory")
 MODELS = """\
 from torch import nn
 
@@ -97,7 +98,7 @@ MISTAKES = {
     ),
     "more than there are": (("run", "toy.toml", "-s", "cohort.clients=99"), "ConfigError", "1..12"),
     "no memory": (
-        ("run", "toy.toml", "-s", "engine.memory_gb=1e-7", "-s", "method=scaffold"),
+        ("run", "toy.toml", *MEMORY, "-s", "engine.memory_gb=1e-7", "-s", "method=scaffold"),
         "RunError",
         "368 bytes x 12 clients",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,8 @@ from fedkeel.experiment import prepare as module
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.manifest import describe_run, environment
 from fedkeel.experiment.prepare import estimate
+from fedkeel.experiment.progress import Silent
+from fedkeel.records import RoundRecord
 from toys import MODELS, Net, federation, held, prepared
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------
@@ -82,6 +85,7 @@ def test_the_key_changes_with_what_decides_numbers(change: dict[str, object]) ->
         {"kind": "workers", "workers": 3},
         {"checkpoint_seconds": 99.0},
         {"memory_gb": 100.0},
+        {"state": "disk"},
         {"name": "another"},
         {"method": "fedavg+fedavg"},
     ],
@@ -140,23 +144,25 @@ def test_an_estimate_is_what_is_sent_and_kept() -> None:
 
 def test_too_much_state_is_refused_with_the_figure_and_the_ways_out() -> None:
     with pytest.raises(RunError, match="would not fit into memory") as found:
-        prepared("scaffold", memory_gb=1e-6)
+        prepared("scaffold", memory_gb=1e-6, state="memory")
     text = str(found.value)
     assert "x 6 clients" in text
     assert "kept by scaffold" in text
     assert "engine.memory_gb" in text
+    assert "engine.state = 'disk'" in text
     assert len(found.value.lines()) <= 4
-    prepared("scaffold", memory_gb=1e-3)
+    prepared("scaffold", memory_gb=1e-3, state="memory")
 
 
 def test_a_method_without_state_fits_anywhere() -> None:
     prepared("fedavg", memory_gb=1e-9)
+    assert prepared("fedavg", memory_gb=1e-9, state="disk").state == "memory"
 
 
 def test_what_is_refused_is_shown_in_figures_that_can_be_read() -> None:
     """Not as 0.0 GB, however small the limit."""
     with pytest.raises(RunError) as found:
-        prepared("scaffold", memory_gb=1e-6)
+        prepared("scaffold", memory_gb=1e-6, state="memory")
     assert "228 bytes x 6 clients" in found.value.got
     assert found.value.expected == "at most 1.0 KB"
 
@@ -169,10 +175,66 @@ def test_without_a_limit_it_is_the_memory_that_can_be_had(monkeypatch: pytest.Mo
     available = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
     assert free == pytest.approx(available * 1024, rel=0.2)
     monkeypatch.setattr(module, "_free_bytes", lambda: 100)
-    with pytest.raises(RunError, match="would not fit"):
-        prepared("scaffold")
+    for state in ("memory", "disk", "auto"):  # what the server remembers is 228 bytes
+        with pytest.raises(RunError, match="would not fit"):
+            prepared("scaffold", state=state)
     monkeypatch.setattr(module, "_free_bytes", lambda: None)
-    prepared("scaffold")
+    prepared("scaffold", state="memory")
+
+
+def test_state_goes_to_the_disk_where_memory_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """228 bytes for each of six clients and the server: 1596."""
+    assert prepared("scaffold", memory_gb=1.6e-6).state == "memory"
+    ready = prepared("scaffold", memory_gb=1.5e-6)
+    needs = estimate(ready)
+    assert (ready.state, needs.state) == ("disk", "disk")
+    assert needs.resident == needs.server_state == 228
+    assert describe_run(ready).estimate["disk"] == needs.disk
+    monkeypatch.setattr(module, "_free_bytes", lambda: 1500)
+    assert prepared("scaffold").state == "disk"
+    monkeypatch.setattr(module, "_free_bytes", lambda: 1600)
+    assert prepared("scaffold").state == "memory"
+    monkeypatch.setattr(module, "AT_EASE", 1367)  # whatever is free
+    assert prepared("scaffold").state == "disk"
+    assert prepared("scaffold", memory_gb=1.6e-6).state == "memory"
+    assert prepared("scaffold", state="memory").state == "memory"
+
+
+def test_the_file_of_state_is_never_larger_than_estimated(tmp_path: Path) -> None:
+    """Each row twice and a round's rows once more; or what was ever written, where that is less."""
+    row = 2 * 128 + 2 * 64  # tensors of 120, 24, 72 and 12 bytes
+    few = prepared("scaffold", rounds=2, per_round=3, state="disk", checkpoint_seconds=1e6)
+    assert estimate(few).disk == 2 * 3 * row
+    many = prepared("scaffold", rounds=12, per_round=6, state="disk", checkpoint_seconds=1e6)
+    assert estimate(many).disk == (2 * 6 + 6) * row
+    sizes: list[int] = []
+
+    class Meter(Silent):
+        def row(self, row: RoundRecord) -> None:
+            sizes.append((tmp_path / "run" / "state" / "clients.bin").stat().st_size)
+
+    for ready, name in ((few, "few"), (many, "many")):
+        sizes.clear()
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        start(ready, tmp_path / "run", watcher=Meter())
+        assert 0 < max(sizes) <= estimate(ready).disk, name
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = prepared("scaffold", state="disk")
+    needed, usage = estimate(ready).disk, shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    for out in (tmp_path / "deep" / "run", None):
+        with pytest.raises(RunError, match="would not fit on the disk") as found:
+            start(ready, out)
+        assert "228 bytes x 6 clients (kept by scaffold)" in found.value.got
+        assert len(found.value.lines()) <= 4
+    assert list(tmp_path.iterdir()) == []
+    start(prepared("scaffold", state="memory"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+    start(ready, tmp_path / "run")
 
 
 def test_local_buffers_are_client_state_too() -> None:
@@ -180,7 +242,7 @@ def test_local_buffers_are_client_state_too() -> None:
     ready = prepared(model=MODELS["norm"], buffers="local", local=plain)
     assert estimate(ready).client_state == 6 * 4 + 6 * 4 + 8
     with pytest.raises(RunError, match="kept by buffers"):
-        prepared(model=MODELS["norm"], buffers="local", local=plain, memory_gb=1e-7)
+        prepared(model=MODELS["norm"], buffers="local", local=plain, memory_gb=1e-7, state="memory")
 
 
 # --- refused before it starts ---------------------------------------------------------------------

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,12 +23,14 @@ import torch
 
 import fedkeel as fk
 from fedkeel import records
+from fedkeel.engine.store import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.tree import walk
 from toys import MODELS, Kills, federation, plain, prepared, same
 
 
@@ -53,6 +58,7 @@ def dying(budget: Budget) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     rename, sync, remove = os.replace, os.fsync, shutil.rmtree
     save, append, text = records.save_file, RunFolder.append, records.write_text
+    place, write = DiskStore.restore, DiskStore._write
 
     def half_removed(path: Path) -> None:
         for file in list(Path(path).iterdir())[:1]:
@@ -65,6 +71,10 @@ def dying(budget: Budget) -> Iterator[None]:
     def half_appended(folder: RunFolder, row: RoundRecord) -> None:
         with (folder.path / "rounds.jsonl").open("a") as file:
             file.write(records._line(row)[:50])
+
+    def half_written(store: DiskStore, slots: list[int], state: object, rows: np.ndarray) -> None:
+        write(store, slots[:1], state, rows[:1])
+        write(store, slots[1:2], {k: torch.full_like(v, 7) for k, v in walk(state)}, rows[1:2])
 
     def spent(real: Callable[..., object], half: Callable[..., object] | None = None) -> object:
         def call(*args: object, **kwargs: object) -> object:
@@ -81,6 +91,8 @@ def dying(budget: Budget) -> Iterator[None]:
     patch.setattr(records, "save_file", spent(save, half_saved))
     patch.setattr(records, "write_text", spent(text))
     patch.setattr(RunFolder, "append", spent(append, half_appended))
+    patch.setattr(DiskStore, "_write", spent(write, half_written))
+    patch.setattr(DiskStore, "restore", spent(place))
     try:
         yield
     finally:
@@ -99,9 +111,10 @@ def until_it_is_done(ready: Prepared, out: Path, allowed: int, half: bool) -> tu
 
 
 def checkpoint(out: Path) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, but for where rows lie in a file that is gone by now."""
     saved = RunFolder(out).load()
     assert saved is not None
-    return saved.arrays
+    return {k: v for k, v in saved.arrays.items() if k != "clients/slot"}
 
 
 def same_checkpoint(a: Path, b: Path) -> bool:
@@ -110,10 +123,14 @@ def same_checkpoint(a: Path, b: Path) -> bool:
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("method", ["scaffold", "gradma"])
-def test_a_kill_at_any_write_leaves_no_trace(tmp_path: Path, method: str, half: bool) -> None:
+@pytest.mark.parametrize(
+    ("method", "state"), [("scaffold", "memory"), ("gradma", "memory"), ("scaffold", "disk")]
+)
+def test_a_kill_at_any_write_leaves_no_trace(
+    tmp_path: Path, method: str, state: str, half: bool
+) -> None:
     """One kill, at each of the things done to the disk in turn."""
-    ready = prepared(method, rounds=2, per_round=3)
+    ready = prepared(method, rounds=2, per_round=3, state=state)
     whole = start(ready, tmp_path / "whole")
     for allowed in range(200):
         out = tmp_path / str(allowed)
@@ -126,14 +143,17 @@ def test_a_kill_at_any_write_leaves_no_trace(tmp_path: Path, method: str, half: 
             assert plain(result) == plain(replace(whole, rows=RunFolder(out).rows())), allowed
             assert same_checkpoint(tmp_path / "whole", out), allowed
             assert [p.name for p in (out / "checkpoint").iterdir()] == ["round-00000002"]
+            assert not (out / "state").exists(), allowed
         else:
             break
     assert allowed > 20  # there were many moments to be killed at
 
 
+@pytest.mark.parametrize("state", ["memory", "disk"])
 @pytest.mark.parametrize("allowed", [14, 15, 17, 19, 22])
-def test_killed_again_and_again_it_still_arrives(tmp_path: Path, allowed: int) -> None:
-    ready = prepared("scaffold", rounds=4)
+def test_killed_again_and_again_it_still_arrives(tmp_path: Path, allowed: int, state: str) -> None:
+    ready = prepared("scaffold", rounds=4, state=state)
+    allowed += 3 if state == "disk" else 0  # rows are read, written and synchronised too
     whole = start(ready, tmp_path / "whole")
     result, kills = until_it_is_done(ready, tmp_path / "run", allowed, half=True)
     assert kills >= 2
@@ -211,6 +231,118 @@ def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
         start(ready, tmp_path / "run", watcher=StopAfter(2))
     assert RunFolder(tmp_path / "run").load() is None
     assert same(whole, start(ready, tmp_path / "run", resume=True))
+
+
+# --- state on disk --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers"])
+@pytest.mark.parametrize("method", ["scaffold", "gradma", "fedavg"])
+def test_a_file_and_memory_make_the_same_bits(tmp_path: Path, method: str, kind: str) -> None:
+    """With buffers of the clients' own, and ended and gone on with on the way."""
+    more = {"buffers": "local", "local": LOCAL, "rounds": 5, "per_round": 3}
+    whole = start(prepared(method, MODELS["norm"], **more, state="memory"))
+    ready = prepared(method, MODELS["norm"], **more, state="disk", kind=kind, workers=2)
+    assert ready.state == "disk"
+    assert same(whole, start(ready))
+    for last in (1, 2, 4):
+        with pytest.raises(Kill):
+            start(ready, tmp_path / "run", resume=True, watcher=StopAfter(last))
+        assert (tmp_path / "run" / "state").exists()
+    assert same(whole, start(ready, tmp_path / "run", resume=True))
+    assert not (tmp_path / "run" / "state").exists()
+
+
+def test_so_do_they_with_spawned_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers.__init__, "__defaults__", ("spawn",))
+    ready = prepared("scaffold", rounds=4, state="disk", kind="workers", workers=2)
+    with pytest.raises(Kill):
+        start(ready, tmp_path / "run", watcher=StopAfter(3))
+    result = start(ready, tmp_path / "run", resume=True)
+    assert same(start(prepared("scaffold", rounds=4)), result)
+
+
+def test_checkpoints_that_are_rounds_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows were written over and over since the last one, and their slots given out again."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(fk.experiment.execute, "time", clock)
+
+    class EveryThird(StopAfter):
+        def row(self, row: RoundRecord) -> None:
+            now[0] = row.round // 3 * 100.0
+            super().row(row)
+
+    out = tmp_path / "run"
+    ready = prepared("scaffold", rounds=12, state="disk", checkpoint_seconds=50.0)
+    for last, saved in ((5, 3), (8, 6), (12, 9)):
+        with pytest.raises(Kill):
+            start(ready, out, resume=True, watcher=EveryThird(last))
+        assert RunFolder(out).load().round == saved
+    assert same(start(prepared("scaffold", rounds=12)), start(ready, out, resume=True))
+
+
+@pytest.mark.parametrize(("first", "then"), [("memory", "disk"), ("disk", "memory")])
+def test_state_may_move_on_the_way(tmp_path: Path, first: str, then: str) -> None:
+    """From memory to disk; a run whose state is on disk leaves it there."""
+    whole = start(prepared("scaffold", rounds=6))
+    out = tmp_path / "run"
+    for state, last in ((first, 2), (then, 4)):
+        with pytest.raises(Kill):
+            start(prepared("scaffold", rounds=6, state=state), out, True, StopAfter(last))
+    assert "clients/slot" in RunFolder(out).load().arrays
+    assert same(whole, start(prepared("scaffold", rounds=6, state=then), out, resume=True))
+    assert not (out / "state").exists()
+
+
+def test_a_checkpoint_on_disk_holds_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(Kill):
+        start(prepared("scaffold", state="disk"), tmp_path / "run", watcher=StopAfter(3))
+    arrays = RunFolder(tmp_path / "run").load().arrays
+    found = {name: array.shape for name, array in arrays.items() if name.startswith("clients/")}
+    count = len(arrays["clients/index"])
+    assert found == dict.fromkeys(("clients/index", "clients/slot", "clients/done"), (count,))
+
+
+def test_without_its_file_a_run_on_disk_does_not_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ready = prepared("scaffold", state="disk")
+    with pytest.raises(Kill):
+        start(ready, out, watcher=StopAfter(3))
+    (out / "state").rename(out / "elsewhere")
+    for state in ("disk", "memory"):
+        with pytest.raises(RunError, match="cannot be read"):
+            start(prepared("scaffold", state=state), out, resume=True)
+        assert not (out / "state").exists()
+    (out / "elsewhere").rename(out / "state")
+    assert same(start(ready), start(ready, out, resume=True))
+
+
+def test_a_run_without_a_folder_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[Path] = []
+
+    class Look(Silent):
+        def row(self, row: RoundRecord) -> None:
+            seen.extend(tmp_path.rglob("clients.bin"))
+
+    ready = prepared("scaffold", state="disk")
+    start(ready, watcher=Look())
+    assert len(seen) == 3
+    with pytest.raises(Kill):
+        start(ready, watcher=StopAfter(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_state_is_not_written_over(tmp_path: Path) -> None:
+    """In a folder that holds no run, it is somebody else's."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "clients.bin").write_bytes(b"mine")
+    with pytest.raises(RunError, match="would write over"):
+        start(prepared("scaffold", state="disk"), tmp_path)
+    assert (tmp_path / "state" / "clients.bin").read_bytes() == b"mine"
 
 
 # --- what was saved is never lost -----------------------------------------------------------------

@@ -17,10 +17,11 @@ def check(
     from dataclasses import asdict
 
     from fedkeel.experiment.manifest import describe_run
-    from fedkeel.experiment.prepare import estimate, gather, prepare, size
+    from fedkeel.experiment.prepare import check_disk, estimate, gather, prepare, size
 
     chosen = experiment(path, preset, settings)
     prepared = prepare(chosen, gather(chosen))
+    check_disk(prepared, Path("runs") / chosen.name)
     record, needs = describe_run(prepared), estimate(prepared)
     rounds, per_round = chosen.rounds, prepared.population.per_round
     total = (sum(needs.down.values()) + sum(needs.up.values())) * rounds * per_round
@@ -47,8 +48,9 @@ def check(
     print(f"up           {_parts(needs.up, model['bytes'])}  for each client and round")
     print(f"traffic      {size(total)} in {rounds} rounds")
     print(
-        f"state        {size(needs.client_state)} x {needs.clients} clients, "
-        f"{size(needs.server_state)} at the server"
+        f"state        {size(needs.client_state)} x {needs.clients} clients "
+        + (f"on disk (at most {size(needs.disk)}), " if needs.disk else "in memory, ")
+        + f"{size(needs.server_state)} at the server"
     )
     print("everything fits together; nothing was trained")
 

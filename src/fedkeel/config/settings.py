@@ -295,13 +295,17 @@ class Engine(Settings):
         dtype: type of parameters and inputs.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
             0 saves after every round.
-        memory_gb: refuse to start where client state would need more; None takes what is free.
+        state: where the clients' state lives: in ``memory``; on ``disk``, in a file of the run
+            folder; or ``auto``: on disk where it would take more than `memory_gb`.
+        memory_gb: the most memory that the state of clients and server may take. None takes what
+            is free, and for ``auto`` 1 GB for the clients'.
     """
 
     kind: Literal["auto", "sequential", "workers"] = "auto"
     workers: int | None = Field(None, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint_seconds: float = Field(20.0, ge=0.0)
+    state: Literal["auto", "memory", "disk"] = "auto"
     memory_gb: float | None = Field(None, gt=0.0)
 
 

@@ -94,6 +94,13 @@ def _no_room(nbytes: int, error: Exception) -> RunError:
     )
 
 
+def aligned(nbytes: int, allocate: Allocate) -> Tensor:
+    """Allocate memory that starts at a multiple of `ALIGN`."""
+    block = allocate(nbytes + ALIGN)
+    shift = -block.data_ptr() % ALIGN
+    return block[shift : shift + nbytes]
+
+
 class Buffers:
     """Named tensors [rows, ...] in one allocation.
 
@@ -108,13 +115,12 @@ class Buffers:
         starts, total = {}, 0
         for path, one in spec.items():
             starts[path] = total
-            total += -(-one.nbytes * count // ALIGN) * ALIGN
-        block = allocate(total + ALIGN)
-        shift = -block.data_ptr() % ALIGN
+            total += _padded(one.nbytes * count)
+        block = aligned(total, allocate)
         self.nbytes = total
         self.tensors: dict[str, Tensor] = {}
         for path, one in spec.items():
-            start = shift + starts[path]
+            start = starts[path]
             flat = block[start : start + one.nbytes * count].view(one.dtype)
             lead = () if rows is None else (rows,)
             self.tensors[path] = flat.view((*lead, *one.shape))
@@ -133,3 +139,31 @@ class Buffers:
     def row(self, index: int) -> State:
         """Return one row of every tensor, nested by path, as views."""
         return unwalk({k: t[index] for k, t in self.tensors.items()})
+
+
+class Layout:
+    """Named tensors row by row: all tensors of a row, then all of the next.
+
+    Every tensor starts at a multiple of `ALIGN`, in every row: a row is the same bits wherever it
+    lies, and so is what is made of it.
+
+    Args:
+        spec: shape and type of each, by path.
+    """
+
+    def __init__(self, spec: Mapping[str, Spec]) -> None:
+        self._spec = dict(spec)
+        self.nbytes = sum(_padded(one.nbytes) for one in spec.values())
+
+    def rows(self, block: Tensor, count: int) -> dict[str, Tensor]:
+        """Return the tensors [count, ...] of the rows in a block of bytes, as views."""
+        table, start, out = block.view(count, self.nbytes), 0, {}
+        for path, one in self._spec.items():
+            column = table[:, start : start + one.nbytes].view(one.dtype)
+            out[path] = column.view(count, *one.shape)
+            start += _padded(one.nbytes)
+        return out
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN

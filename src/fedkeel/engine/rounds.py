@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
 from fedkeel.engine.loop import survey_client, train_client
-from fedkeel.engine.store import ClientStore
+from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Trained, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.client import Reply
@@ -41,6 +44,9 @@ def unflat(state: State, round: int, lr: float) -> Message:
         lr=lr,
     )
 
+
+CLIENTS = "clients/"
+"""Where client state stands among the arrays of a checkpoint."""
 
 SURVEY = "survey/"
 """Where the answers to surveys stand among the specs of a rehearsal."""
@@ -97,10 +103,16 @@ class RoundBuffers:
         spec: shape and type of each tensor of a reply, by path, from `rehearse`.
         capacity: the largest cohort.
         allocate: where the memory comes from.
+        file: where client state lies; None for memory.
     """
 
     def __init__(
-        self, world: World, spec: Mapping[str, Spec], capacity: int, allocate: Allocate
+        self,
+        world: World,
+        spec: Mapping[str, Spec],
+        capacity: int,
+        allocate: Allocate,
+        file: Path | None = None,
     ) -> None:
         counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
         asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
@@ -109,7 +121,8 @@ class RoundBuffers:
         self._replies = Buffers(spec, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         mine = {k.removeprefix("mine/"): v for k, v in spec.items() if k.startswith("mine/")}
-        self.store = ClientStore(mine, len(world.federation), allocate)
+        self.store = client_store(mine, len(world.federation), allocate, file)
+        self._done = np.zeros(len(world.federation), dtype=np.int64)  # [C] local steps made
         self._sizes = world.federation.sizes
         self._spec = dict(spec)
 
@@ -149,8 +162,7 @@ class RoundBuffers:
 
     def jobs(self, clients: Ints) -> list[Job]:
         """Return a job for each client of the cohort."""
-        done = self.store.done
-        return [Job(row, int(k), int(done[k])) for row, k in enumerate(clients)]
+        return [Job(row, int(k), int(self._done[k])) for row, k in enumerate(clients)]
 
     def gather(self, clients: Ints) -> Trained:
         """Return the rows of a finished round, as views."""
@@ -176,10 +188,23 @@ class RoundBuffers:
         )
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Write the state of the clients `keep` into the store."""
+        """Write the state of the clients `keep` into the store, and add to their steps."""
         clients = trained.replies.clients
         rows = np.flatnonzero(np.isin(clients, keep))
-        self.store.put(clients[rows], rows, trained.mine, trained.steps)
+        self.store.put(clients[rows], trained.mine, rows)
+        self._done[clients[rows]] += trained.steps[rows]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint holds of the clients."""
+        arrays = {**self.store.snapshot(), "done": self._done[self.store.present]}
+        return {CLIENTS + name: array for name, array in arrays.items()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take what a checkpoint holds of the clients."""
+        own = {k.removeprefix(CLIENTS): v for k, v in arrays.items() if k.startswith(CLIENTS)}
+        self.store.restore(own)
+        self._done[:] = 0
+        self._done[self.store.present] = own["done"]
 
 
 def _tree(state: State, name: str) -> dict[str, Tensor]:

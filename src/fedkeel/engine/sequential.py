@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ class Sequential:
         world: method, model, data and seed.
         spec: what a reply looks like, from `rounds.rehearse`.
         capacity: the largest cohort.
+        file: where client state lies; None for memory.
     """
 
-    def __init__(self, world: World, spec: Mapping[str, Spec], capacity: int) -> None:
+    def __init__(
+        self, world: World, spec: Mapping[str, Spec], capacity: int, *, file: Path | None = None
+    ) -> None:
         self._world = world
-        self._buffers = RoundBuffers(world, spec, capacity, private)
+        self._buffers = RoundBuffers(world, spec, capacity, private, file)
 
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
@@ -62,11 +66,15 @@ class Sequential:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays."""
-        return self._buffers.store.arrays()
+        return self._buffers.state()
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last state is complete."""
+        self._buffers.store.saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""
-        self._buffers.store.restore(arrays)
+        self._buffers.restore(arrays)
 
     def __enter__(self) -> Sequential:
         return self

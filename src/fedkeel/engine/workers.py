@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -96,6 +97,7 @@ class Workers:
         message: any message of this run, for the shapes.
         workers: number of processes.
         start: how they begin. ``spawn`` pickles the model once for each process.
+        file: where client state lies; None for memory.
     """
 
     def __init__(
@@ -106,13 +108,15 @@ class Workers:
         message: Message,
         workers: int,
         start: Start = START,
+        *,
+        file: Path | None = None,
     ) -> None:
         memory = shared if start == "fork" else segment
         most = max(examples(world, "test"), examples(world, "clients"))
         self._shared = _Shared(
             world=world,
             message=Buffers(specs(flat(message)), None, memory),
-            rounds=RoundBuffers(world, spec, capacity, memory),
+            rounds=RoundBuffers(world, spec, capacity, memory, file),
             measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
         )
         self._method = start
@@ -191,11 +195,15 @@ class Workers:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays."""
-        return self._shared.rounds.store.arrays()
+        return self._shared.rounds.state()
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last state is complete."""
+        self._shared.rounds.store.saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""
-        self._shared.rounds.store.restore(arrays)
+        self._shared.rounds.restore(arrays)
 
     def __enter__(self) -> Workers:
         return self

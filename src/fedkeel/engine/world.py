@@ -95,7 +95,10 @@ class Engine(Protocol):
         """Return [N, 3] of the examples of a split, as `task.metrics.measure`."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return client state as arrays, for a checkpoint."""
+        """Return client state as arrays, for a checkpoint; what lies in a file stays there."""
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last state is complete, and the one before gone."""
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""

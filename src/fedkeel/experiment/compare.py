@@ -16,7 +16,7 @@ from typing import Any
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.experiment.execute import Result, start
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import Ingredients, Prepared, check_disk, prepare
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.records import RunFolder, write_text
 from fedkeel.report.runs import Entry, Run
@@ -100,7 +100,7 @@ def compare(
         )
     wanted = [settings.model_copy(update={"method": method}) for method in methods]
     for one in wanted:  # refuse what is illegal before anything runs
-        prepare(one, ingredients)
+        check_disk(prepare(one, ingredients), out)
     for seed in range(settings.seed + 1, settings.seed + seeds):
         ingredients.clients(seed)  # not every seed's partition need be possible
     if out is not None:

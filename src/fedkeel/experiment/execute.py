@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from fedkeel.engine.world import Engine, Split, Trained
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.checkpoint import packed, unpacked
 from fedkeel.experiment.manifest import describe_run
-from fedkeel.experiment.prepare import Prepared, estimate, learning_rate
+from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_rate
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.method.context import Message
 from fedkeel.method.server import Aggregated, owned, server_message, server_round, surveyed
@@ -106,7 +108,12 @@ class Run:
         status: Status = "finished"
         message = ""
         rounds = self._settings.rounds
-        with kept(), interrupts(self._watcher.stopping) as stop, self._engine(record) as engine:
+        with (
+            kept(),
+            interrupts(self._watcher.stopping) as stop,
+            self._state(resume) as state,
+            self._engine(record, state) as engine,
+        ):
             try:
                 self._begin(engine, resume)
                 label = f"{record.method} seed {record.seed}"
@@ -123,13 +130,30 @@ class Run:
                 status, message = "interrupted", "stopped on request"
             return self._finish(record, status, message, engine)
 
-    def _engine(self, record: RunRecord) -> Engine:
+    @contextmanager
+    def _state(self, resume: bool) -> Iterator[Path | None]:
+        """Give the folder of client state, None where it lives in memory.
+
+        A run that has its state on disk leaves it there. Without a run folder it is a temporary
+        one.
+        """
+        folder, on_disk = self._folder, self._prepared.state == "disk"
+        if folder is not None:
+            yield folder.state if on_disk or (resume and folder.state.exists()) else None
+        elif on_disk:
+            with tempfile.TemporaryDirectory(prefix="fedkeel-") as aside:
+                yield Path(aside)
+        else:
+            yield None
+
+    def _engine(self, record: RunRecord, state: Path | None) -> Engine:
+        file = None if state is None else state / "clients.bin"
         prepared, capacity = self._prepared, self._prepared.population.per_round
         if record.engine["kind"] == "sequential":
-            return Sequential(self._world, prepared.spec, capacity)
+            return Sequential(self._world, prepared.spec, capacity, file=file)
         message = answered(server_message(prepared.plan, self._server, 1.0), prepared.spec)
         count = record.engine["workers"]
-        return Workers(self._world, prepared.spec, capacity, message, count)
+        return Workers(self._world, prepared.spec, capacity, message, count, file=file)
 
     def _begin(self, engine: Engine, resume: bool) -> None:
         """Take up the checkpoint, or evaluate the initial model as round 0."""
@@ -178,8 +202,8 @@ class Run:
             self._settings.seed,
         )
         keep = np.setdiff1d(chosen.clients, np.array(result.excluded, dtype=np.int64))
+        self._server = result.server  # first: what fails from here on is not saved
         engine.commit(trained, keep)
-        self._server = result.server
         clock.lap("server")
         row = self._record(number, lr, chosen, trained, result, message)
         last = number == self._settings.rounds
@@ -272,6 +296,7 @@ class Run:
         started = time.monotonic()
         arrays = {**packed(self._server), **engine.state()}
         self._folder.save(Checkpoint(self._server.round, arrays, {"key": self._prepared.key}))
+        engine.saved()
         self._saved = time.monotonic()
         self._saving = self._saved - started
 
@@ -285,6 +310,8 @@ class Run:
         folder = self._folder
         if folder is not None:
             folder.write_run(record)
+            if status == "finished":
+                shutil.rmtree(folder.state, ignore_errors=True)
         self._watcher.end(reused=False)
         server = self._server
         return Result(
@@ -358,9 +385,11 @@ def start(
     watcher = watcher or Silent()
     record = describe_run(prepared)
     if out is None:
+        check_disk(prepared, None)
         return Run(prepared, None, watcher).execute(record, resume=False)
     folder = RunFolder(out)
     if not folder.exists():
+        check_disk(prepared, out)
         folder.start(record, config.to_toml(prepared.settings))
         with folder.alone():
             return Run(prepared, folder, watcher).execute(record, resume=False)
@@ -381,6 +410,7 @@ def start(
             got=f"{done} of {found.rounds} rounds, {found.status}",
             do="add --resume to go on with it, or choose another folder (--out)",
         )
+    check_disk(prepared, out)
     with folder.alone():
         folder.write_run(record)
         return Run(prepared, folder, watcher).execute(record, resume=True)
@@ -393,6 +423,7 @@ def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Wa
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")
     server = unpacked(saved.arrays, prepared.server, saved.round)
     rows = folder.rows()
+    shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
     watcher.begin(f"{found.method} seed {found.seed}", found.rounds, found.rounds)
     for row in rows[-1:]:
         watcher.row(row)

@@ -9,11 +9,14 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -21,7 +24,7 @@ from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
-from fedkeel.engine.buffers import Spec
+from fedkeel.engine.buffers import Layout, Spec
 from fedkeel.engine.rounds import SURVEY, answered, rehearse
 from fedkeel.engine.world import World
 from fedkeel.errors import ModelError, RunError
@@ -32,11 +35,17 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.outside import fingerprint
 from fedkeel.method.roles import Capability
 from fedkeel.method.server import Server, server_message, server_start
+from fedkeel.records import RunFolder
 from fedkeel.task.models import make
 from fedkeel.task.network import Network, blocks
 from fedkeel.task.task import Task
 from fedkeel.tree import nbytes, walk
 from fedkeel.version import __version__
+
+Place = Literal["memory", "disk"]
+
+AT_EASE = 10**9
+"""Bytes of client state that are kept in memory unasked: a checkpoint writes all of them."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -72,6 +81,7 @@ class Prepared:
         population: how many clients there are, and in a round.
         ingredients: what it was made of.
         key: digest of all that decides the numbers.
+        state: where client state lives.
     """
 
     settings: config.Run
@@ -80,7 +90,8 @@ class Prepared:
     spec: dict[str, Spec]
     population: Population
     ingredients: Ingredients
-    key: str
+    key: str = ""
+    state: Place = "memory"
 
     @property
     def plan(self) -> Plan:
@@ -133,9 +144,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, bench, 0)
     spec = rehearse(world, server_message(plan, server, lr))
-    prepared = Prepared(settings, world, server, spec, population, ingredients, "")
-    _check_memory(prepared)
-    return Prepared(settings, world, server, spec, population, ingredients, _key(prepared))
+    prepared = Prepared(settings, world, server, spec, population, ingredients)
+    return replace(prepared, key=_key(prepared), state=_place(prepared))
 
 
 def learning_rate(settings: config.Run, bench: Bench, round: int) -> float:
@@ -195,6 +205,8 @@ class Estimate:
         client_state: bytes that a client keeps.
         clients: how many clients will keep them, at most.
         server_state: bytes that the server remembers, beyond the model.
+        state: where the clients' state lives.
+        disk: bytes of the file of client state, at most; 0 where it lives in memory.
     """
 
     down: dict[str, int]
@@ -202,16 +214,19 @@ class Estimate:
     client_state: int
     clients: int
     server_state: int
+    state: Place = "memory"
+    disk: int = 0
 
     @property
     def resident(self) -> int:
         """Bytes of state in this process when every client that will take part has done so."""
-        return self.client_state * self.clients + self.server_state
+        return (self.client_state * self.clients if not self.disk else 0) + self.server_state
 
 
 def estimate(prepared: Prepared) -> Estimate:
     """Return what a run will send and keep, from its first message and a rehearsed reply."""
     spec, server, population = prepared.spec, prepared.server, prepared.population
+    rounds = prepared.settings.rounds
     message = answered(server_message(prepared.plan, server, 1.0), spec)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     down.update({part: nbytes(state) for part, state in message.sent.items()})
@@ -220,12 +235,16 @@ def estimate(prepared: Prepared) -> Estimate:
         if path.startswith(("uploads/", SURVEY)):
             part = path.split("/")[1]
             up[part] = _bytes(spec, f"uploads/{part}/") + _bytes(spec, f"{SURVEY}{part}/")
+    # each client's row, and again where it changed since the checkpoint, and those being written
+    rows = min(2 * population.clients + population.per_round, population.per_round * rounds)
     return Estimate(
         down=down,
         up=up,
         client_state=_bytes(spec, "mine/"),
-        clients=min(population.clients, population.per_round * prepared.settings.rounds),
+        clients=min(population.clients, population.per_round * rounds),
         server_state=nbytes(dict(server.memory)),
+        state=prepared.state,
+        disk=rows * _row(spec) if prepared.state == "disk" else 0,
     )
 
 
@@ -233,23 +252,73 @@ def _bytes(spec: dict[str, Spec], prefix: str) -> int:
     return sum(one.nbytes for path, one in spec.items() if path.startswith(prefix))
 
 
-def _check_memory(prepared: Prepared) -> None:
-    """Refuse a run whose client state would not fit, before round 1."""
-    needed = estimate(prepared)
-    limit = prepared.settings.engine.memory_gb
-    budget = int(limit * 1e9) if limit is not None else _free_bytes()
+def _row(spec: dict[str, Spec]) -> int:
+    """Return the bytes of a client's row in a file."""
+    return Layout({path: one for path, one in spec.items() if path.startswith("mine/")}).nbytes
+
+
+def _place(prepared: Prepared) -> Place:
+    """Return where client state lives, and refuse a run whose state would not fit into memory.
+
+    Whether the disk has room depends on the folder: see `check_disk`.
+    """
+    needed, asked = estimate(prepared), prepared.settings.engine
+    rows = needed.client_state * needed.clients
+    budget = _free_bytes() if asked.memory_gb is None else int(asked.memory_gb * 1e9)
+    place: Place = "memory"
+    if rows and asked.state == "disk":
+        place = "disk"
+    elif rows and asked.state == "auto":
+        fits = budget is None or needed.resident <= budget
+        at_ease = asked.memory_gb is not None or rows <= AT_EASE
+        place = "memory" if fits and at_ease else "disk"
+    needed = estimate(replace(prepared, state=place))
     if budget is None or needed.resident <= budget:
-        return
-    state = {p.split("/")[1] for p in prepared.spec if p.startswith("mine/")}
+        return place
+    got, do = f"{size(needed.server_state)} at the server", "or raise engine.memory_gb"
+    if rows and place == "memory":
+        got = f"{_rows_words(prepared)} + {got} = {size(needed.resident)}"
+        do = "raise engine.memory_gb, or set engine.state = 'disk'"
     raise RunError(
         "The state of the clients and the server would not fit into memory.",
-        got=f"{size(needed.client_state)} x {needed.clients} clients"
-        f" + {size(needed.server_state)} at the server = {size(needed.resident)}"
-        + (f", kept by {', '.join(sorted(state))}" if state else ""),
+        got=got,
         expected=f"at most {size(budget)}",
-        do="use fewer clients or rounds, a smaller model, a method without client state, or raise "
-        "engine.memory_gb",
+        do=f"use fewer clients or rounds, a smaller model, a method without client state, {do}",
     )
+
+
+def check_disk(prepared: Prepared, folder: Path | None) -> None:
+    """Refuse a run whose client state would not fit on the disk, before round 1.
+
+    Args:
+        prepared: the run.
+        folder: the run folder, which need not exist; None for a run that has none.
+
+    Raises:
+        RunError: it would not fit.
+    """
+    needed = estimate(prepared).disk
+    place = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
+    there = next(path for path in (place, *place.parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if folder is not None:  # what a run that goes on has there already
+        free += sum(file.stat().st_size for file in RunFolder(folder).state.glob("*"))
+    if needed <= free:
+        return
+    raise RunError(
+        "The state of the clients would not fit on the disk.",
+        got=f"{_rows_words(prepared)}; with what a checkpoint keeps, {size(needed)}",
+        expected=f"at most {size(free)}, which is free in {there}",
+        do="choose a folder on another disk (--out), use fewer clients or rounds, a smaller model, "
+        "or a method without client state",
+    )
+
+
+def _rows_words(prepared: Prepared) -> str:
+    needed = estimate(prepared)
+    kept = {path.split("/")[1] for path in prepared.spec if path.startswith("mine/")}
+    by = f" (kept by {', '.join(sorted(kept))})" if kept else ""
+    return f"{size(needed.client_state)} x {needed.clients} clients{by}"
 
 
 def size(count: int) -> str:
