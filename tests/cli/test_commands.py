@@ -172,6 +172,7 @@ def test_one_expression() -> None:
     found = call("methods", "fedprox+gcfed", "--json").json
     assert [part["name"] for part in found] == ["fedprox", "gcfed.local", "gcfed.global"]
     assert all({"name", "paper", "roles", "needs"} <= set(part) for part in found)
+    assert "combines with" in done.out
     entries = call("methods", "fedprox+gcfed", "--bibtex").out
     assert entries.count("@") == 2
     assert "li2020fedprox" in entries
@@ -181,7 +182,9 @@ def test_one_expression() -> None:
 def test_every_method_can_be_described(name: str) -> None:
     done = call("methods", name)
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("method ")
+    assert done.out.startswith(f"{name}: ")
+    for words in ("The order of a round", "Sent and kept", "measured on", "Partners", "Citation"):
+        assert words in done.out
 
 
 # --- check ----------------------------------------------------------------------------------------

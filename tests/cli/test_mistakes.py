@@ -107,6 +107,17 @@ MISTAKES = {
     "illegal": (("run", "toy.toml", "-s", "method=momentum+gradma.s"), "CompositionError", "drop"),
     "breaks": (("run", "toy.toml", "-s", "method=fednova+fedreg"), "CompositionError", "breaks"),
     "unreadable": (("run", "toy.toml", "-s", "method=fedprox(mu"), "CompositionError", "character"),
+    "no own method": (
+        ("run", "toy.toml", "-s", "method=nowhere:Slow"),
+        "CompositionError",
+        "run where",
+    ),
+    "no part": (
+        ("run", "toy.toml", "-s", "method=mistakes:Two"),
+        "CompositionError",
+        "another class",
+    ),
+    "no part there": (("methods", "mistakes:Slow"), "CompositionError", "write a part there"),
     "no hyper-parameter": (
         ("run", "toy.toml", "-s", "method=fedprox(nu=1)"),
         "CompositionError",
