@@ -60,7 +60,12 @@ def begun(played: Federation, k: int) -> tuple[Client, Progress]:
     x, y = played.data[k]
     message = server_message(played.plan, played.played.server, played.bench.local.lr)
     mine = played.played.mine.get(k)
-    return client_start(played.bench, message, mine, Facts(k, len(y)), lambda: Batch(x, y))
+    return client_start(played.bench, message, mine, played.facts(k), lambda: Batch(x, y))
+
+
+def about(y: Tensor) -> Facts:
+    """What a client with these labels knows about itself, where clients run side by side."""
+    return Facts(0, len(y), (y[:, None] == torch.arange(3)).sum(dim=0))
 
 
 # --- padded steps ----------------------------------------------------------------------------
@@ -116,7 +121,7 @@ def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None
         "network": {**played.network.params, **played.network.buffers},
     }
     before = copied(given)
-    client, progress = client_start(played.bench, message, mine, Facts(0, 8), lambda: Batch(x, y))
+    client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
     for rows in (torch.arange(4), torch.arange(4, 8)):
         state: State = {
             "prepared": dict(client.prepared),
@@ -185,9 +190,7 @@ def test_a_clients_round_can_be_vectorised(entry: str) -> None:
     x, y = (torch.stack([d[i] for d in played.data]) for i in (0, 1))
 
     def one(mine: State, x: Tensor, y: Tensor) -> State:
-        client, progress = client_start(
-            played.bench, message, mine, Facts(0, 8), lambda: Batch(x, y)
-        )
+        client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
         for rows in batches:
             progress = client_step(client, progress, Batch(x[rows], y[rows]), rows, rows)
         return said(client_finish(client, progress, len(batches)))
@@ -210,9 +213,7 @@ def test_clients_with_unequal_steps_can_be_vectorised(entry: str) -> None:
     x, y = (torch.stack([d[i] for d in played.data]) for i in (0, 1))
 
     def one(mine: State, x: Tensor, y: Tensor, count: Tensor) -> State:
-        client, progress = client_start(
-            played.bench, message, mine, Facts(0, 8), lambda: Batch(x, y)
-        )
+        client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
         for s, rows in enumerate(batches):
             batch = Batch(x[rows], y[rows])
             progress = client_step(client, progress, batch, rows, rows, s < count)

@@ -16,7 +16,7 @@ from harness import EVERYTHING
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
 
 # in the order of the registry
-GRADIENT = ("minibatch_sgd", "fedreg", "fedsam")
+GRADIENT = ("minibatch_sgd", "fedreg", "fedsam", "fedsol")
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm"),

@@ -12,17 +12,24 @@ from fedkeel.method.parts.clip import Clip
 from fedkeel.method.parts.fedams import FedAMS
 from fedkeel.method.parts.fedavgm import ServerMomentum
 from fedkeel.method.parts.fedcm import FedCM
+from fedkeel.method.parts.fedcurv import FedCurv
+from fedkeel.method.parts.feddecorr import FedDecorr
 from fedkeel.method.parts.feddyn import FedDyn
 from fedkeel.method.parts.fedgc import CGC, SGC
 from fedkeel.method.parts.fedgh import FedGH
+from fedkeel.method.parts.fedlc import FedLC
+from fedkeel.method.parts.fedmlb import FedMLB
 from fedkeel.method.parts.fednova import FedNova
+from fedkeel.method.parts.fedntd import FedNTD
 from fedkeel.method.parts.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedkeel.method.parts.fedprox import FedProx
 from fedkeel.method.parts.fedreg import FedReg
 from fedkeel.method.parts.fedsam import FedSAM
 from fedkeel.method.parts.fedsgd import FedSGD, MinibatchSGD
+from fedkeel.method.parts.fedsol import FedSOL
 from fedkeel.method.parts.gcfed import GlobalGC, LocalGC
 from fedkeel.method.parts.gradma import GradMAS, GradMAW
+from fedkeel.method.parts.moon import Moon
 from fedkeel.method.parts.robust import Median, TrimmedMean
 from fedkeel.method.parts.scaffold import Scaffold
 from fedkeel.method.parts.server import Addition
@@ -89,6 +96,15 @@ REGISTRY: Mapping[str, Recipe] = {
     "trimmed_mean": Recipe(
         "yin2018", "coordinate-wise mean without the extremes", {"": TrimmedMean}
     ),
+    "fedlc": Recipe("zhang2022fedlc", "scores calibrated by class counts", {"": FedLC}),
+    "fedntd": Recipe("lee2022fedntd", "distillation of the not-true classes", {"": FedNTD}),
+    "feddecorr": Recipe("shi2023feddecorr", "uncorrelated features", {"": FedDecorr}),
+    "moon": Recipe("li2021moon", "features near the received model's", {"": Moon}),
+    "fedmlb": Recipe("kim2022fedmlb", "hybrids of local and received blocks", {"": FedMLB}),
+    "fedsol": Recipe(
+        "lee2024fedsol", "gradients away from the received model's outputs", {"": FedSOL}
+    ),
+    "fedcurv": Recipe("shoham2019fedcurv", "stiff where it matters to others", {"": FedCurv}),
 }
 """Every method by name, in the order in which they are listed."""
 

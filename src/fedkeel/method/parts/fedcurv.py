@@ -1,0 +1,166 @@
+"""FedCurv: hold each parameter where it matters to the other clients.
+
+Source
+    Shoham et al., Overcoming Forgetting in Federated Learning on Non-IID Data, 2019 (key
+    shoham2019fedcurv). Section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedkeel import tree
+from fedkeel.method.context import Outcome, Population, Round, Step
+from fedkeel.method.roles import (
+    Broadcast,
+    Capability,
+    ClientState,
+    Penalty,
+    ServerState,
+    Upload,
+    param,
+)
+from fedkeel.task.network import Batch
+from fedkeel.tree import State, Tree
+
+ENTRIES = 1 << 22
+"""Entries of single examples' gradients that are held at a time."""
+
+
+@dataclass(frozen=True)
+class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
+    r"""Adds to each client's objective how far it is from others' models, where those are curved.
+
+    .. math::
+        F_k(\theta) + \lambda\sum_{j\ne k}(\theta-\theta_j)^\top
+        \mathrm{diag}(I_j)\,(\theta-\theta_j)
+
+    where theta_j is the last local model of client j and I_j the mean over its examples of the
+    squared gradient of the loss there, the diagonal of the empirical Fisher information. The sums
+    of I_j and of I_j theta_j are all that is sent.
+
+    Source: shoham2019fedcurv, section 3.
+
+    Args:
+        lam: lambda, >= 0. FedReg's tables have 1e-5 to 1e-3.
+        memory: whose terms count: those of all ``clients`` that have taken part so far, with each
+            one's own taken out again (the paper, where all take part in every round); or of the
+            clients of the last ``round`` (FedReg's code), each one's own with the others'.
+    Sent: two models down, the sums; two models up, what changed in the client's terms, or one, I_k,
+        with memory = ``round``, where the server makes the other itself.
+    State: the sums at the server, two models; the client's own terms, two models, none with
+        memory = ``round``.
+    Cost: two passes over the parameters for each step; one gradient for each example of the client
+        at the end of a round.
+    Laws: lambda = 0 is FedAvg, bit for bit; so is the first round. A client alone has no penalty.
+        The gradient at theta is that of the sum of the others' terms.
+    Deviations: FedReg's code has no penalty against those who took part before the last round.
+        OpenFL's squares gradients of batches, not of examples. Examples are in evaluation mode. The
+        curvature is another one for each parameter, so the path length of local training knows
+        nothing of it: its gradient counts as any other. With memory = ``round`` the server takes a
+        local model to be the global one plus the update, which it is not beside a part that sends
+        another model.
+
+    Example:
+        >>> import fedkeel
+        >>> sorted(fedkeel.parse("fedcurv(lam=1e-4)").aim.penalties[0].needs)[0].name
+        'STABLE_CLIENTS'
+    """
+
+    lam: float = param(1e-3, ge=0.0)
+    memory: Literal["clients", "round"] = "clients"
+
+    name: ClassVar[str] = "fedcurv"
+    paper: ClassVar[str] = "shoham2019fedcurv"
+
+    @property
+    def needs(self) -> frozenset[Capability]:  # type: ignore[override]
+        """Clients that can be found again, where they keep their own terms."""
+        return frozenset({Capability.STABLE_CLIENTS} if self.memory == "clients" else ())
+
+    @property
+    def pull(self) -> float:
+        """Return 0: it pulls on every parameter with another strength."""
+        return 0.0
+
+    def penalty_gradient(self, params: Tree, step: Step) -> Tree:
+        """Return 2 lambda (U theta - V)."""
+        u, v = tree.leaves(step.sent, "u"), tree.leaves(step.sent, "v")
+        if self.memory == "clients":
+            u = tree.sub(u, tree.leaves(step.mine, "u"))
+            v = tree.sub(v, tree.leaves(step.mine, "v"))
+        return {k: 2.0 * self.lam * (u[k] * p - v[k]) for k, p in params.items()}
+
+    def init_client(self, start: Tree) -> State:
+        """Return terms of 0."""
+        return _nothing(start) if self.memory == "clients" else {}
+
+    def next_client(self, round: Round) -> State:
+        """Return I_k and I_k theta_k at the local model."""
+        if self.memory == "round":
+            return {}
+        u = fisher(round)
+        return {"u": dict(u), "v": {k: f * round.end[k] for k, f in u.items()}}
+
+    def upload(self, round: Round) -> State:
+        """Return what has changed in the client's terms, or I_k alone."""
+        if self.memory == "round":
+            return {"u": dict(fisher(round))}
+        return {
+            name: dict(tree.sub(tree.leaves(round.kept, name), tree.leaves(round.mine, name)))
+            for name in ("u", "v")
+        }
+
+    def init_server(self, params: Tree, population: Population) -> State:
+        """Return sums of nothing."""
+        return _nothing(params)
+
+    def message(self, state: State) -> State:
+        """Return U and V."""
+        return state
+
+    def next_server(self, outcome: Outcome) -> State:
+        """Return U and V after the round."""
+        uploads, state = outcome.cohort.uploads, outcome.cohort.state
+        u = tree.leaves(uploads, "u")
+        if self.memory == "clients":
+            v = tree.leaves(uploads, "v")
+            return {
+                name: {k: t + new[k].sum(dim=0) for k, t in tree.leaves(state, name).items()}
+                for name, new in (("u", u), ("v", v))
+            }
+        rows = outcome.updates.rows  # as they came
+        return {
+            "u": {k: t.sum(dim=0) for k, t in u.items()},
+            "v": {k: (t * (outcome.start[k] + rows[k])).sum(dim=0) for k, t in u.items()},
+        }
+
+
+def fisher(round: Round) -> Tree:
+    """Return the mean over a client's examples of the squared gradient of the task's loss."""
+    whole, end = round.whole(), round.end
+    network, buffers = whole.network, whole.buffers
+
+    def squared(x: Tensor, y: Tensor) -> Tree:
+        def loss(params: Tree) -> Tensor:
+            return network.loss(params, buffers, Batch(x[None], y[None]), train=False)
+
+        return {k: g.square() for k, g in torch.func.grad(loss)(end).items()}
+
+    total, count = tree.zeros_like(end), torch.zeros((), dtype=network.dtype)
+    for piece, weight in whole.pieces(max(1, ENTRIES // tree.numel(end))):
+        batch = piece.batch
+        found = torch.func.vmap(squared)(batch.x, batch.y)
+        ones = batch.x.new_ones(len(batch.x), dtype=network.dtype)
+        real = ones if batch.weight is None else batch.weight
+        total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
+        count = count + weight
+    return {k: t / count for k, t in total.items()}
+
+
+def _nothing(params: Tree) -> State:
+    return {"u": dict(tree.zeros_like(params)), "v": dict(tree.zeros_like(params))}
