@@ -16,12 +16,12 @@ from harness import EVERYTHING
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
 
 # in the order of the registry
-GRADIENT = ("minibatch_sgd", "fedreg", "fedsam", "fedsol")
+GRADIENT = ("minibatch_sgd", "fedreg", "fedsam", "dpsgd", "fedsol")
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
-    *("feddyn", "fedcm"),
+    *("feddyn", "fedcm", "fedacg", "domo"),
 )
-REDUCE = ("median", "trimmed_mean")
+REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many
@@ -33,6 +33,8 @@ ILLEGAL = {
     ("fednova", "fedreg"): BROKEN,
     ("minibatch_sgd", "fedcm"): BROKEN,
     ("fedreg", "fedcm"): BROKEN,
+    # one looks at single examples, the other at all of a batch together
+    ("dpsgd", "feddecorr"): BROKEN,
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,
@@ -45,6 +47,11 @@ ILLEGAL = {
     ("fedgc", "fedcm"): WEIGHTS,
     ("fedgc", "median"): WEIGHTS,
     ("fedgc", "trimmed_mean"): WEIGHTS,
+    ("fedgc", "fedacg"): WEIGHTS,
+    ("fedgc", "fedvarp"): WEIGHTS,
+    ("fedgc", "mifa"): WEIGHTS,
+    ("fedgc", "mime"): WEIGHTS,
+    ("fedgc", "mimelite"): WEIGHTS,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

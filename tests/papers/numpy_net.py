@@ -8,7 +8,7 @@ what they compute, only in what they are compared with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -192,6 +192,14 @@ def agree(
         assert float(np.abs(told.model - flat(ours.network.params)).max()) > 1e-3  # it moved
     assert rounds >= 3
     return rounds
+
+
+def paced(ours: Federation, story: Iterator[Told], rates: Sequence[float]) -> Iterator[Told]:
+    """Tell a story while our local learning rate follows it: one for each round."""
+    for told, lr in zip(story, rates, strict=True):
+        local = ours.bench.local.model_copy(update={"lr": lr})
+        ours.bench = replace(ours.bench, local=local)
+        yield told
 
 
 MEASURED: list[float] = []

@@ -9,6 +9,9 @@ from typing import Any
 from fedkeel.errors import CompositionError
 from fedkeel.method import outside
 from fedkeel.method.parts.clip import Clip
+from fedkeel.method.parts.domo import DOMO
+from fedkeel.method.parts.dpsgd import DPSGD
+from fedkeel.method.parts.fedacg import FedACG
 from fedkeel.method.parts.fedams import FedAMS
 from fedkeel.method.parts.fedavgm import ServerMomentum
 from fedkeel.method.parts.fedcm import FedCM
@@ -27,8 +30,11 @@ from fedkeel.method.parts.fedreg import FedReg
 from fedkeel.method.parts.fedsam import FedSAM
 from fedkeel.method.parts.fedsgd import FedSGD, MinibatchSGD
 from fedkeel.method.parts.fedsol import FedSOL
+from fedkeel.method.parts.fedvarp import FedVARP
 from fedkeel.method.parts.gcfed import GlobalGC, LocalGC
 from fedkeel.method.parts.gradma import GradMAS, GradMAW
+from fedkeel.method.parts.mifa import MIFA
+from fedkeel.method.parts.mime import Mime, MimeLite
 from fedkeel.method.parts.moon import Moon
 from fedkeel.method.parts.robust import Median, TrimmedMean
 from fedkeel.method.parts.scaffold import Scaffold
@@ -96,6 +102,17 @@ REGISTRY: Mapping[str, Recipe] = {
     "trimmed_mean": Recipe(
         "yin2018", "coordinate-wise mean without the extremes", {"": TrimmedMean}
     ),
+    "fedacg": Recipe("kim2024fedacg", "clients start ahead along the momentum", {"": FedACG}),
+    "domo": Recipe("xu2022domo", "server momentum fused into what clients receive", {"": DOMO}),
+    "fedvarp": Recipe(
+        "jhunjhunwala2022", "absent clients' last updates as control variates", {"": FedVARP}
+    ),
+    "mifa": Recipe("gu2021mifa", "mean of all clients' last updates", {"": MIFA}),
+    "mime": Recipe("karimireddy2021mime", "a fixed server momentum in corrected steps", {"": Mime}),
+    "mimelite": Recipe(
+        "karimireddy2021mime", "a fixed server momentum in every local step", {"": MimeLite}
+    ),
+    "dpsgd": Recipe("abadi2016", "clipped example gradients with noise", {"": DPSGD}),
     "fedlc": Recipe("zhang2022fedlc", "scores calibrated by class counts", {"": FedLC}),
     "fedntd": Recipe("lee2022fedntd", "distillation of the not-true classes", {"": FedNTD}),
     "feddecorr": Recipe("shi2023feddecorr", "uncorrelated features", {"": FedDecorr}),
