@@ -1,0 +1,101 @@
+"""Memory and disk where clients keep state: python benchmarks/state.py [--method scaffold]
+
+Ten thousand clients of 4 examples each, FedGH's 2NN (0.5 million parameters), one local step, 100
+clients in each of 100 rounds. Prints the resident memory of all processes together (proportional
+set size, so that what they share counts once) and of this process at its peak, the file of client
+state, and what a round and a checkpoint take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from population import children, proportional, two_nn
+
+from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
+from fedkeel.config import Engine, Run
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepare import Ingredients, check_disk, estimate, prepare, size
+from fedkeel.experiment.progress import Silent
+from fedkeel.records import RoundRecord
+
+
+class Meter(Silent):
+    """Looks at memory and at the file after every round."""
+
+    def __init__(self, out: Path, every: int) -> None:
+        self._out, self._every = out, every
+        self._clients: set[int] = set()
+        self._began = time.perf_counter()
+        self.most = 0
+        self.saves: list[float] = []
+
+    def row(self, row: RoundRecord) -> None:
+        pids = [os.getpid(), *children(os.getpid())]
+        used = sum(proportional(pid) for pid in pids)
+        self.most = max(self.most, used)
+        self._clients.update(row.clients)
+        if row.seconds["save"] not in self.saves:
+            self.saves.append(row.seconds["save"])
+        if row.round % self._every and row.round != 1:
+            return
+        on_disk = sum(file.stat().st_size for file in (self._out / "state").glob("*"))
+        phases = ", ".join(f"{name} {row.seconds[name]:.2f}" for name in ("train", "server"))
+        print(
+            f"round {row.round:3}: {time.perf_counter() - self._began:4.0f} s ({phases}), "
+            f"{len(self._clients)} clients seen, resident {size(used)}, file {size(on_disk)}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--method", default="scaffold")
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--examples", type=int, default=4)
+    parser.add_argument("--per-round", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--state", choices=["auto", "memory", "disk"], default="auto")
+    given = parser.parse_args()
+    n = given.clients * given.examples
+    x, y = torch.randn(n, 784), torch.randint(0, 10, (n,))
+    rows = np.arange(n).reshape(given.clients, given.examples)
+    clients = federation(dataset(x, y), list(rows))
+    settings = Run(
+        method=given.method,
+        rounds=given.rounds,
+        local=Local(lr=0.01, steps=1, batch_size=given.examples),
+        cohort=Cohort(clients=given.per_round),
+        evaluation=Evaluation(every=given.rounds),
+        engine=Engine(state=given.state),
+    )
+    held = dataset(x[:1000], y[:1000])
+    prepared = prepare(settings, Ingredients(Task(two_nn), lambda _: clients, held, "2nn"))
+    needed = estimate(prepared)
+    where = f"on disk (at most {size(needed.disk)})" if needed.disk else "in memory"
+    print(
+        f"{given.method}: {needed.clients} clients, {given.per_round} a round, state {where}; "
+        f"the data are {size(x.nbytes)}"
+    )
+    with tempfile.TemporaryDirectory(prefix="fedkeel-") as aside:
+        out = Path(aside) / "run"
+        check_disk(prepared, out)
+        meter = Meter(out, max(1, given.rounds // 10))
+        start(prepared, out, watcher=meter)
+    saves = [seconds for seconds in meter.saves if seconds]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(
+        f"resident after a round at most {size(meter.most)}, this process at its peak {size(peak)}"
+    )
+    print(f"checkpoints took {np.round(saves, 2).tolist()} s")
+
+
+if __name__ == "__main__":
+    main()
