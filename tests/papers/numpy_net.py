@@ -83,6 +83,26 @@ class Net:
             ]
         )
 
+    def outputs(self, theta: Vector, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features, which are the hidden units, and scores."""
+        _, hidden, scores = self._forward(theta, x)
+        return hidden, scores
+
+    def pull_back(
+        self, theta: Vector, x: np.ndarray, d_scores: np.ndarray, d_hidden: np.ndarray | float = 0.0
+    ) -> Vector:
+        """The gradient of a function of which the derivatives by scores and features are given."""
+        p, hidden, _ = self._forward(theta, x)
+        d_before = (d_scores @ p["fc2.weight"] + d_hidden) * (hidden > 0)
+        return np.concatenate(
+            [
+                (d_before.T @ x).ravel(),
+                d_before.sum(axis=0),
+                (d_scores.T @ hidden).ravel(),
+                d_scores.sum(axis=0),
+            ]
+        )
+
     def input_grad(self, theta: Vector, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         p, d = self._backward(theta, x, y)
         return d["before"] @ p["fc1.weight"]
@@ -221,6 +241,36 @@ def descend(
         buffer = momentum * buffer + g
         theta = theta - lr * (g + momentum * buffer if nesterov else buffer)
     return theta
+
+
+def averaged(
+    world: World,
+    cohorts: Sequence[Sequence[int]],
+    gradient: Callable[[Vector, Vector, np.ndarray, np.ndarray, int], Vector],
+    lr: float,
+    ended: Callable[[int, Vector], None] = lambda i, y: None,
+    weights: str = "examples",
+    **local: object,
+) -> Iterator[Told]:
+    """FedAvg whose clients follow another gradient: of (theta, received, x, y, client).
+
+    `ended` is told where each client's local training ends.
+    """
+    x = world.start
+    for t, clients in enumerate(cohorts):
+        sent = {}
+        for i in clients:
+
+            def at(bx, by, i=i, x=x):
+                return lambda w: gradient(w, x, bx, by, i)
+
+            steps = (at(*batch) for batch in world.examples(i, t))
+            end = descend(x, steps, lr, **local)
+            ended(i, end)
+            sent[i] = end - x
+        p = world.shares(weights, clients, t)
+        x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
+        yield Told(x, sent)
 
 
 def nearest(p: Vector, rows: np.ndarray, bound: float | np.ndarray = 0.0) -> Vector | None:
