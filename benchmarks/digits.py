@@ -27,7 +27,7 @@ from fedkeel.experiment.progress import Silent
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
 
-RATES = (0.01, 0.03, 0.1, 0.3)
+RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 TUNING, SEEDS = 100, 3
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     given = parser.parse_args()
     names = [name.strip() for name in given.methods.split(",")]
     torch.set_num_threads(1)
-    scores = {lr: central(lr, TUNING)[1] for lr in (*RATES, 1.0)}
+    scores = {lr: central(lr, TUNING)[1] for lr in RATES}
     lr = max(scores, key=lambda rate: scores[rate])
     pairs = [central(lr, seed) for seed in range(SEEDS)]
     level = statistics.fmean(pair[1] for pair in pairs)

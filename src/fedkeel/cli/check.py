@@ -49,6 +49,7 @@ def check(
     print(f"traffic      {size(total)} in {rounds} rounds")
     print(
         f"state        {size(needs.client_state)} x {needs.clients} clients "
+        + (f"and {size(needs.table)} x {needs.clients} at the server " if needs.table else "")
         + (f"on disk (at most {size(needs.disk)}), " if needs.disk else "in memory, ")
         + f"{size(needs.server_state)} at the server"
     )

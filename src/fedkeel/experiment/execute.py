@@ -31,6 +31,7 @@ from fedkeel.experiment.checkpoint import packed, unpacked
 from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_rate
 from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.experiment.table import ServerTable
 from fedkeel.method.context import Message
 from fedkeel.method.server import Aggregated, owned, server_message, server_round, surveyed
 from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Scores, Status
@@ -91,6 +92,7 @@ class Run:
         self._watcher = watcher or Silent()
         self._server = owned(prepared.server)
         self._rows: list[RoundRecord] = []
+        self._table = ServerTable(prepared.plan, self._server.params, 0)
         self._estimate = estimate(prepared)
         self._saved = time.monotonic()
         self._saving = 0.0
@@ -115,6 +117,9 @@ class Run:
             self._engine(record, state) as engine,
         ):
             try:
+                file = None if state is None else state / "table.bin"
+                clients = self._prepared.population.clients
+                self._table = ServerTable(self._prepared.plan, self._server.params, clients, file)
                 self._begin(engine, resume)
                 label = f"{record.method} seed {record.seed}"
                 self._watcher.begin(label, rounds, self._server.round)
@@ -163,6 +168,7 @@ class Run:
                 raise RunError(f"The checkpoint in {self._folder} belongs to another run.")
             self._server = unpacked(saved.arrays, self._server, saved.round)
             engine.restore(saved.arrays)
+            self._table.restore(saved.arrays)
             self._rows = self._folder.keep_rows(saved.round)
             return
         if self._folder is not None:
@@ -200,10 +206,12 @@ class Run:
             lr,
             self._prepared.population,
             self._settings.seed,
+            self._table.remembered(server.params, trained.replies.clients),
         )
         keep = np.setdiff1d(chosen.clients, np.array(result.excluded, dtype=np.int64))
         self._server = result.server  # first: what fails from here on is not saved
         engine.commit(trained, keep)
+        self._table.put(result)
         clock.lap("server")
         row = self._record(number, lr, chosen, trained, result, message)
         last = number == self._settings.rounds
@@ -294,9 +302,10 @@ class Run:
         if not self._rows or self._rows[-1].round != self._server.round:
             return
         started = time.monotonic()
-        arrays = {**packed(self._server), **engine.state()}
+        arrays = {**packed(self._server), **engine.state(), **self._table.snapshot()}
         self._folder.save(Checkpoint(self._server.round, arrays, {"key": self._prepared.key}))
         engine.saved()
+        self._table.saved()
         self._saved = time.monotonic()
         self._saving = self._saved - started
 

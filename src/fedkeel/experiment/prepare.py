@@ -24,7 +24,7 @@ from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
-from fedkeel.engine.buffers import Layout, Spec
+from fedkeel.engine.buffers import Layout, Spec, specs
 from fedkeel.engine.rounds import SURVEY, answered, rehearse
 from fedkeel.engine.world import World
 from fedkeel.errors import ModelError, RunError
@@ -34,7 +34,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.outside import fingerprint
 from fedkeel.method.roles import Capability
-from fedkeel.method.server import Server, server_message, server_start
+from fedkeel.method.server import Server, server_message, server_rows, server_start
 from fedkeel.records import RunFolder
 from fedkeel.task.models import make
 from fedkeel.task.network import Network, blocks
@@ -97,6 +97,11 @@ class Prepared:
     def plan(self) -> Plan:
         """The method."""
         return self.world.bench.plan
+
+    @property
+    def table(self) -> dict[str, Spec]:
+        """What the server remembers of one client, by path."""
+        return specs(dict(server_rows(self.plan, self.server.params)))
 
 
 def gather(experiment: config.Experiment) -> Ingredients:
@@ -204,7 +209,8 @@ class Estimate:
         up: bytes from a client in a round, by part.
         client_state: bytes that a client keeps.
         clients: how many clients will keep them, at most.
-        server_state: bytes that the server remembers, beyond the model.
+        table: bytes that the server remembers of each client.
+        server_state: bytes that the server remembers besides, beyond the model.
         state: where the clients' state lives.
         disk: bytes of the file of client state, at most; 0 where it lives in memory.
     """
@@ -213,6 +219,7 @@ class Estimate:
     up: dict[str, int]
     client_state: int
     clients: int
+    table: int
     server_state: int
     state: Place = "memory"
     disk: int = 0
@@ -220,7 +227,12 @@ class Estimate:
     @property
     def resident(self) -> int:
         """Bytes of state in this process when every client that will take part has done so."""
-        return (self.client_state * self.clients if not self.disk else 0) + self.server_state
+        return (self.rows if not self.disk else 0) + self.server_state
+
+    @property
+    def rows(self) -> int:
+        """Bytes of what is remembered of clients, by themselves and by the server."""
+        return (self.client_state + self.table) * self.clients
 
 
 def estimate(prepared: Prepared) -> Estimate:
@@ -242,9 +254,10 @@ def estimate(prepared: Prepared) -> Estimate:
         up=up,
         client_state=_bytes(spec, "mine/"),
         clients=min(population.clients, population.per_round * rounds),
+        table=_bytes(prepared.table, ""),
         server_state=nbytes(dict(server.memory)),
         state=prepared.state,
-        disk=rows * _row(spec) if prepared.state == "disk" else 0,
+        disk=rows * _row(prepared) if prepared.state == "disk" else 0,
     )
 
 
@@ -252,9 +265,10 @@ def _bytes(spec: dict[str, Spec], prefix: str) -> int:
     return sum(one.nbytes for path, one in spec.items() if path.startswith(prefix))
 
 
-def _row(spec: dict[str, Spec]) -> int:
-    """Return the bytes of a client's row in a file."""
-    return Layout({path: one for path, one in spec.items() if path.startswith("mine/")}).nbytes
+def _row(prepared: Prepared) -> int:
+    """Return the bytes of a client's row in the files, its own and the server's."""
+    mine = {path: one for path, one in prepared.spec.items() if path.startswith("mine/")}
+    return Layout(mine).nbytes + Layout(prepared.table).nbytes
 
 
 def _place(prepared: Prepared) -> Place:
@@ -263,7 +277,7 @@ def _place(prepared: Prepared) -> Place:
     Whether the disk has room depends on the folder: see `check_disk`.
     """
     needed, asked = estimate(prepared), prepared.settings.engine
-    rows = needed.client_state * needed.clients
+    rows = needed.rows
     budget = _free_bytes() if asked.memory_gb is None else int(asked.memory_gb * 1e9)
     place: Place = "memory"
     if rows and asked.state == "disk":
@@ -317,8 +331,9 @@ def check_disk(prepared: Prepared, folder: Path | None) -> None:
 def _rows_words(prepared: Prepared) -> str:
     needed = estimate(prepared)
     kept = {path.split("/")[1] for path in prepared.spec if path.startswith("mine/")}
+    kept |= {part.name for part in prepared.plan.tables}
     by = f" (kept by {', '.join(sorted(kept))})" if kept else ""
-    return f"{size(needed.client_state)} x {needed.clients} clients{by}"
+    return f"{size(needed.client_state + needed.table)} x {needed.clients} clients{by}"
 
 
 def size(count: int) -> str:

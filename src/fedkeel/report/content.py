@@ -173,6 +173,7 @@ def _estimate(record: RunRecord) -> Facts:
             told.append((words, sizes))
     for name, words in (
         ("client_state", "kept for each client"),
+        ("table", "kept by the server for each client"),
         ("server_state", "kept by the server"),
     ):
         size = record.estimate.get(name)
