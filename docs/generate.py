@@ -33,8 +33,8 @@ def pages() -> dict[str, str]:
 
 def table() -> str:
     """Return the table of all methods."""
-    head = ["method", "what it does", "paper", "down", "up", "each client", "server"]
-    lines = [_row(head), _row(["---"] * 3 + ["---:"] * 4)]
+    head = ["method", "what it does", "paper", "down", "up", "client", "server", "cost"]
+    lines = [_row(head), _row(["---"] * 3 + ["---:"] * 5)]
     where = ""
     for name, recipe in REGISTRY.items():
         also = [f"`{alias}`" for alias, entry in ALIASES.items() if entry == name]
@@ -43,20 +43,24 @@ def table() -> str:
         try:
             found = footprint(name)
         except FedkeelError:
-            cells += ["", "", "", ""]
+            cells += [""] * 5
         else:
             needs, where = found.estimate, found.where
-            kept = [count / found.model for count in (needs.client_state, needs.server_state)]
+            kept = [count / found.model for count in (needs.client_state, found.server)]
             cells += [f"{one:.2f}" for one in (found.down, found.up)]
             cells += [f"{one:.2f}" if one else "" for one in kept]
+            cells.append(f"{found.gradients:.2f}")
         lines.append(_row(cells))
     return "\n".join(
         [
             "# Methods",
             "",
-            "What is sent in a round, and kept from round to round, is counted in models, measured "
-            f"on {where}. Methods are combined with `+`; [legality.md](../legality.md) says which "
-            "can be.",
+            "*Down* and *up*: models sent to and from a client in a round. *Client* and *server*: "
+            "models kept from round to round by each client and for all of them. *Cost*: what a "
+            "client multiplies for each example, where FedAvg's gradient is 1; small models make "
+            f"what is done with parameters look dear. Measured on {where}.",
+            "",
+            "Methods are combined with `+`; [legality.md](../legality.md) says which can be.",
             "",
             *lines,
             "",

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fedkeel import config
 from fedkeel.data.dataset import dataset
 from fedkeel.data.divide.arrays import iid
+from fedkeel.engine.loop import survey_client, train_client
+from fedkeel.engine.rounds import answered
+from fedkeel.engine.sequential import one_thread
+from fedkeel.engine.world import Job
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.prepare import Estimate, Ingredients, estimate, prepare, size
+from fedkeel.experiment.prepare import Estimate, Ingredients, Prepared, estimate, prepare, size
 from fedkeel.method.grammar import parse
+from fedkeel.method.server import server_message
 from fedkeel.task.models import make
 from fedkeel.task.task import Task
 from fedkeel.tree import nbytes, numel
@@ -28,11 +36,14 @@ class Footprint:
 
     Args:
         estimate: bytes by part.
+        gradients: what a client multiplies in matrix products for each example that it processes,
+            in gradients of the loss, of which FedAvg takes one.
         parameters: entries of the model.
         model: its bytes.
     """
 
     estimate: Estimate
+    gradients: float
     parameters: int
     model: int
 
@@ -54,6 +65,11 @@ class Footprint:
         """Models sent by a client in a round."""
         return sum(self.estimate.up.values()) / self.model
 
+    @property
+    def server(self) -> int:
+        """Bytes that the server keeps when it has seen every client."""
+        return self.estimate.server_state + self.estimate.table * CLIENTS
+
     def items(self) -> list[tuple[str, str]]:
         """Return (what, how much) in words."""
         needs = self.estimate
@@ -61,11 +77,13 @@ class Footprint:
             ("down", f"{_times(self.down)} ({_parts(needs.down)}) to each client in a round"),
             ("up", f"{_times(self.up)} ({_parts(needs.up)}) from each client in a round"),
             ("client", f"{_kept(needs.client_state, self.model)} kept by each client"),
-            ("server", f"{_kept(needs.server_state, self.model)} kept at the server"),
+            ("server", f"{_kept(self.server, self.model)} kept at the server"),
+            ("cost", f"{self.gradients:.2f} x the multiplications of FedAvg for each example"),
             ("measured on", self.where),
         ]
 
 
+@lru_cache(maxsize=256)
 def footprint(method: str) -> Footprint:
     """Measure what a method sends and keeps.
 
@@ -76,9 +94,52 @@ def footprint(method: str) -> Footprint:
     2.0
     """
     settings, ingredients = _stand()
-    prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
+    with one_thread():  # small tensors: more threads only wait for each other
+        prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
+        gradients = _multiplications(prepared) / _gradient()
     params = prepared.world.bench.network.params
-    return Footprint(estimate(prepared), numel(params), nbytes(dict(params)))
+    return Footprint(estimate(prepared), gradients, numel(params), nbytes(dict(params)))
+
+
+def _multiplications(prepared: Prepared) -> float:
+    """Return what a client's round multiplies and adds in matrix products, for each example."""
+    world, job = prepared.world, Job(row=0, client=0, done=0)
+    message = answered(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
+    with _Counter() as counter:
+        if prepared.plan.surveys:
+            survey_client(world, message, job)
+        _, _, processed = train_client(world, message, job, None)
+    total: int = counter.total
+    return total / processed
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what matrix products and convolutions multiply and add."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's own signature
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> object:
+        """Count a call, and make it."""
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.total += int(count(*args, **(kwargs or {}), out_val=out))
+        return out
+
+
+@lru_cache(maxsize=1)
+def _gradient() -> float:
+    """Return what one gradient multiplies and adds for each example: FedAvg takes one."""
+    settings, ingredients = _stand()
+    return _multiplications(prepare(settings, ingredients))
 
 
 def told(method: str) -> list[tuple[str, str]]:
@@ -96,8 +157,8 @@ def told(method: str) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=1)
 def _stand() -> tuple[config.Run, Ingredients]:
-    """The model and the cohort of the digits preset, on noise: bytes do not depend on data."""
-    count = 10 * CLIENTS
+    """The model, local work and cohort of the digits preset, on noise: nothing depends on data."""
+    count = 60 * CLIENTS
     x = np.random.default_rng(0).normal(size=(count, *SHAPE)).astype(np.float32)
     y = np.arange(count) % CLASSES
     clients = iid(x, y, clients=CLIENTS)
