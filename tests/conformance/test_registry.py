@@ -7,6 +7,7 @@ import pytest
 from fedkeel.conformance import CHECKS, check_method
 from fedkeel.method.registry import ALIASES, REGISTRY
 
+GC = ("gcfed", "gcfed.global")
 COMPOSITIONS = [
     "fedprox+gcfed",
     "fednova+fedgh",
@@ -17,6 +18,10 @@ COMPOSITIONS = [
     "gradma.w+gradma.s",
     "scaffold+momentum",
     "fedreg+fedgh",
+    *(f"{one}+{gc}" for one in ("fedlc", "fedntd", "feddecorr", "fedsol") for gc in GC),
+    "moon+momentum",
+    "fedmlb+momentum",
+    "fedlc+fedmlb",
 ]
 OPTIONS = [
     "fedreg(mg=True)",
@@ -31,6 +36,10 @@ OPTIONS = [
     "gcfed(lam=0.5)",
     "fednova(length='steps')+fedreg",
     "fedprox+fednova(effective='steps')",
+    "feddecorr(scale='paper')",
+    "fedmlb(lambda1=0.5, begin='fc2')",
+    "fedsol(adaptive=False)",
+    "fedcurv(memory='round')",
 ]
 
 
