@@ -42,8 +42,8 @@ class FedDecorr(LossTerm):
     Laws: beta = 0 is FedAvg, bit for bit. Shifting a feature, or multiplying it by a number, does
         not change the term. A batch of one example has none.
     Deviations: the diagonal of the correlation matrix, which is constant, is left out of both
-        scales. Features are what the head takes, flattened: where that is a map of a convolution,
-        as in GC-Fed's CNN with the whole of its fully connected layers as head, so are they.
+        scales. GC-Fed's CNN passes the flattened map of its last convolution as features; here they
+        are what the head takes.
 
     Example:
         >>> import fedkeel
