@@ -22,6 +22,10 @@ COMPOSITIONS = [
     "moon+momentum",
     "fedmlb+momentum",
     "fedlc+fedmlb",
+    "mifa+momentum",
+    "fedvarp+gcfed",
+    "fedacg+fedprox",
+    "mimelite+fedprox",
 ]
 OPTIONS = [
     "fedreg(mg=True)",
@@ -40,6 +44,9 @@ OPTIONS = [
     "fedmlb(lambda1=0.5, begin='fc2')",
     "fedsol(adaptive=False)",
     "fedcurv(memory='round')",
+    "mifa(start='wait')",
+    "fedvarp(memory='update')",
+    "dpsgd(clipped='batch')",
 ]
 
 

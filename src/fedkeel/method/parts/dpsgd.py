@@ -46,8 +46,9 @@ class DPSGD(GradientRule):
     Deviations: nothing is accounted for: no privacy is stated, and at noise as small as FedReg's
         there is none worth stating. The paper draws each example with a fixed probability and
         divides by the expected number; here batches are what the run makes them, and B is the
-        number of examples in each. Penalties are added to g as they are; they know no data.
-        The noise of a run can be made again from its seed.
+        number of examples in each. Penalties are added to g as they are. What other parts compute
+        or send of the data (Mime's gradients, say) is neither clipped nor noisy. The noise of a run
+        can be made again from its seed.
 
     Example:
         >>> import fedkeel

@@ -34,8 +34,9 @@ class MIFA(Reduction, Table, ServerState):
     Args:
         start: what is done until every client was there once, which in the paper is the first
             round. ``seen`` takes the mean over those that were. ``wait`` leaves the model where it
-            is; the first step is then the mean over all C, all of them from the initial model.
-            ``no_wait`` counts those that were not as 0, so that early steps are short.
+            is, for good if one never comes; the first step is then the mean over all C, all of them
+            from the initial model. ``no_wait`` counts those that were not as 0, so that early steps
+            are short.
     Sent: nothing beyond the model.
     State: G_k of each client and their sum, at the server: C + 1 models, starting at 0, and how
         many clients were there.
