@@ -91,7 +91,7 @@ class Ours:
         message = server_message(p.plan, self.server, LR)
         trained = self.engine.train(message, chosen.clients, lambda _: None)
         began = time.perf_counter()
-        done = server_round(p.plan, self.server, trained.replies, LR, p.population, 0)
+        done = server_round(p.plan, self.server, message, trained.replies, p.population, 0)
         self.server_seconds = time.perf_counter() - began
         self.engine.commit(trained, chosen.clients)
         self.server = done.server

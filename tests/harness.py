@@ -193,8 +193,8 @@ class Federation:
         done = server_round(
             self.plan,
             server,
+            self.message(clients),
             replies,
-            self.bench.local.lr,
             self.population,
             self.seed,
             self.remembered(clients),

@@ -24,7 +24,6 @@ from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, stack, toy_network
 from method.players import (
     ENTRIES,
-    LOCAL,
     contrary,
     copied,
     equal,
@@ -59,7 +58,9 @@ def own(server: Server) -> Server:
 
 def aggregate(played: Federation, replies: Replies, seed: int = 0) -> Aggregated:
     server = own(played.played.server)
-    return server_round(played.plan, server, replies, LOCAL.lr, played.population, seed)
+    message = played.message(range(len(played.data)))
+    known = played.remembered([int(k) for k in replies.clients])
+    return server_round(played.plan, server, message, replies, played.population, seed, known)
 
 
 def known(server: Server) -> State:
@@ -244,7 +245,9 @@ def test_no_reply_and_no_model_is_changed(entry: str) -> None:
         "memory": {k: v for k, v in server.memory.items() if k != optimiser},
     }
     before = copied(given)
-    server_round(played.plan, server, replies, LOCAL.lr, played.population, 0)
+    message = played.message(range(len(played.data)))
+    known = played.remembered([int(k) for k in replies.clients])
+    server_round(played.plan, server, message, replies, played.population, 0, known)
     assert equal(given, before)
 
 
@@ -265,7 +268,13 @@ def test_memory_keeps_names_shapes_and_types(entry: str) -> None:
 def test_clients_receive_the_model_and_what_parts_broadcast(entry: str) -> None:
     played = begun(entry)
     message = server_message(played.plan, played.played.server, 0.3)
-    assert equal(message.params, played.params)
+    dispatch = played.plan.dispatch
+    if dispatch is None:
+        assert equal(message.params, played.params)
+    else:
+        memory = played.played.server.memory[dispatch.name]
+        assert equal(message.params, dispatch.dispatch(played.params, memory, 0.3))
+        assert not equal(message.params, played.params)
     assert list(message.sent) == [part.name for part in played.plan.broadcasts]
     assert (message.round, message.lr, message.buffers) == (2, 0.3, {})
 

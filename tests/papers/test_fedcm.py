@@ -13,7 +13,7 @@ import pytest
 
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
-from fedkeel.method.server import server_round
+from fedkeel.method.server import server_message, server_round
 from harness import Federation, consecutive, stack
 from method.players import LOCAL, SIZE, equal, federation, gap, play, skewed
 from method.test_theory import Quadratics
@@ -103,11 +103,11 @@ def test_the_rate_divided_by_is_that_of_the_round() -> None:
     played = federation("fedcm")
     found = {k: played.reply(k) for k in range(4)}
     replies = stack(list(found), found, [len(y) for _, y in skewed()])
-    server = played.played.server
-    means = [
-        server_round(played.plan, server, replies, lr, played.population, 0).server.memory["fedcm"]
-        for lr in (0.1, 0.05)
-    ]
+    server, means = played.played.server, []
+    for lr in (0.1, 0.05):
+        message = server_message(played.plan, server, lr)
+        done = server_round(played.plan, server, message, replies, played.population, 0)
+        means.append(done.server.memory["fedcm"])
     assert gap({k: 2.0 * v for k, v in means[0]["mean"].items()}, means[1]["mean"]) < 1e-15  # type: ignore
 
 

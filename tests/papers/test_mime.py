@@ -158,10 +158,13 @@ def test_mimelite_sends_twice_what_fedavg_does() -> None:
     assert tree.nbytes(dict(played.reply(0)[0].uploads)) == model
 
 
-def test_mime_sends_three_times_as_much_down() -> None:
+def test_mime_sends_three_times_as_much_down_and_twice_up() -> None:
     played = federation("mime")
     message = played.message([0, 1])
-    assert tree.nbytes(dict(message.sent)) == 2 * tree.nbytes(dict(message.params))
+    model = tree.nbytes(dict(message.params))
+    assert tree.nbytes(dict(message.sent)) == 2 * model
+    assert tree.nbytes(dict(played.survey(0, message))) == model
+    assert tree.nbytes(dict(played.reply(0, message=message)[0].uploads)) == 0
 
 
 def whole(weight: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor) -> Step:

@@ -247,8 +247,8 @@ class Stand:
         done = server_round(
             self.plan,
             owned(server),
+            self.message(server),
             replies,
-            self.bench.local.lr,
             self.prepared.population,
             0,
             self.remembered([int(k) for k in replies.clients]),

@@ -202,8 +202,8 @@ class Run:
         result = server_round(
             self._prepared.plan,
             server,
+            message,
             trained.replies,
-            lr,
             self._prepared.population,
             self._settings.seed,
             self._table.remembered(server.params, trained.replies.clients),

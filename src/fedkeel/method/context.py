@@ -333,6 +333,7 @@ class Cohort:
         state: what this part remembers.
         rows: what this part remembers of each of these clients, tensors [K, ...].
         seen: [K] whether it has remembered something of each before.
+        answer: the mean answer to what this part asked before training.
         notes: diagnostics of all parts.
         part: name of the part.
     """
@@ -348,6 +349,7 @@ class Cohort:
     state: State = field(default_factory=dict)
     rows: State = field(default_factory=dict)
     seen: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    answer: State = field(default_factory=dict)
     notes: dict[str, float] = field(default_factory=dict)
     part: str = ""
 

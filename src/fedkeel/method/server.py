@@ -24,7 +24,7 @@ from fedkeel.method.context import (
 )
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Network
-from fedkeel.tree import Tree
+from fedkeel.tree import State, Tree
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ def server_rows(plan: Plan, params: Tree) -> ByPart:
 def server_round(
     plan: Plan,
     server: Server,
+    message: Message,
     replies: Replies,
-    lr: float,
     population: Population,
     seed: int,
     remembered: Remembered | None = None,
@@ -189,8 +189,8 @@ def server_round(
     Args:
         plan: the method.
         server: the server before the round.
+        message: what the clients received.
         replies: what the clients gave back.
-        lr: local learning rate of the round.
         population: how many clients there are.
         seed: seed of the run.
         remembered: what is remembered of the clients; for methods with tables.
@@ -219,7 +219,7 @@ def server_round(
     cohort = Cohort(
         clients=replies.clients,
         weights=raw[keep] / raw[keep].sum(),
-        lr=lr,
+        lr=message.lr,
         round=server.round,
         population=population,
         names=tuple(server.params),
@@ -227,12 +227,17 @@ def server_round(
         seen=remembered.seen[keep],
         notes=notes,
     )
-    after, rows = _aggregate(plan, server, replies, rows, cohort)
+    after, rows = _aggregate(plan, server, message, replies, rows, cohort)
     return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
 def _aggregate(
-    plan: Plan, server: Server, replies: Replies, rows: ByPart, cohort: Cohort
+    plan: Plan,
+    server: Server,
+    message: Message,
+    replies: Replies,
+    rows: ByPart,
+    cohort: Cohort,
 ) -> tuple[Server, ByPart]:
     """Run the server roles in their order; return the server, and what it remembers of clients."""
 
@@ -242,6 +247,7 @@ def _aggregate(
             uploads=of(replies.uploads, part),
             state=of(server.memory, part),
             rows=of(rows, part),
+            answer=_nested(of(message.sent, part), "survey"),
             part=part,
         )
 
@@ -263,6 +269,11 @@ def _aggregate(
     }
     buffers = _mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), known
+
+
+def _nested(state: State, name: str) -> State:
+    found = state.get(name, {})
+    return found if isinstance(found, dict) else {}
 
 
 def _raw_weights(kind: Weights, replies: Replies) -> Floats:

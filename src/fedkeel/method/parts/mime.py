@@ -49,7 +49,7 @@ def whole_gradient(step: Step, params: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class Fixed(GradientTransform, Broadcast, Upload, ServerState):
+class Fixed(GradientTransform, Broadcast, ServerState):
     """What the two share: a server's momentum that every local step mixes in, and none changes."""
 
     beta: float = param(0.9, ge=0.0, lt=1.0)
@@ -95,14 +95,13 @@ class Mime(Survey, Fixed):
 
     Args:
         beta: momentum in [0, 1).
-    Sent: m down; the gradient at the received model up before training, c down; c up. One model
+    Sent: m down; the gradient at the received model up before training, and c down. One model
         each beyond the model.
     State: m at the server, one model, starting at 0.
     Cost: two gradients for each step, and one over all examples of the client.
     Laws: of one client with beta = 0 it is SVRG, and with full batches FedAvg. On heterogeneous
         quadratics with unequal local work and full batches its fixed point is the optimum.
-    Deviations: c comes back from the clients, who all send the same; a server that has formed it
-        need not be told. Weight decay, and local momentum where the run has any, come on top; the
+    Deviations: weight decay, and local momentum where the run has any, come on top; the
         paper has neither. The public code (FedJAX) weighs clients by examples. Gradients of losses
         that look at a whole batch are those of pieces of 256 examples.
 
@@ -125,17 +124,13 @@ class Mime(Survey, Fixed):
         corrected = tree.add(tree.sub(grads, anchor), mean)
         return self.mix(corrected, tree.leaves(step.sent, "m"))
 
-    def upload(self, round: Round) -> State:
-        """Return c."""
-        return {"c": dict(tree.leaves(round.sent, "survey"))}
-
     def mean(self, outcome: Outcome) -> Tree:
-        """Return c, as any of the clients sends it."""
-        return {k: c[0] for k, c in tree.leaves(outcome.cohort.uploads, "c").items()}
+        """Return c, which the clients were sent."""
+        return {k: t for k, t in outcome.cohort.answer.items() if isinstance(t, torch.Tensor)}
 
 
 @dataclass(frozen=True)
-class MimeLite(Fixed):
+class MimeLite(Upload, Fixed):
     r"""Mixes the server's momentum into each local gradient.
 
     .. math::
