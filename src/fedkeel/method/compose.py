@@ -282,9 +282,16 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
                     f"'{expression}': {part.name} needs {broken.name}, "
                     f"which {breaker.name} breaks.",
                     expected=broken.value,
-                    why=f"{part.name} divides by the length of that path; {_summary(breaker)}",
+                    why=f"{part.name} {_WHY.get(broken, 'counts on it')}; {_summary(breaker)}",
                     do=f"drop {part.name} or {breaker.name}" + _break_hint(part),
                 )
+
+
+_WHY = {
+    Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
+    Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
+}
+"""What a part does with what it needs, and another part breaks."""
 
 
 def _break_hint(part: Part) -> str:
