@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commands import call
-from fedkeel.method.registry import lookup
+from fedkeel.method.registry import REGISTRY, lookup
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,13 +57,8 @@ def test_the_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "fedprox" in done.out
 
 
-def test_every_method_named_is_there() -> None:
-    table = README.split("## Methods")[1].split("Where a paper")[0]
-    named = [
-        name
-        for row in table.splitlines()[4:]
-        for name in re.findall(r"`([a-z._]+)", row.split("|")[1] if "|" in row else "")
-    ]
-    assert len(named) > 15
-    for name in named:
-        assert lookup(name.split(".")[0]) is not None
+def test_every_method_is_named_and_every_name_is_there() -> None:
+    rows = README.split("| family | methods |")[1].split("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)[`.]", row)}
+    assert {name for name in named if lookup(name) is None} == set()
+    assert set(REGISTRY) - named == set()
