@@ -20,10 +20,9 @@ from fedkeel.method.client import (
 )
 from fedkeel.method.context import Facts, Message
 from fedkeel.method.grammar import parse
-from fedkeel.method.roles import Preparation
-from fedkeel.method.server import server_message
+from fedkeel.method.roles import Capability, Preparation
 from fedkeel.task.network import Batch
-from fedkeel.tree import State
+from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, consecutive, toy_network
 from method.players import (
     ENTRIES,
@@ -41,6 +40,13 @@ from method.players import (
 MOMENTUM = Local(lr=0.1, epochs=2, batch_size=SIZE, momentum=0.9, weight_decay=0.01)
 FEW = skewed((8, 6))
 PREPARE = entries_with(Preparation)
+MIX = [e for e in ENTRIES if Capability.EXAMPLE_LOSSES not in parse(e).needs]
+"""Entries that can train a network whose examples see each other, by batch normalisation."""
+
+
+def with_buffers(*policies: str) -> list[tuple[str, str]]:
+    """Every entry with every policy that it can be run with; "refuse" is a network of none."""
+    return [(e, p) for e in ENTRIES for p in policies if p == "refuse" or e in MIX]
 
 
 def said(reply: Reply) -> State:
@@ -58,9 +64,21 @@ def said(reply: Reply) -> State:
 def begun(played: Federation, k: int) -> tuple[Client, Progress]:
     """A client at the start of its round."""
     x, y = played.data[k]
-    message = server_message(played.plan, played.played.server, played.bench.local.lr)
+    message = played.message(range(len(played.data)))
     mine = played.played.mine.get(k)
     return client_start(played.bench, message, mine, played.facts(k), lambda: Batch(x, y))
+
+
+def drawn(played: Federation, steps: int) -> Tree:
+    """[K, S, ...] the random numbers of every client, none where the method takes none."""
+    found = []
+    for k in range(len(played.data)):
+        normal = played.noise(k)
+        found.append([normal() or {} for _ in range(steps)])
+    return {
+        name: torch.stack([torch.stack([step[name] for step in each]) for each in found])
+        for name in found[0][0]
+    }
 
 
 def about(y: Tensor) -> Facts:
@@ -71,8 +89,7 @@ def about(y: Tensor) -> Facts:
 # --- padded steps ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("buffers", ["refuse", "average"])
+@pytest.mark.parametrize(("entry", "buffers"), with_buffers("refuse", "average"))
 def test_padded_steps_change_nothing(entry: str, buffers: str) -> None:
     network = toy_network() if buffers == "refuse" else normed()
     played = federation(entry, FEW, local=MOMENTUM, network=network, buffers=buffers)
@@ -81,7 +98,7 @@ def test_padded_steps_change_nothing(entry: str, buffers: str) -> None:
         assert equal(said(played.reply(k, padded=3)[0]), said(played.reply(k)[0]))
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", MIX)
 @torch.no_grad()
 def test_padded_steps_may_stand_anywhere(entry: str) -> None:
     """Between real ones too: momentum, statistics and what is carried go on as if they were not."""
@@ -102,7 +119,7 @@ def test_padded_steps_may_stand_anywhere(entry: str) -> None:
 # --- nothing that is given is changed --------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", MIX)
 @pytest.mark.parametrize("autograd", ["eager", "functional"])
 @pytest.mark.parametrize("buffers", ["average", "local"])
 @torch.no_grad()
@@ -110,7 +127,7 @@ def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None
     played = federation(entry, local=MOMENTUM, network=normed(), buffers=buffers, autograd=autograd)
     played.round()
     x, y = played.data[0]
-    message = server_message(played.plan, played.played.server, MOMENTUM.lr)
+    message = played.message(range(len(played.data)))
     mine = played.played.mine[0]
     given: State = {
         "params": dict(message.params),
@@ -143,8 +160,7 @@ def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None
 # --- two ways of taking gradients ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("buffers", ["refuse", "average", "local"])
+@pytest.mark.parametrize(("entry", "buffers"), with_buffers("refuse", "average", "local"))
 def test_the_tape_and_torch_func_agree(entry: str, buffers: str) -> None:
     found = []
     for autograd in ("eager", "functional"):
@@ -185,19 +201,20 @@ def test_a_clients_round_can_be_vectorised(entry: str) -> None:
     """The axis rule: start, steps and end are written for one client, and serve for many."""
     played = examined(entry)
     batches = torch.as_tensor(np.stack(played.batches(0, 1)))
-    message = server_message(played.plan, played.played.server, MOMENTUM.lr)
+    message = played.message(range(len(played.data)))
     mine = stacked([played.played.mine[k] for k in range(3)])
     x, y = (torch.stack([d[i] for d in played.data]) for i in (0, 1))
 
-    def one(mine: State, x: Tensor, y: Tensor) -> State:
+    def one(mine: State, x: Tensor, y: Tensor, noise: Tree) -> State:
         client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
-        for rows in batches:
-            progress = client_step(client, progress, Batch(x[rows], y[rows]), rows, rows)
+        for s, rows in enumerate(batches):
+            batch, normal = Batch(x[rows], y[rows]), {k: t[s] for k, t in noise.items()}
+            progress = client_step(client, progress, batch, rows, rows, noise=normal)
         return said(client_finish(client, progress, len(batches)))
 
-    together = torch.func.vmap(one)(mine, x, y)
+    together = torch.func.vmap(one)(mine, x, y, drawn(played, len(batches)))
     for k in range(3):
-        alone = said(played.reply(k)[0])
+        alone = said(played.reply(k, message=message)[0])
         assert gap(tree.map_tensors(lambda t, k=k: t[k], together), alone) < 1e-12
 
 
@@ -208,22 +225,24 @@ def test_clients_with_unequal_steps_can_be_vectorised(entry: str) -> None:
     played = examined(entry)
     batches = torch.as_tensor(np.stack(played.batches(0, 1)))
     counts = torch.tensor([len(batches), 1, len(batches) - 1])
-    message = server_message(played.plan, played.played.server, MOMENTUM.lr)
+    message = played.message(range(len(played.data)))
     mine = stacked([played.played.mine[k] for k in range(3)])
     x, y = (torch.stack([d[i] for d in played.data]) for i in (0, 1))
 
-    def one(mine: State, x: Tensor, y: Tensor, count: Tensor) -> State:
+    def one(mine: State, x: Tensor, y: Tensor, count: Tensor, noise: Tree) -> State:
         client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
         for s, rows in enumerate(batches):
-            batch = Batch(x[rows], y[rows])
-            progress = client_step(client, progress, batch, rows, rows, s < count)
+            batch, normal = Batch(x[rows], y[rows]), {k: t[s] for k, t in noise.items()}
+            progress = client_step(client, progress, batch, rows, rows, s < count, normal)
         return {**progress.params, "loss": progress.loss, "carry": dict(progress.carry)}
 
-    together = torch.func.vmap(one)(mine, x, y, counts)
+    together = torch.func.vmap(one)(mine, x, y, counts, drawn(played, len(batches)))
     for k, count in enumerate(counts.tolist()):
         client, progress = begun(played, k)
+        normal = played.noise(k)
         for rows in batches[:count]:
-            progress = client_step(client, progress, Batch(x[k][rows], y[k][rows]), rows, rows)
+            batch = Batch(x[k][rows], y[k][rows])
+            progress = client_step(client, progress, batch, rows, rows, noise=normal())
         alone: State = {**progress.params, "loss": progress.loss, "carry": dict(progress.carry)}
         assert gap(tree.map_tensors(lambda t, k=k: t[k], together), alone) < 1e-12
 
@@ -237,8 +256,10 @@ def test_padded_examples_weigh_nothing() -> None:
         x, y = played.data[1]
         rows, first = torch.tensor([0, 1, 2, 5, 5]), torch.tensor([0, 1, 2, 5, 5])
         weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-        full = client_step(client, progress, Batch(x[rows], y[rows], weight), rows, first)
-        short = client_step(client, progress, Batch(x[:3], y[:3]), rows[:3], first[:3])
+        normal = played.noise(1)()
+        filled, whole = Batch(x[rows], y[rows], weight), Batch(x[:3], y[:3])
+        full = client_step(client, progress, filled, rows, first, noise=normal)
+        short = client_step(client, progress, whole, rows[:3], first[:3], noise=normal)
         assert gap(full.params, short.params) < 1e-13
         assert float(full.loss) == pytest.approx(float(short.loss), rel=1e-13)
 
@@ -295,7 +316,7 @@ def test_the_recorded_loss_is_a_mean_over_steps() -> None:
     assert losses[0] > losses[1] > losses[2]
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", MIX)
 @pytest.mark.parametrize("policy", ["average", "local"])
 def test_every_step_updates_the_statistics_once(entry: str, policy: str) -> None:
     """However many forward passes a method makes for one step."""
