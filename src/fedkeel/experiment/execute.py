@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import torch
@@ -28,6 +24,7 @@ from fedkeel.engine.workers import Workers
 from fedkeel.engine.world import Engine, Split, Trained
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.checkpoint import packed, unpacked
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_rate
 from fedkeel.experiment.progress import Silent, Watcher
@@ -340,36 +337,6 @@ class Clock:
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
-
-
-@contextmanager
-def interrupts(told: Callable[[], None]) -> Iterator[threading.Event]:
-    """Turn the first interrupt into an event that is set, and the second into an exception.
-
-    Args:
-        told: called at the first one.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    parent = os.getpid()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        if os.getpid() == parent:  # and not in a worker, which a polite kill may reach too
-            with suppress(RuntimeError):  # the interrupt came in the middle of another line
-                told()
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def start(
