@@ -3,16 +3,19 @@
 The experiment of `make demo` (20 clients, Dirichlet 0.05, 5 of them in each of 60 rounds). For each
 method the local learning rate is chosen on one seed that is not reported, by the mean accuracy of
 the last ten rounds; then three other seeds are run. Centralised training is plain SGD on all
-training examples, with as many steps and the same choice of learning rate. Finished runs are kept
-in --out and used again, so the script can be stopped and started. Prints Markdown.
+training examples, with as many steps and the same choice of learning rate. With --one-class each
+client has examples of one class only. Finished runs are kept in --out and used again, so the script
+can be stopped and started. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.resources import files
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +34,20 @@ RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 TUNING, SEEDS = 100, 3
 
 
-def experiment(lr: float, seed: int) -> Experiment:
+ONE_CLASS = ("partition.kind='classes'", "partition.classes_per_client=1")
+
+
+def experiment(lr: float, seed: int, division: Sequence[str] = ()) -> Experiment:
     preset = files("fedkeel").joinpath("presets/digits.toml")
-    changes = [f"local.lr={lr}", f"seed={seed}", "engine.kind='sequential'"]
+    changes = [f"local.lr={lr}", f"seed={seed}", "engine.kind='sequential'", *division]
     return load(Path(str(preset)), changes)
 
 
-def played(method: str, lr: float, seed: int, count: int, out: Path) -> list[tuple[float, float]]:
+def played(
+    method: str, lr: float, seed: int, count: int, out: Path, division: Sequence[str]
+) -> list[tuple[float, float]]:
     """Best and last-ten accuracy for each seed; zeros where training failed."""
-    chosen = experiment(lr, seed)
+    chosen = experiment(lr, seed, division)
     try:
         found = compare(chosen, gather(chosen), [method], count, out / f"lr{lr}", Silent())
     except TrainingError:
@@ -49,12 +57,14 @@ def played(method: str, lr: float, seed: int, count: int, out: Path) -> list[tup
     return good + [(0.0, 0.0)] * (count - len(good))
 
 
-def tuned(method: str, out: Path) -> tuple[str, float, list[tuple[float, float]], str]:
+def tuned(
+    method: str, out: Path, division: Sequence[str]
+) -> tuple[str, float, list[tuple[float, float]], str]:
     torch.set_num_threads(1)
     try:
-        scores = {lr: played(method, lr, TUNING, 1, out)[0][1] for lr in RATES}
+        scores = {lr: played(method, lr, TUNING, 1, out, division)[0][1] for lr in RATES}
         lr = max(scores, key=lambda rate: scores[rate])
-        return method, lr, played(method, lr, 0, SEEDS, out), ""
+        return method, lr, played(method, lr, 0, SEEDS, out, division), ""
     except FedkeelError as error:
         return method, 0.0, [], str(error).splitlines()[0]
 
@@ -97,7 +107,9 @@ def main() -> None:
     parser.add_argument("--methods", default=", ".join(REGISTRY))
     parser.add_argument("--out", type=Path, default=Path("runs/digits-tuned"))
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--one-class", action="store_true")
     given = parser.parse_args()
+    division = ONE_CLASS if given.one_class else ()
     names = [name.strip() for name in given.methods.split(",")]
     torch.set_num_threads(1)
     scores = {lr: central(lr, TUNING)[1] for lr in RATES}
@@ -109,7 +121,7 @@ def main() -> None:
     print(row("centralised", lr, pairs, level), flush=True)
     with ProcessPoolExecutor(given.processes) as pool:
         outs = [given.out / name.replace(".", "-") for name in names]
-        for name, chosen, found, failed in pool.map(tuned, names, outs):
+        for name, chosen, found, failed in pool.map(tuned, names, outs, repeat(division)):
             said = (
                 f"| `{name}` | | {failed} | | |"
                 if failed
