@@ -133,7 +133,8 @@ class Federation:
 
     def survey(self, k: int, message: Message) -> dict[str, State]:
         x, y = self.data[k]
-        return client_survey(self.bench, message, self.facts(k), lambda: Batch(x, y))
+        mine = self.played.mine.get(k)
+        return client_survey(self.bench, message, mine, self.facts(k), lambda: Batch(x, y))
 
     def facts(self, k: int) -> Facts:
         y = self.data[k][1]

@@ -30,6 +30,9 @@ COMPOSITIONS = [
     "fedvarp+gcfed",
     "fedacg+fedprox",
     "mimelite+fedprox",
+    "feddyn+mime",
+    "moon+mime",
+    "fedcurv+mime",
 ]
 OPTIONS = [
     "fedreg(mg=True)",

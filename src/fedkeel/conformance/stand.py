@@ -183,7 +183,7 @@ class Stand:
 
     def survey(self, message: Message, k: int) -> ByPart:
         """Return a client's answers before training."""
-        return client_survey(self.bench, message, self.facts(k), partial(self.everything, k))
+        return client_survey(self.bench, message, None, self.facts(k), partial(self.everything, k))
 
     def remembered(self, clients: list[int]) -> Remembered:
         """Return what a server might remember of clients: of each something else."""

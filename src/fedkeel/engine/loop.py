@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -101,8 +102,8 @@ def _begin(
 
 
 @torch.no_grad()
-def survey_client(world: World, message: Message, job: Job) -> ByPart:
-    """Return a client's answers to the surveys, by part, before it trains.
+def survey_client(world: World, message: Message, job: Job, mine: ByPart | None) -> ByPart:
+    """Return a client's answers to the surveys, by part, before it trains. See `train_client`.
 
     Raises:
         TrainingError: what the model, the loss or a part raised, with client and part.
@@ -112,7 +113,8 @@ def survey_client(world: World, message: Message, job: Job) -> ByPart:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(world.seed, "survey", message.round, job.client))
             about = facts(world, job.client)
-            return client_survey(world.bench, message, about, lambda: _batch(world, rows))
+            everything = partial(_batch, world, rows)
+            return client_survey(world.bench, message, mine, about, everything)
     except FedkeelError:
         raise
     except Exception as error:

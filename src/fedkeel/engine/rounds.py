@@ -64,7 +64,7 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
     job = Job(row=0, client=0, done=0)
     answers: ByPart = {}
     if world.bench.plan.surveys:
-        answers = survey_client(world, message, job)
+        answers = survey_client(world, message, job, None)
         alone = {part: map_tensors(lambda t: t[None], state) for part, state in answers.items()}
         message = surveyed(world.bench.plan, message, alone, np.ones(1))
     reply, _, _ = train_client(world, message, job, None, limit=1)
@@ -143,7 +143,8 @@ class RoundBuffers:
 
     def ask(self, world: World, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""
-        self._answers.write(dict(survey_client(world, message, job)), job.row)
+        answers = survey_client(world, message, job, self.store.get(job.client))
+        self._answers.write(dict(answers), job.row)
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""

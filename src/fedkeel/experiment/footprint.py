@@ -107,7 +107,7 @@ def _multiplications(prepared: Prepared) -> float:
     message = answered(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
     with _Counter() as counter:
         if prepared.plan.surveys:
-            survey_client(world, message, job)
+            survey_client(world, message, job, None)
         _, _, processed = train_client(world, message, job, None)
     total: int = counter.total
     return total / processed

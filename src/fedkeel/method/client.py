@@ -118,18 +118,26 @@ class Reply:
 
 
 def client_survey(
-    bench: Bench, message: Message, facts: Facts, everything: Callable[[], Batch]
+    bench: Bench,
+    message: Message,
+    mine: ByPart | None,
+    facts: Facts,
+    everything: Callable[[], Batch],
 ) -> ByPart:
     """Return a client's answers to the surveys, by part, before it trains.
 
     Args:
         bench: method, model and local training.
         message: what the server sent.
+        mine: what the client kept from its last round, None the first time.
         facts: about the client.
         everything: gives all examples of the client.
     """
-    buffers = bench.network.throwaway(message.buffers or bench.network.buffers)
-    step = _step(bench, message, facts, everything(), buffers, (message.sent, {}, {}, {}))
+    mine, buffers = _kept(bench, message, mine)
+    carry = {p.name: p.init_carry(message.params, of(mine, p.name)) for p in bench.plan.carries}
+    states = (message.sent, mine, carry, ByPart())
+    own = bench.network.throwaway(buffers)
+    step = _step(bench, message, facts, everything(), own, states)
     return {part.name: part.survey(step.view(part.name)) for part in bench.plan.surveys}
 
 
@@ -153,13 +161,7 @@ def client_start(
             by methods that prepare.
     """
     plan, start = bench.plan, message.params
-    buffers = message.buffers or bench.network.buffers
-    if mine is None:
-        mine = {part.name: part.init_client(start) for part in plan.client_states}
-        if bench.buffers == "local":
-            mine[BUFFERS] = dict(tree.clone(buffers))
-    if bench.buffers == "local":
-        buffers = _tree(mine[BUFFERS])
+    mine, buffers = _kept(bench, message, mine)
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or everything)()
@@ -174,6 +176,16 @@ def client_start(
         loss=torch.zeros((), dtype=bench.network.dtype),
     )
     return Client(bench, message, facts, mine, prepared, everything), progress
+
+
+def _kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, Tree]:
+    """Return what a client keeps, made anew the first time, and the buffers it begins with."""
+    buffers = message.buffers or bench.network.buffers
+    if mine is None:
+        mine = {part.name: part.init_client(message.params) for part in bench.plan.client_states}
+        if bench.buffers == "local":
+            mine[BUFFERS] = dict(tree.clone(buffers))
+    return mine, _tree(mine[BUFFERS]) if bench.buffers == "local" else buffers
 
 
 def client_step(
