@@ -135,3 +135,30 @@ def test_tied_weights_are_given_to_every_place() -> None:
     x, weight = torch.randn(3, 4), torch.randn(4, 4)
     found = Functional(Tied())({"a.weight": weight}, {}, x)
     torch.testing.assert_close(found, x @ weight.T @ weight.T)
+
+
+def test_a_buffer_that_is_assigned_is_updated_as_one_that_is_filled() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 1.0
+            return self.fc(x)
+
+    one = network(Counts(), "fc")
+    buffers = one.throwaway(one.buffers)
+    for _ in range(2):
+        one.logits(one.params, buffers, X)
+    assert float(buffers["calls"]) == 2.0
+    assert float(one.buffers["calls"]) == 0.0
+
+
+def test_everything_holds_what_is_frozen() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    module[0].weight.requires_grad_(False)
+    one = network(module)
+    assert "0.weight" not in one.params
+    assert {"0.weight", "1.running_mean"} <= set(one.everything())

@@ -117,6 +117,7 @@ class RoundBuffers:
         counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
         asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
         spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
+        self._asked = asked
         self._answers = Buffers(asked, capacity, allocate)
         self._replies = Buffers(spec, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
@@ -135,7 +136,7 @@ class RoundBuffers:
         """
         reply, steps, seen = train_client(world, message, job, self.store.get(job.client))
         state = _reply(reply)
-        self._check(specs(state), job.client)
+        self._check(specs(state), job.client, self._spec)
         self._replies.write(state, job.row)
         row = (reply.loss, reply.finite, torch.tensor(steps), torch.tensor(seen))
         for name, value in zip(COUNTS, row, strict=True):
@@ -144,20 +145,22 @@ class RoundBuffers:
     def ask(self, world: World, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""
         answers = survey_client(world, message, job, self.store.get(job.client))
+        self._check(specs(dict(answers)), job.client, self._asked)
         self._answers.write(dict(answers), job.row)
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
         return {k: v for k, v in self._answers.nested(len(clients)).items() if isinstance(v, dict)}
 
-    def _check(self, found: dict[str, Spec], client: int) -> None:
-        if found == self._spec:
+    @staticmethod
+    def _check(found: dict[str, Spec], client: int, first: dict[str, Spec]) -> None:
+        if found == first:
             return
-        paths = [p for p in {**self._spec, **found} if found.get(p) != self._spec.get(p)]
+        paths = [p for p in {**first, **found} if found.get(p) != first.get(p)]
         raise TrainingError(
             f"The reply of client {client} has another form than the first one.",
             got=f"{paths[0]}: {found.get(paths[0])}",
-            expected=f"{self._spec.get(paths[0])}",
+            expected=f"{first.get(paths[0])}",
             why="what a part sends, keeps and notes has the same names, shapes and types each time",
         )
 

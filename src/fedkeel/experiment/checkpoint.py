@@ -47,6 +47,12 @@ def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Se
                     got="nothing" if found is None else f"shape {list(found.shape)}",
                     expected=f"shape {list(value.shape)}",
                 )
+            if torch.from_numpy(np.array(found)).dtype != value.dtype:
+                raise RunError(
+                    f"The checkpoint does not fit the run at {prefix}{name}.",
+                    got=str(found.dtype),
+                    expected=str(value.dtype),
+                )
             out[name] = torch.empty_like(value).copy_(torch.from_numpy(np.array(found)))
         return out
 

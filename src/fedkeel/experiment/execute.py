@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import config
+from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import evaluated
@@ -205,9 +206,8 @@ class Run:
             self._settings.seed,
             self._table.remembered(server.params, trained.replies.clients),
         )
-        keep = np.setdiff1d(chosen.clients, np.array(result.excluded, dtype=np.int64))
         self._server = result.server  # first: what fails from here on is not saved
-        engine.commit(trained, keep)
+        engine.commit(trained, result.clients)
         self._table.put(result)
         clock.lap("server")
         row = self._record(number, lr, chosen, trained, result, message)
@@ -227,8 +227,14 @@ class Run:
 
     def _ask(self, engine: Engine, message: Message, chosen: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""
-        plan, sizes = self._prepared.plan, self._world.federation.sizes[chosen.clients]
-        weights = np.ones(len(sizes)) if plan.weights == "uniform" else sizes.astype(np.float64)
+        plan, local = self._prepared.plan, self._world.bench.local
+        sizes = self._world.federation.sizes[chosen.clients]
+        counts = {
+            "uniform": np.ones(len(sizes)),
+            "examples": sizes,
+            "processed": np.array([batches.processed(local, int(n)) for n in sizes]),
+        }
+        weights = counts[plan.weights].astype(np.float64)
         return surveyed(plan, message, engine.survey(message, chosen.clients), weights)
 
     def _record(

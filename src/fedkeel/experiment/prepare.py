@@ -385,8 +385,13 @@ def _key(prepared: Prepared) -> str:
         "own": fingerprint(prepared.plan.parts),
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())
-    for array in (world.federation.rows, world.federation.offsets, world.federation.held_rows):
+    for array in (
+        world.federation.rows,
+        world.federation.offsets,
+        world.federation.held_rows,
+        world.federation.held_offsets,
+    ):
         digest.update(b"" if array is None else array.tobytes())
-    for _, tensor in walk({"p": dict(world.bench.network.params)}):
+    for _, tensor in walk({"p": dict(world.bench.network.everything())}):
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -165,7 +165,8 @@ def client_start(
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or everything)()
-        step = _step(bench, message, facts, batch, buffers, (message.sent, mine, {}, {}))
+        own = bench.network.throwaway(buffers)
+        step = _step(bench, message, facts, batch, own, (message.sent, mine, {}, {}))
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
     progress = Progress(
@@ -230,6 +231,8 @@ def client_step(
     carry = {
         part.name: part.next_carry(params, of(progress.carry, part.name)) for part in plan.carries
     }
+    if not step.seen:
+        raise ValueError("the gradient rule has to call step.grad or step.example_grads once")
     loss = progress.loss + step.seen[0]
     after = Progress(moved, buffers, optimiser, carry, loss)
     return after if active is None else _choose(active, after, progress)

@@ -215,11 +215,13 @@ class Step:
 
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
         """Return the gradient [n, ...] of the mean loss by the inputs, in evaluation mode."""
-        return self.network.input_grad(params, self.buffers, batch, self.autograd)
+        buffers = self.network.throwaway(self.buffers)
+        return self.network.input_grad(params, buffers, batch, self.autograd)
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the scores [n, Y] of inputs, in evaluation mode."""
-        return self.network.logits(params, self.buffers, x, train=False)
+        buffers = self.network.throwaway(self.buffers)
+        return self.network.logits(params, buffers, x, train=False)
 
     def output(self, params: Tree, train: bool = False) -> Output:
         """Return what a model makes of this step's batch, without a trace.

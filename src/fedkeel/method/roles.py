@@ -8,7 +8,7 @@ Order of a local step
     `GradientRule` (where the gradient is taken; of the task's loss or a `Criterion`, with every
     `LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`.
 Order of a client's round
-    `Survey` (questions before training), `ClientState.init_client`, `Preparation`, the steps with
+    `ClientState.init_client`, `Survey` (questions before training), `Preparation`, the steps with
     `Carry`, `UpdateTransform` by stage, `ClientState.next_client`, `Upload`.
 Order of a server round
     weights, `CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`,

@@ -9,7 +9,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.errors import TrainingError
+from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
     Bools,
@@ -140,10 +140,20 @@ def surveyed(plan: Plan, message: Message, answers: ByPart, weights: Floats) -> 
         weights: [K] how the clients count, in the same order; they need not sum to 1.
 
     Raises:
+        CompositionError: an answer is not made of floating-point tensors.
         TrainingError: no client gave a finite answer.
     """
     flat = dict(tree.walk(dict(answers)))
-    finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in flat.values()]).all(dim=0)
+    wrong = [path for path, t in flat.items() if not t.is_floating_point()]
+    if wrong or not flat:
+        raise CompositionError(
+            "The answers to a survey have no mean.",
+            got=f"{wrong[0]}: {flat[wrong[0]].dtype}" if wrong else "nothing",
+            expected="floating-point tensors",
+        )
+    finite = torch.stack([t.reshape(len(t), -1).isfinite().all(dim=1) for t in flat.values()]).all(
+        dim=0
+    )
     kept = np.where(finite.cpu().numpy(), weights, 0.0)
     if not kept.any():
         raise TrainingError(

@@ -47,6 +47,10 @@ class Functional:
                         before.append((place, table[key]))
                         table[key] = tensor
             out = self.module(x)
+            for name, tensor in buffers.items():  # a module may assign a buffer, not only fill it
+                table, key = self._places[name][0]
+                if table[key] is not tensor:
+                    tensor.copy_(table[key])
             return out
         finally:
             for (table, key), held in before:

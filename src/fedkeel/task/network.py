@@ -103,6 +103,10 @@ class Network:
         }
         self.buffers: Tree = {n: b.detach().clone() for n, b in self._train.named_buffers()}
 
+    def everything(self) -> Tree:
+        """Return every parameter and buffer of the initial module, frozen ones too."""
+        return {k: v.detach() for k, v in self._train.state_dict(keep_vars=True).items()}
+
     def describe(self) -> str:
         """Return the structure of the module, its head and its loss, in words."""
         loss = getattr(self._loss, "__qualname__", repr(self._loss))

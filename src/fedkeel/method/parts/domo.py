@@ -38,8 +38,9 @@ class DOMO(Dispatch, ServerOptimiser):
     Sent: nothing beyond the model.
     State: m at the server, one model, starting at 0.
     Cost: three passes over the parameters for each round.
-    Laws: fusion = 0 is FedAvgM, and with beta = 0 FedAvg. At fusion = beta and lr = 1 it is FedAvg
-        with the model that FedACG sends, without its penalty.
+    Laws: at a constant local learning rate, fusion = 0 is FedAvgM, and with beta = 0 and lr = 1
+        FedAvg; fusion = beta with lr = 1 is FedAvg with the model that FedACG sends, without its
+        penalty.
     Deviations: ours follows two public codes, not the authors'. They write m as a mean gradient of
         K local steps, which here is a sum, so that clients may make different numbers of steps. The
         variant that spreads the fusion over the local steps (DOMO-S) is not here.

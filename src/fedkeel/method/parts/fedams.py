@@ -49,7 +49,7 @@ class FedAMS(ServerOptimiser):
     Laws: v^ never falls. With an epsilon above every v, option 1 is server momentum with damping
         and a rate of eta_g / sqrt(epsilon). While squares grow, option 2 from 0 is FedAdam.
     Deviations: the paper has no bias correction, its public code has. How clients count is the
-        run's choice (`weights`); the paper takes equal shares.
+        run's choice (`weights`); the paper's average is of equal shares, which is "uniform".
 
     Example:
         >>> import fedkeel

@@ -63,7 +63,8 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         curvature is another one for each parameter, so the path length of local training knows
         nothing of it: its gradient counts as any other. With memory = ``round`` the server takes a
         local model to be the global one plus the update, which it is not beside a part that sends
-        another model.
+        another model or changes the update (FedNova, CGC). Batch normalisation with local
+        statistics has no gradient of single examples: such a run is refused when it is prepared.
 
     Example:
         >>> import fedkeel

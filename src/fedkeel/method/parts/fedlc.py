@@ -12,6 +12,7 @@ from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedkeel.method.context import Step
 from fedkeel.method.roles import Capability, Criterion, param
@@ -74,6 +75,7 @@ class FedLC(Criterion):
         if self.tau == 0.0:
             return logits
         counts = cast(Tensor, step.facts.counts)  # CLASS_COUNTS
+        counts = pad(counts, (0, logits.shape[1] - len(counts)))  # outputs that no label has
         margins = self.tau * counts.clamp(min=1).to(logits.dtype) ** -0.25
         return torch.where((counts == 0) & ~true, -torch.inf, logits - margins)
 

@@ -90,8 +90,20 @@ class FedMLB(LossTerm):
         """Return the names of the parameters of each block, in order.
 
         Raises:
-            CompositionError: `begin` names a sub-module that the model does not have.
+            CompositionError: `begin` names a sub-module that the model does not have, or there is
+                one block only.
         """
+        out = self._blocks(params)
+        if len(out) < 2:
+            raise CompositionError(
+                "fedmlb: the network is a single block, of which there are no hybrids.",
+                got=", ".join(out[0][:3]),
+                expected="two blocks at least",
+                do="name where blocks begin, e.g. fedmlb(begin='layer2,fc')",
+            )
+        return out
+
+    def _blocks(self, params: Tree) -> list[list[str]]:
         if self.begin is None:
             return _merged(blocks(list(params)), params)
         starts = [name.strip() for name in self.begin.split(",")]

@@ -40,7 +40,8 @@ class FedNTD(LossTerm):
     State: none.
     Cost: a forward pass of the received model for each step.
     Laws: beta = 0 is FedAvg, bit for bit; so is a first step, where both models are one, to
-        rounding. With two classes the term is 0. The scores of the true classes do not enter.
+        rounding, without dropout and batch normalisation. With two classes the term is 0. The
+        scores of the true classes do not enter.
     Deviations: the received model is in evaluation mode. One public code (FedACG) mixes 0.7 of
         the cross-entropy with 0.3 of the divergence, without tau^2: that is beta = 3/7 with
         squared = False at 0.7 times the learning rate.

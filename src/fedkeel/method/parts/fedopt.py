@@ -106,8 +106,9 @@ class FedAdam(Adaptive):
     Sent: nothing beyond the model.
     State: m and v at the server, one model each, and the number of steps.
     Cost: six passes over the parameters.
-    Laws: beta1 = beta2 = 0 moves each parameter by eta_g Delta / (|Delta| + tau); tau much larger
-        than every update is server momentum with damping and a rate of eta_g / tau.
+    Laws: beta1 = beta2 = 0 moves each parameter by eta_g Delta / (|Delta| + tau); with
+        v0 = zero, a tau much larger than every update is server momentum with damping and a rate of
+        eta_g / tau; with v0 = tau2 that rate is half as large at first.
     Deviations: the paper allows any v0 >= tau^2; ours is tau^2. How clients count is the run's
         choice (`weights`).
 

@@ -20,7 +20,7 @@ from fedkeel.task.network import Output
 from fedkeel.tree import Tree
 
 ROUNDING = 64.0
-"""Probabilities that differ by no more than this many units of rounding count as equal."""
+"""Probabilities that differ by no more than this many units of their rounding count as equal."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class FedSOL(GradientRule):
     Sent: nothing beyond the model.
     State: none.
     Cost: two gradients and a forward pass of the received model for each step.
-    Laws: rho = 0 is FedAvg, bit for bit; so is a first step, in which theta = theta^t. The fixed
-        perturbation has length rho wherever the outputs differ.
+    Laws: rho = 0 is FedAvg, bit for bit; so is a first step, in which theta = theta^t, of a network
+        that is the same in training and in evaluation. The fixed perturbation has length rho
+        wherever the outputs differ.
     Deviations: in a first step g is nothing but rounding, which the public code's fixed variant
         stretches to a random perturbation of length rho. Here probabilities that differ by
         rounding count as equal, and where all do there is no perturbation. The divergence is not
@@ -90,7 +91,8 @@ class FedSOL(GradientRule):
         def pushed(output: Output) -> Tensor:
             ours = torch.softmax(output.logits.detach() / self.temperature, dim=1)
             apart = ours - theirs
-            apart = torch.where(apart.abs() > least, apart, 0.0) / self.temperature
+            told = apart.abs() > least * torch.maximum(ours, theirs)
+            apart = torch.where(told, apart, 0.0) / self.temperature
             return (apart * output.logits).sum(dim=1)
 
         return step.grad_of(params, pushed)
