@@ -21,7 +21,7 @@ MODEL = 4 * (64 * 64 + 64 + 64 * 10 + 10)
         ("momentum", 1, 1, 0, 1, 1),
         ("fedsam", 1, 1, 0, 0, 2),
         ("scaffold+fedsam+momentum", 2, 2, 1, 2, 2),
-        ("mime", 3, 3, 0, 1, 2 + 1 / 5),  # two for each step, and one at the start of five epochs
+        ("mime", 3, 2, 0, 1, 2 + 1 / 5),  # two for each step, and one at the start of five epochs
         ("fedvarp", 1, 1, 0, 1 + CLIENTS, 1),
     ],
 )
