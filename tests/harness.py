@@ -6,7 +6,7 @@ holds for them. The engines are compared with each other in tests/engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from fedkeel.method.server import (
     surveyed,
 )
 from fedkeel.task.network import Batch, Network
-from fedkeel.tree import State, Tree, unwalk, walk
+from fedkeel.tree import State, Tree
 
 ORACLES = Path(__file__).parent / "oracles"
 EVERYTHING = SIMULATION | {
@@ -129,7 +129,7 @@ class Federation:
             found = [self.survey(k, message) for k in selected]
         sizes = [len(self.data[k][1]) for k in selected]
         weights = np.ones(len(sizes)) if self.plan.weights == "uniform" else np.array(sizes)
-        return surveyed(self.plan, message, stacked(found), weights / 1.0)
+        return surveyed(message, tree.branches(tree.stack(found)), weights / 1.0)
 
     def survey(self, k: int, message: Message) -> dict[str, State]:
         x, y = self.data[k]
@@ -158,7 +158,7 @@ class Federation:
         fresh = server_rows(self.plan, self.played.server.params)
         rows = [self.rows.get(k, fresh) for k in clients]
         seen = np.array([k in self.rows for k in clients], dtype=np.bool_)
-        return Remembered(stacked(rows), seen)
+        return Remembered(tree.branches(tree.stack(rows)), seen)
 
     def reply(
         self, k: int, padded: int = 0, message: Message | None = None
@@ -217,23 +217,13 @@ class Federation:
         return self.played.server.params
 
 
-def stacked(states: Sequence[Mapping[str, State]]) -> dict[str, State]:
-    """Put states by part on a leading axis."""
-    flat = [dict(walk(dict(state))) for state in states]
-    rows = unwalk(
-        {path: torch.stack([one[path] for one in flat]) for path in (flat[0] if flat else {})}
-    )
-    return {part: state for part, state in rows.items() if isinstance(state, dict)}
-
-
 def stack(
     clients: list[int], found: dict[int, tuple[Reply, int, int]], sizes: list[int]
 ) -> Replies:
     """Put replies on a leading axis, as an engine does."""
 
     def rows(pick: Callable[[Reply], State]) -> State:
-        flat = [dict(walk(pick(found[k][0]))) for k in clients]
-        return unwalk({path: torch.stack([one[path] for one in flat]) for path in flat[0]})
+        return tree.stack([pick(found[k][0]) for k in clients])
 
     return Replies(
         clients=np.array(clients, dtype=np.int64),

@@ -120,6 +120,32 @@ def unwalk(flat: Mapping[str, Tensor]) -> State:
     return out
 
 
+def stack(states: Sequence[Mapping[str, Tensor | State]]) -> State:
+    """Return states of one form on a new leading axis, empty where there are none.
+
+    >>> stack([{"a": {"n": torch.tensor(1)}}, {"a": {"n": torch.tensor(2)}}])
+    {'a': {'n': tensor([1, 2])}}
+    """
+    flat = [dict(walk(state)) for state in states]
+    return unwalk({path: torch.stack([one[path] for one in flat]) for path in (flat or [{}])[0]})
+
+
+def tensors(state: Mapping[str, Tensor | State]) -> Tree:
+    """Return the tensors of a state, without its nested states."""
+    return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+
+
+def branches(state: Mapping[str, Tensor | State]) -> dict[str, State]:
+    """Return the nested states of a state, without its tensors."""
+    return {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+
+
+def below(state: Mapping[str, Tensor | State], name: str) -> State:
+    """Return the nested state under `name`, empty where there is none."""
+    found = state.get(name, {})
+    return {} if isinstance(found, Tensor) else found
+
+
 def leaves(state: Mapping[str, Tensor | State], name: str) -> Tree:
     """Return the tree that a state holds under `name`.
 

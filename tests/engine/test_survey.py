@@ -8,7 +8,6 @@ import torch
 
 from fedkeel.engine.sequential import Sequential
 from fedkeel.errors import CompositionError, TrainingError
-from fedkeel.method.grammar import parse
 from fedkeel.method.parts.mime import Mime
 from fedkeel.method.server import server_message, surveyed
 from toys import prepared
@@ -38,14 +37,14 @@ def test_what_has_no_mean_is_refused(answer: dict[str, torch.Tensor]) -> None:
     ready = prepared(method="mime")
     message = server_message(ready.plan, ready.server, 0.1)
     with pytest.raises(CompositionError, match="no mean"):
-        surveyed(parse("mime"), message, {"mime": dict(answer)}, np.ones(2))
+        surveyed(message, {"mime": dict(answer)}, np.ones(2))
 
 
 def test_numbers_have_a_mean_and_clients_without_one_are_left_out() -> None:
     ready = prepared(method="mime")
     message = server_message(ready.plan, ready.server, 0.1)
     given = {"mime": {"n": torch.tensor([1.0, 4.0, torch.nan])}}
-    found = surveyed(parse("mime"), message, given, np.array([1.0, 2.0, 5.0]))
+    found = surveyed(message, given, np.array([1.0, 2.0, 5.0]))
     assert float(found.sent["mime"]["survey"]["n"]) == pytest.approx(3.0)
     with pytest.raises(TrainingError, match="no client's answer"):
-        surveyed(parse("mime"), message, given, np.array([0.0, 0.0, 1.0]))
+        surveyed(message, given, np.array([0.0, 0.0, 1.0]))

@@ -20,13 +20,14 @@ def report(
     from rich.console import Console
 
     from fedkeel.experiment.compare import runs_of
-    from fedkeel.report.page import write
+    from fedkeel.report.page import save
     from fedkeel.report.runs import load
     from fedkeel.report.tables import table, to_markdown, to_text
 
     folders = [folder for path in runs for folder in runs_of(path)]
-    page = write(folders, out or runs[0] / "report.html", target=target)
-    rows = table([entry.group for entry in load(folders, target)])
+    entries = load(folders, target)
+    page = save(entries, out or runs[0] / "report.html")
+    rows = table([entry.group for entry in entries])
     if as_json:
         document(rows)
     elif markdown:

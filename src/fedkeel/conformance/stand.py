@@ -39,7 +39,7 @@ from fedkeel.method.server import (
 from fedkeel.rng import generator
 from fedkeel.task.network import Batch
 from fedkeel.task.task import Task
-from fedkeel.tree import State, Tree, map_tensors, unwalk, walk
+from fedkeel.tree import State, Tree, branches, map_tensors, stack, tensors
 
 CLIENTS = 6
 PER_ROUND = 3
@@ -179,7 +179,7 @@ class Stand:
             return message
         with torch.no_grad():
             answers = [self.survey(message, k) for k in range(CLIENTS)]
-        return surveyed(self.plan, message, _stacked(answers), np.ones(CLIENTS))
+        return surveyed(message, branches(stack(answers)), np.ones(CLIENTS))
 
     def survey(self, message: Message, k: int) -> ByPart:
         """Return a client's answers before training."""
@@ -192,7 +192,7 @@ class Stand:
         for k in clients:
             source = torch.Generator().manual_seed(k)
             rows.append({part: map_tensors(partial(_near, source), s) for part, s in fresh.items()})
-        return Remembered(_stacked(rows), np.array([k % 2 == 0 for k in clients]))
+        return Remembered(branches(stack(rows)), np.array([k % 2 == 0 for k in clients]))
 
     def reply(
         self, server: Server, k: int, mine: ByPart | None = None, padded: int = 0
@@ -224,22 +224,16 @@ class Stand:
         sizes = self.prepared.world.federation.sizes
 
         def rows(pick: Callable[[Reply], State]) -> State:
-            every = [dict(walk(pick(reply))) for reply, _, _ in found]
-            return unwalk({path: torch.stack([one[path] for one in every]) for path in every[0]})
+            return stack([pick(reply) for reply, _, _ in found])
 
-        def leaves(pick: Callable[[Reply], Tree]) -> Tree:
-            stacked = rows(lambda reply: dict(pick(reply)))
-            return {k: v for k, v in stacked.items() if isinstance(v, Tensor)}
-
-        uploads = rows(lambda reply: dict(reply.uploads))
         return Replies(
             clients=np.array(clients),
             examples=sizes[clients],
             processed=np.array([seen for _, _, seen in found]),
             finite=np.array([bool(reply.finite) for reply, _, _ in found]),
-            delta=leaves(lambda reply: reply.delta),
-            buffers=leaves(lambda reply: reply.buffers),
-            uploads={k: v for k, v in uploads.items() if isinstance(v, dict)},
+            delta=tensors(rows(lambda reply: dict(reply.delta))),
+            buffers=tensors(rows(lambda reply: dict(reply.buffers))),
+            uploads=branches(rows(lambda reply: dict(reply.uploads))),
         )
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
@@ -261,10 +255,3 @@ def _near(source: torch.Generator, tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     return tensor + 0.01 * torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)
-
-
-def _stacked(states: list[ByPart]) -> ByPart:
-    """Put states by part on a leading axis."""
-    flat = [dict(walk(dict(state))) for state in states]
-    rows = unwalk({path: torch.stack([one[path] for one in flat]) for path in flat[0]})
-    return {part: state for part, state in rows.items() if isinstance(state, dict)}

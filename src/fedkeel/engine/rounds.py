@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
 from fedkeel.engine.loop import survey_client, train_client
@@ -19,8 +17,8 @@ from fedkeel.engine.world import Job, Trained, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.client import Reply
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.server import Replies, surveyed
-from fedkeel.tree import State, map_tensors, unwalk
+from fedkeel.method.server import Replies, surveyed, with_answers
+from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
 
 COUNTS = {"loss": torch.float64, "finite": torch.bool, "steps": torch.int64, "seen": torch.int64}
 
@@ -37,9 +35,9 @@ def flat(message: Message) -> State:
 def unflat(state: State, round: int, lr: float) -> Message:
     """Return the message that `flat` made the state of."""
     return Message(
-        params=_tree(state, "params"),
-        buffers=_tree(state, "buffers"),
-        sent=_parts(state, "sent"),
+        params=tensors(below(state, "params")),
+        buffers=tensors(below(state, "buffers")),
+        sent=branches(below(state, "sent")),
         round=round,
         lr=lr,
     )
@@ -66,7 +64,7 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
     if world.bench.plan.surveys:
         answers = survey_client(world, message, job, None)
         alone = {part: map_tensors(lambda t: t[None], state) for part, state in answers.items()}
-        message = surveyed(world.bench.plan, message, alone, np.ones(1))
+        message = surveyed(message, alone, np.ones(1))
     reply, _, _ = train_client(world, message, job, None, limit=1)
     return specs({**_reply(reply), "survey": dict(answers)})
 
@@ -78,11 +76,7 @@ def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
         for path, one in spec.items()
         if path.startswith(SURVEY)
     }
-    sent = dict(message.sent)
-    for part, state in unwalk(zeros).items():
-        if isinstance(state, dict):
-            sent[part] = {**sent.get(part, {}), "survey": state}
-    return replace(message, sent=sent)
+    return with_answers(message, branches(unwalk(zeros)))
 
 
 def _reply(reply: Reply) -> State:
@@ -150,7 +144,7 @@ class RoundBuffers:
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
-        return {k: v for k, v in self._answers.nested(len(clients)).items() if isinstance(v, dict)}
+        return branches(self._answers.nested(len(clients)))
 
     @staticmethod
     def _check(found: dict[str, Spec], client: int, first: dict[str, Spec]) -> None:
@@ -178,14 +172,14 @@ class RoundBuffers:
             examples=self._sizes[clients],
             processed=np.array(counts["seen"].numpy()),
             finite=np.array(counts["finite"].numpy()),
-            delta=_tree(state, "delta"),
-            buffers=_tree(state, "buffers"),
-            uploads=_parts(state, "uploads"),
+            delta=tensors(below(state, "delta")),
+            buffers=tensors(below(state, "buffers")),
+            uploads=branches(below(state, "uploads")),
         )
-        notes = _tree(state, "notes")
+        notes = tensors(below(state, "notes"))
         return Trained(
             replies=replies,
-            mine=_parts(state, "mine"),
+            mine=branches(below(state, "mine")),
             loss=np.array(counts["loss"].numpy()),
             steps=np.array(counts["steps"].numpy()),
             notes={name: t.double().numpy() for name, t in notes.items()},
@@ -209,15 +203,3 @@ class RoundBuffers:
         self.store.restore(own)
         self._done[:] = 0
         self._done[self.store.present] = own["done"]
-
-
-def _tree(state: State, name: str) -> dict[str, Tensor]:
-    below = state.get(name, {})
-    items = below.items() if isinstance(below, dict) else ()
-    return {k: v for k, v in items if isinstance(v, Tensor)}
-
-
-def _parts(state: State, name: str) -> ByPart:
-    below = state.get(name, {})
-    items = below.items() if isinstance(below, dict) else ()
-    return {k: v for k, v in items if isinstance(v, dict)}

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedkeel.engine.buffers import Allocate, Buffers, Layout, Spec, aligned
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints
-from fedkeel.tree import State, unwalk, walk
+from fedkeel.tree import State, branches, unwalk, walk
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -126,7 +126,7 @@ class MemoryStore(ClientStore):
         """Return one client's row, as views."""
         if not self.present[client]:
             return None
-        return _by_part({path: tensor[client] for path, tensor in self._tensors.items()})
+        return branches(unwalk({path: tensor[client] for path, tensor in self._tensors.items()}))
 
     def put(
         self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
@@ -204,7 +204,8 @@ class DiskStore(ClientStore):
         slot = self._slots[client]
         if slot == NOWHERE:
             return None
-        return _by_part({path: row[0] for path, row in self._read(np.array([slot])).items()})
+        rows = self._read(np.array([slot]))
+        return branches(unwalk({path: row[0] for path, row in rows.items()}))
 
     def put(
         self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
@@ -310,10 +311,6 @@ def _index(arrays: Arrays) -> Ints:
 def _state(arrays: Arrays) -> State:
     found = {k.removeprefix(STATE): v for k, v in arrays.items() if k.startswith(STATE)}
     return unwalk({path: torch.from_numpy(np.asarray(rows)) for path, rows in found.items()})
-
-
-def _by_part(row: dict[str, Tensor]) -> ByPart:
-    return {k: v for k, v in unwalk(row).items() if isinstance(v, dict)}
 
 
 def _failed(done: str, file: Path, error: OSError) -> RunError:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeel.errors import RunError
 from fedkeel.method.server import Server
-from fedkeel.tree import State, walk
+from fedkeel.tree import State, below, branches, tensors, walk
 
 PREFIX = "server/"
 
@@ -47,21 +47,21 @@ def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Se
                     got="nothing" if found is None else f"shape {list(found.shape)}",
                     expected=f"shape {list(value.shape)}",
                 )
-            if torch.from_numpy(np.array(found)).dtype != value.dtype:
+            array = torch.from_numpy(np.array(found))
+            if array.dtype != value.dtype:
                 raise RunError(
                     f"The checkpoint does not fit the run at {prefix}{name}.",
                     got=str(found.dtype),
                     expected=str(value.dtype),
                 )
-            out[name] = torch.empty_like(value).copy_(torch.from_numpy(np.array(found)))
+            out[name] = torch.empty_like(value).copy_(array)
         return out
 
     state = fill(_state(like), PREFIX)
-    memory = _below(state, "memory")
     return Server(
-        params=_tensors(_below(state, "params")),
-        buffers=_tensors(_below(state, "buffers")),
-        memory={k: v for k, v in memory.items() if not isinstance(v, Tensor)},
+        params=tensors(below(state, "params")),
+        buffers=tensors(below(state, "buffers")),
+        memory=branches(below(state, "memory")),
         round=round,
     )
 
@@ -72,12 +72,3 @@ def _state(server: Server) -> State:
         "buffers": dict(server.buffers),
         "memory": dict(server.memory),
     }
-
-
-def _below(state: State, name: str) -> State:
-    found = state[name]
-    return found if not isinstance(found, Tensor) else {}
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    return {k: v for k, v in state.items() if isinstance(v, Tensor)}

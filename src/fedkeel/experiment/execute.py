@@ -90,7 +90,7 @@ class Run:
         self._watcher = watcher or Silent()
         self._server = owned(prepared.server)
         self._rows: list[RoundRecord] = []
-        self._table = ServerTable(prepared.plan, self._server.params, 0)
+        self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
         self._saved = time.monotonic()
         self._saving = 0.0
@@ -235,7 +235,7 @@ class Run:
             "processed": np.array([batches.processed(local, int(n)) for n in sizes]),
         }
         weights = counts[plan.weights].astype(np.float64)
-        return surveyed(plan, message, engine.survey(message, chosen.clients), weights)
+        return surveyed(message, engine.survey(message, chosen.clients), weights)
 
     def _record(
         self,

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel.engine.buffers import private, specs
 from fedkeel.engine.store import client_store
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Ints
 from fedkeel.method.server import Aggregated, Remembered, server_rows
-from fedkeel.tree import State, Tree, unwalk, walk
+from fedkeel.tree import Tree, branches, unwalk, walk
 
 PREFIX = "table/"
 
@@ -52,7 +51,7 @@ class ServerTable:
         absent = torch.from_numpy(~seen)
         for path, fresh in walk(dict(server_rows(self._plan, params))):
             known[path][absent] = fresh
-        return Remembered(_by_part(unwalk(known)), seen)
+        return Remembered(branches(unwalk(known)), seen)
 
     def put(self, result: Aggregated) -> None:
         """Take the new rows of a finished round."""
@@ -74,7 +73,3 @@ class ServerTable:
         if self._store is not None:
             own = {k.removeprefix(PREFIX): v for k, v in arrays.items() if k.startswith(PREFIX)}
             self._store.restore({k: np.asarray(v) for k, v in own.items()})
-
-
-def _by_part(state: State) -> dict[str, State]:
-    return {k: v for k, v in state.items() if not isinstance(v, Tensor)}

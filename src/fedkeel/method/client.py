@@ -186,7 +186,7 @@ def _kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, 
         mine = {part.name: part.init_client(message.params) for part in bench.plan.client_states}
         if bench.buffers == "local":
             mine[BUFFERS] = dict(tree.clone(buffers))
-    return mine, _tree(mine[BUFFERS]) if bench.buffers == "local" else buffers
+    return mine, tree.tensors(mine[BUFFERS]) if bench.buffers == "local" else buffers
 
 
 def client_step(
@@ -342,14 +342,9 @@ def _choose(active: Tensor, after: Progress, before: Progress) -> Progress:
         return tree.where(active, dict(a), dict(b))
 
     return Progress(
-        params=_tree(pick(after.params, before.params)),
-        buffers=_tree(pick(after.buffers, before.buffers)),
+        params=tree.tensors(pick(after.params, before.params)),
+        buffers=tree.tensors(pick(after.buffers, before.buffers)),
         optimiser=pick(after.optimiser, before.optimiser),
         carry={k: pick(v, before.carry[k]) for k, v in after.carry.items()},
         loss=torch.where(active, after.loss, before.loss),
     )
-
-
-def _tree(state: State) -> Tree:
-    """Return a state that has no nested states, as the tree that it is."""
-    return {k: v for k, v in state.items() if isinstance(v, Tensor)}

@@ -24,7 +24,7 @@ from fedkeel.method.context import (
 )
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Network
-from fedkeel.tree import State, Tree
+from fedkeel.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,10 @@ def server_message(plan: Plan, server: Server, lr: float) -> Message:
     return Message(params, server.buffers, sent, server.round, lr)
 
 
-def surveyed(plan: Plan, message: Message, answers: ByPart, weights: Floats) -> Message:
+def surveyed(message: Message, answers: ByPart, weights: Floats) -> Message:
     """Return the message with the weighted mean of the clients' answers in it.
 
     Args:
-        plan: the method.
         message: what the clients have received.
         answers: by part, tensors [K, ...].
         weights: [K] how the clients count, in the same order; they need not sum to 1.
@@ -151,10 +150,8 @@ def surveyed(plan: Plan, message: Message, answers: ByPart, weights: Floats) -> 
             got=f"{wrong[0]}: {flat[wrong[0]].dtype}" if wrong else "nothing",
             expected="floating-point tensors",
         )
-    finite = torch.stack([t.reshape(len(t), -1).isfinite().all(dim=1) for t in flat.values()]).all(
-        dim=0
-    )
-    kept = np.where(finite.cpu().numpy(), weights, 0.0)
+    finite = [t.reshape(len(t), -1).isfinite().all(dim=1) for t in flat.values()]
+    kept = np.where(torch.stack(finite).all(dim=0).cpu().numpy(), weights, 0.0)
     if not kept.any():
         raise TrainingError(
             f"Training diverged in round {message.round + 1}: no client's answer is finite.",
@@ -167,13 +164,13 @@ def surveyed(plan: Plan, message: Message, answers: ByPart, weights: Floats) -> 
         weighted: torch.Tensor = shares.to(t.device, t.dtype)
         return torch.einsum("k,k...->...", weighted, t[index.to(t.device)])
 
-    sent = dict(message.sent)
-    for part in plan.surveys:
-        sent[part.name] = {
-            **of(sent, part.name),
-            "survey": tree.map_tensors(mean, of(answers, part.name)),
-        }
-    return replace(message, sent=sent)
+    return with_answers(message, {k: tree.map_tensors(mean, v) for k, v in answers.items()})
+
+
+def with_answers(message: Message, answers: ByPart) -> Message:
+    """Return the message with answers, by part, among what is sent."""
+    told = {k: {**of(message.sent, k), "survey": v} for k, v in answers.items()}
+    return replace(message, sent={**message.sent, **told})
 
 
 def server_rows(plan: Plan, params: Tree) -> ByPart:
@@ -257,7 +254,7 @@ def _aggregate(
             uploads=of(replies.uploads, part),
             state=of(server.memory, part),
             rows=of(rows, part),
-            answer=_nested(of(message.sent, part), "survey"),
+            answer=tree.below(of(message.sent, part), "survey"),
             part=part,
         )
 
@@ -273,6 +270,7 @@ def _aggregate(
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
         memory[keeper.name] = keeper.next_server(outcome)
+    _check_form(server.memory, memory)
     known = {
         table.name: table.next_rows(Outcome(server.params, params, updates, view(table.name)))
         for table in plan.tables
@@ -281,9 +279,21 @@ def _aggregate(
     return Server(params, buffers, memory, server.round + 1), known
 
 
-def _nested(state: State, name: str) -> State:
-    found = state.get(name, {})
-    return found if isinstance(found, dict) else {}
+def _check_form(before: ByPart, after: ByPart) -> None:
+    """Refuse a memory of another form than the last: a run that goes on could not take it up."""
+    old, new = (
+        {path: (list(t.shape), t.dtype) for path, t in tree.walk(dict(memory))}
+        for memory in (before, after)
+    )
+    if old == new:
+        return
+    path = next(p for p in {**old, **new} if old.get(p) != new.get(p))
+    raise TrainingError(
+        f"What {path.split('/')[0]} remembers at the server has another form than before.",
+        got=f"{path}: {new.get(path)}",
+        expected=f"{old.get(path)}",
+        why="what a part remembers has the same names, shapes and types each time",
+    )
 
 
 def _raw_weights(kind: Weights, replies: Replies) -> Floats:

@@ -53,7 +53,11 @@ def write(
     Raises:
         RunError: there is nothing to report, or a folder holds no run.
     """
-    entries = load(runs, target)
+    return save(load(runs, target), out, title=title)
+
+
+def save(entries: Sequence[Entry], out: Path, *, title: str | None = None) -> Path:
+    """Write the page of runs that have been read, as `write`."""
     file = out / "report.html" if out.is_dir() else out
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(entries, title=title))

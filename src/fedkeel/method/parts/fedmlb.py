@@ -81,7 +81,7 @@ class FedMLB(LossTerm):
             theirs = torch.log_softmax(hybrid / self.temperature, dim=1)
             apart = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
             total = total + self.lambda2 * _losses(hybrid, step) + self.lambda3 * apart
-        total = total / max(len(every) - 1, 1)
+        total = total / (len(every) - 1)
         if self.lambda1 == 1.0:
             return total
         return total + (self.lambda1 - 1.0) * _losses(output.logits, step)
