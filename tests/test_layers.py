@@ -32,6 +32,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "method": LEAVES | {"config", "data", "task", "solve"},
     "engine": LEAVES | {"config", "data", "task", "method"},
     "experiment": LEAVES | {"config", "data", "task", "method", "engine", "report"},
+    "flower": LEAVES | {"config", "data", "task", "method", "engine", "experiment", "report"},
     "conformance": LEAVES | {"config", "data", "task", "method", "engine", "experiment"},
 }
 """Room -> the rooms it may import besides itself."""

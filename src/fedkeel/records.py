@@ -85,6 +85,7 @@ class RoundRecord:
         per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
             ``top3`` and ``loss``, each with one entry for each client.
         notes: diagnostics by ``part.name``, such as ``fedgc.sgc.infeasible``.
+        faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
     round: int
@@ -102,6 +103,7 @@ class RoundRecord:
     sources: dict[str, Scores] = field(default_factory=dict)
     per_client: dict[str, list[float]] | None = None
     notes: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:

@@ -147,6 +147,7 @@ FULL = values(
     evaluation__clients_every=2,
     engine__dtype="float64",
     engine__memory_gb=1.5,
+    flower__quorum=0.25,
     data__source=["digits", 'a "quoted"\\path', "ünïcode"],
     data__shape=[1, 28, 28],
     partition__sizes="power",

@@ -14,7 +14,7 @@ from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
 from fedkeel.engine.loop import survey_client, train_client
 from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Trained, World
-from fedkeel.errors import TrainingError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.client import Reply
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.server import Replies, surveyed, with_answers
@@ -45,6 +45,9 @@ def unflat(state: State, round: int, lr: float) -> Message:
 
 CLIENTS = "clients/"
 """Where client state stands among the arrays of a checkpoint."""
+
+AWAY = "away"
+"""Name in a checkpoint that says that client state lies on other machines."""
 
 SURVEY = "survey/"
 """Where the answers to surveys stand among the specs of a rehearsal."""
@@ -98,6 +101,7 @@ class RoundBuffers:
         capacity: the largest cohort.
         allocate: where the memory comes from.
         file: where client state lies; None for memory.
+        away: whether clients keep their state themselves, on other machines.
     """
 
     def __init__(
@@ -107,7 +111,11 @@ class RoundBuffers:
         capacity: int,
         allocate: Allocate,
         file: Path | None = None,
+        away: bool = False,
     ) -> None:
+        if away:
+            spec = {k: v for k, v in spec.items() if not k.startswith("mine/")}
+        self._away = away
         counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
         asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
         spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
@@ -128,7 +136,10 @@ class RoundBuffers:
             TrainingError: what the model, the loss or a part raised, or a part that sends or keeps
                 something else than in the rehearsal.
         """
-        reply, steps, seen = train_client(world, message, job, self.store.get(job.client))
+        self.put(job, *train_client(world, message, job, self.store.get(job.client)))
+
+    def put(self, job: Job, reply: Reply, steps: int, seen: int) -> None:
+        """Write one client's row, as `train_client` returned it."""
         state = _reply(reply)
         self._check(specs(state), job.client, self._spec)
         self._replies.write(state, job.row)
@@ -138,7 +149,10 @@ class RoundBuffers:
 
     def ask(self, world: World, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""
-        answers = survey_client(world, message, job, self.store.get(job.client))
+        self.put_answers(job, survey_client(world, message, job, self.store.get(job.client)))
+
+    def put_answers(self, job: Job, answers: ByPart) -> None:
+        """Write one client's answers, as `survey_client` returned them."""
         self._check(specs(dict(answers)), job.client, self._asked)
         self._answers.write(dict(answers), job.row)
 
@@ -195,11 +209,19 @@ class RoundBuffers:
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint holds of the clients."""
         arrays = {**self.store.snapshot(), "done": self._done[self.store.present]}
+        if self._away:
+            arrays[AWAY] = np.ones(1, dtype=np.bool_)
         return {CLIENTS + name: array for name, array in arrays.items()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what a checkpoint holds of the clients."""
         own = {k.removeprefix(CLIENTS): v for k, v in arrays.items() if k.startswith(CLIENTS)}
+        if (AWAY in own) != self._away:
+            raise RunError(
+                "The checkpoint does not hold the clients' state that this engine needs.",
+                why="in a federation of nodes it lies on the nodes, elsewhere with the run",
+                do="go on as the run was begun, or choose another folder (--out)",
+            )
         self.store.restore(own)
         self._done[:] = 0
         self._done[self.store.present] = own["done"]

@@ -60,6 +60,23 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Account:
+    """What a round came to where clients are on other machines, and may fail by themselves.
+
+    Args:
+        down: bytes that were sent to clients, by part.
+        up: bytes that came from clients, by part.
+        faults: what went wrong, in words, and the clients it happened to.
+        lost: clients that no longer have what they kept.
+    """
+
+    down: dict[str, int]
+    up: dict[str, int]
+    faults: dict[str, list[int]]
+    lost: list[int]
+
+
+@dataclass(frozen=True)
 class Trained:
     """What came of a round at the clients.
 
@@ -70,6 +87,8 @@ class Trained:
         loss: [K] mean training loss of each client.
         steps: [K] local steps that each client made.
         notes: diagnostics by ``part.name``, [K].
+        account: what was sent and what went wrong, where not every client answers; K are then those
+            that did.
     """
 
     replies: Replies
@@ -77,6 +96,7 @@ class Trained:
     loss: NDArray[np.float64]
     steps: Ints
     notes: dict[str, NDArray[np.float64]]
+    account: Account | None = None
 
 
 class Engine(Protocol):

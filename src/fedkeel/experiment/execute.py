@@ -22,7 +22,7 @@ from fedkeel.engine.loop import evaluated
 from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
-from fedkeel.engine.world import Engine, Split, Trained
+from fedkeel.engine.world import Account, Engine, Split, Trained
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.checkpoint import packed, unpacked
 from fedkeel.experiment.interrupts import interrupts
@@ -31,7 +31,14 @@ from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.experiment.table import ServerTable
 from fedkeel.method.context import Message
-from fedkeel.method.server import Aggregated, owned, server_message, server_round, surveyed
+from fedkeel.method.server import (
+    Aggregated,
+    begun_anew,
+    owned,
+    server_message,
+    server_round,
+    surveyed,
+)
 from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Scores, Status
 from fedkeel.task.metrics import by_group
 from fedkeel.tree import Tree, nbytes
@@ -78,12 +85,18 @@ class Run:
         prepared: the run, checked.
         folder: where it is kept, None for memory only.
         watcher: follows it.
+        engine: what runs the clients in place of an engine on this machine.
     """
 
     def __init__(
-        self, prepared: Prepared, folder: RunFolder | None = None, watcher: Watcher | None = None
+        self,
+        prepared: Prepared,
+        folder: RunFolder | None = None,
+        watcher: Watcher | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self._prepared = prepared
+        self._given = engine
         self._world = prepared.world
         self._settings = prepared.settings
         self._folder = folder
@@ -150,6 +163,8 @@ class Run:
             yield None
 
     def _engine(self, record: RunRecord, state: Path | None) -> Engine:
+        if self._given is not None:
+            return self._given
         file = None if state is None else state / "clients.bin"
         prepared, capacity = self._prepared, self._prepared.population.per_round
         if record.engine["kind"] == "sequential":
@@ -206,7 +221,10 @@ class Run:
             self._settings.seed,
             self._table.remembered(server.params, trained.replies.clients),
         )
-        self._server = result.server  # first: what fails from here on is not saved
+        after = result.server
+        if trained.account is not None and trained.account.lost and self._prepared.plan.mirrored:
+            after = begun_anew(self._prepared.plan, after, self._prepared.population)
+        self._server = after  # first: what fails from here on is not saved
         engine.commit(trained, result.clients)
         self._table.put(result)
         clock.lap("server")
@@ -249,23 +267,35 @@ class Run:
         """Return the row of a round, without scores and seconds."""
         kept = ~np.isin(trained.replies.clients, result.excluded)
         selected = len(chosen.clients) + len(chosen.dropped)
-        up = self._estimate.up
-        down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
-        down.update({part: nbytes(state) for part, state in message.sent.items()})
+        replied = trained.replies.clients
+        silent = np.setdiff1d(chosen.clients, replied)
+        account = trained.account or self._account(message, selected, len(replied))
         losses = trained.loss[kept]
         notes = {k: float(v[kept].mean()) for k, v in trained.notes.items() if kept.any()}
         return RoundRecord(
             round=number,
             lr=lr,
             clients=[int(k) for k in trained.replies.clients[kept]],
-            dropped=[int(k) for k in chosen.dropped],
+            dropped=sorted(int(k) for k in (*chosen.dropped, *silent)),
             excluded=result.excluded,
             examples=int(trained.replies.processed.sum()),
             steps=int(trained.steps.sum()),
             train_loss=float(losses.mean()) if len(losses) else None,
-            bytes_down={part: n * selected for part, n in down.items()},
-            bytes_up={part: n * len(chosen.clients) for part, n in up.items()},
+            bytes_down=account.down,
+            bytes_up=account.up,
             notes={**notes, **result.notes},
+            faults=account.faults,
+        )
+
+    def _account(self, message: Message, selected: int, replied: int) -> Account:
+        """Return what was sent, where every client receives and sends the same."""
+        down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
+        down.update({part: nbytes(state) for part, state in message.sent.items()})
+        return Account(
+            down={part: n * selected for part, n in down.items()},
+            up={part: n * replied for part, n in self._estimate.up.items()},
+            faults={},
+            lost=[],
         )
 
     def _test(self, engine: Engine) -> tuple[Scores, dict[str, Scores]]:
@@ -287,7 +317,8 @@ class Run:
         _, group, groups = evaluated(self._world, split)
         buffers = self._server.buffers or self._world.bench.network.buffers
         measured = engine.evaluate(self._server.params, buffers, split)
-        return measured, torch.from_numpy(group), groups
+        there = ~measured[:, 0].isnan()  # a node that does not answer measures nothing
+        return measured[there], torch.from_numpy(group)[there], groups
 
     def _add(self, row: RoundRecord) -> None:
         self._rows.append(row)
@@ -350,6 +381,8 @@ def start(
     out: Path | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
+    engine: Engine | None = None,
+    record: RunRecord | None = None,
 ) -> Result:
     """Make a run, take it up again, or return it where it has been made before.
 
@@ -358,6 +391,8 @@ def start(
         out: its folder, None to keep it in memory.
         resume: whether to go on with an unfinished run that is there.
         watcher: follows it.
+        engine: what runs the clients in place of an engine on this machine.
+        record: what the run is, where that is more than `describe_run` knows.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
@@ -365,16 +400,16 @@ def start(
         TrainingError: training cannot go on.
     """
     watcher = watcher or Silent()
-    record = describe_run(prepared)
+    record = record or describe_run(prepared)
     if out is None:
         check_disk(prepared, None)
-        return Run(prepared, None, watcher).execute(record, resume=False)
+        return Run(prepared, None, watcher, engine).execute(record, resume=False)
     folder = RunFolder(out)
     if not folder.exists():
         check_disk(prepared, out)
         folder.start(record, config.to_toml(prepared.settings))
         with folder.alone():
-            return Run(prepared, folder, watcher).execute(record, resume=False)
+            return Run(prepared, folder, watcher, engine).execute(record, resume=False)
     found = folder.read_run()
     if found.key != prepared.key:
         raise RunError(
@@ -395,7 +430,7 @@ def start(
     check_disk(prepared, out)
     with folder.alone():
         folder.write_run(record)
-        return Run(prepared, folder, watcher).execute(record, resume=True)
+        return Run(prepared, folder, watcher, engine).execute(record, resume=True)
 
 
 def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Watcher) -> Result:

@@ -287,12 +287,12 @@ def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
         uploads=uploads,
         mine=mine,
         loss=progress.loss / max(steps, 1),
-        finite=_finite({"delta": dict(delta), "buffers": dict(buffers), "uploads": dict(uploads)}),
+        finite=finite({"delta": dict(delta), "buffers": dict(buffers), "uploads": dict(uploads)}),
         notes=notes,
     )
 
 
-def _finite(sent: State) -> Tensor:
+def finite(sent: State) -> Tensor:
     """Return [] whether every entry is finite, and small enough to be added up."""
     sums = [t.sum() for _, t in tree.walk(sent) if t.is_floating_point()]
     return torch.isfinite(torch.stack(sums)).all()

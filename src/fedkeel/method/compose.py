@@ -124,6 +124,11 @@ class Plan:
         """All that the parts need of task, loop and engine."""
         return frozenset().union(*(part.needs for part in self.parts))
 
+    @property
+    def mirrored(self) -> frozenset[str]:
+        """Names of the parts whose server state adds up what the clients keep."""
+        return frozenset(part.name for part in self.client_states if part.mirrored)
+
     def work(self, local: Local) -> Local:
         """Return the settings of local training, as the method means them."""
         for part in self.parts:

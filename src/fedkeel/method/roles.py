@@ -214,6 +214,10 @@ class UpdateTransform(Part):
 class ClientState(Part):
     """Keeps something for each client from round to round."""
 
+    mirrored: ClassVar[bool] = False
+    """Whether the part's server state adds up what the clients keep. Where one client loses its
+    own, the sum is wrong for ever: the part then begins anew, for all clients and the server."""
+
     @abstractmethod
     def init_client(self, start: Tree) -> State:
         """Return the state of a client that takes part for the first time."""

@@ -115,6 +115,19 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
     return Server(params, tree.clone(network.buffers) if average else {}, memory)
 
 
+def begun_anew(plan: Plan, server: Server, population: Population) -> Server:
+    """Return the server with the memory of mirrored parts as before the first round.
+
+    For when a client has lost what it kept: what is left of it in a sum cannot be taken out.
+    """
+    memory = dict(server.memory)
+    fresh = {p.name: p.init_server(server.params, population) for p in plan.server_states}
+    optimiser = plan.server_optimiser
+    fresh[optimiser.name] = optimiser.init_optimiser(server.params, population)
+    memory.update({name: state for name, state in fresh.items() if name in plan.mirrored})
+    return replace(server, memory=memory)
+
+
 def owned(server: Server) -> Server:
     """Return a server whose memory is its own: parts may change what they remember in place."""
     memory = {name: tree.map_tensors(torch.clone, kept) for name, kept in server.memory.items()}

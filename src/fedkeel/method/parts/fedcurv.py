@@ -77,6 +77,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "shoham2019fedcurv"
+    mirrored: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]

@@ -65,6 +65,7 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
 
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "acar2021feddyn"
+    mirrored: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
 

@@ -1,0 +1,101 @@
+"""The two ends of a federation, as Flower wants them: a ServerApp and a ClientApp.
+
+Flower starts a process for every message of a node: nothing lives from one to the next but what
+`keep` writes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedkeel.config import Experiment, load
+from fedkeel.errors import FedkeelError
+from fedkeel.flower.place import site
+from fedkeel.flower.server import Options, serve
+from fedkeel.flower.site import Site
+
+Handler = Callable[[Site, RecordDict], RecordDict]
+
+
+def client_app(file: Path | str) -> ClientApp:
+    """Return the app of a node.
+
+    Args:
+        file: the experiment, the same at the server and on every node.
+    """
+    file, app = Path(file), ClientApp()
+
+    def register(where: Callable[..., object], handler: Handler) -> None:
+        def handle(message: Message, context: Context) -> Message:
+            return _answered(file, message, context, handler)
+
+        where(handle)
+
+    register(app.query("hello"), _hello)
+    register(app.train(), lambda site, content: site.train(content))
+    register(app.train("survey"), lambda site, content: site.survey(content))
+    register(app.evaluate(), lambda site, content: site.evaluate(content))
+    return app
+
+
+def server_app(file: Path | str) -> ServerApp:
+    """Return the app of the server.
+
+    Args:
+        file: the experiment, the same at the server and on every node.
+    """
+    file, app = Path(file), ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid, read(file, context), options(context))
+        except FedkeelError as error:
+            print("\n".join(error.lines()), flush=True)
+            raise
+
+    return app
+
+
+def options(context: Context) -> Options:
+    """Return what was said when the run was submitted."""
+    values = context.run_config
+    return Options(Path(str(values.get("out") or "run")), bool(values.get("resume", False)))
+
+
+def read(file: Path, context: Context) -> Experiment:
+    """Return the experiment, with the settings that were given with the run.
+
+    Raises:
+        ConfigError: it cannot be read, or a setting cannot be used.
+    """
+    words = str(context.run_config.get("settings") or "")
+    return load(file, [word.strip() for word in words.split(";") if word.strip()])
+
+
+def _answered(file: Path, message: Message, context: Context, handler: Handler) -> Message:
+    """Return the reply to a message, and end the process where none is wanted any more."""
+    left = message.metadata.created_at + message.metadata.ttl - time.time()
+    watchdog = threading.Timer(max(left, 1.0), os._exit, (70,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        found = site(read(file, context), dict(context.node_config))
+        return Message(handler(found, message.content), reply_to=message)
+    except FedkeelError as error:
+        print("\n".join(error.lines()), flush=True)
+        raise
+    finally:
+        watchdog.cancel()
+
+
+def _hello(site: Site, content: RecordDict) -> RecordDict:
+    return site.hello()

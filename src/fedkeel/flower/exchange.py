@@ -1,0 +1,110 @@
+"""Orders out, replies in: on Flower's `Grid`, with short polls and a deadline for everything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedkeel.config import Flower
+
+GRACE = 60.0
+"""Seconds beyond its deadline for which a message is kept for a node that comes late."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of an order.
+
+    Args:
+        node: the node that it was sent to.
+        content: what it sent, None where it failed.
+        fault: why it failed, "" where it did not.
+    """
+
+    node: int
+    content: RecordDict | None
+    fault: str = ""
+
+
+class Exchange:
+    """Asks nodes and waits for what they reply.
+
+    Args:
+        grid: Flower's grid.
+        settings: deadline and polls.
+    """
+
+    def __init__(self, grid: Grid, settings: Flower) -> None:
+        self._grid = grid
+        self._settings = settings
+        self._open: dict[str, int] = {}  # orders that were given up on, and their nodes
+
+    def online(self) -> list[int]:
+        """Return the ids of the nodes that are connected, ascending."""
+        return sorted(self._grid.get_node_ids())
+
+    def ask(
+        self,
+        orders: Mapping[int, RecordDict],
+        kind: str,
+        done: Callable[[], bool] = lambda: False,
+        seconds: float | None = None,
+    ) -> Iterator[Reply]:
+        """Send an order to each node and yield the replies as they come.
+
+        It ends when every node has replied, when `done` says so, or at the deadline; each node is
+        yielded once at most. What comes after that, or twice, is thrown away: see `late`.
+
+        Args:
+            orders: what each node is sent.
+            kind: message type, with its action.
+            done: whether what came is enough.
+            seconds: until the deadline; None for that of the settings.
+        """
+        seconds = self._settings.deadline_seconds if seconds is None else seconds
+        end = time.monotonic() + seconds
+        waiting: dict[str, int] = {}
+        for node, content in orders.items():
+            message = Message(content, node, kind, ttl=seconds + GRACE)
+            numbers = list(self._grid.push_messages([message]))
+            if not numbers or not numbers[0]:  # Flower says None where it did not take the message
+                yield Reply(node, None, "the message could not be handed to Flower")
+            else:
+                waiting[numbers[0]] = node
+        while waiting and not done():
+            came = False
+            for message in self._grid.pull_messages(list(waiting)):
+                number = message.metadata.reply_to_message_id
+                if number in waiting:  # and not a second reply to the same order
+                    came = True
+                    yield _reply(waiting.pop(number), message)
+            if time.monotonic() > end:
+                break
+            if not came:
+                time.sleep(self._settings.poll_seconds)
+        self._open.update(waiting)
+
+    def late(self) -> list[int]:
+        """Return the nodes that replied after they were given up on; the replies are dropped."""
+        if not self._open:
+            return []
+        nodes = []
+        for message in self._grid.pull_messages(list(self._open)):
+            number = message.metadata.reply_to_message_id
+            if number in self._open:
+                node = self._open.pop(number)
+                nodes += [] if message.has_error() else [node]
+        return sorted(nodes)
+
+
+def _reply(node: int, message: Message) -> Reply:
+    if message.has_error():
+        words = f"{message.error.reason or f'error {message.error.code}'}".splitlines()
+        return Reply(node, None, f"no reply: {words[0]:.120}")
+    if message.metadata.src_node_id != node:
+        return Reply(node, None, "the reply came from another node")
+    return Reply(node, message.content)

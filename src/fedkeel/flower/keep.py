@@ -1,0 +1,125 @@
+"""What a client keeps from round to round, on the node's disk.
+
+Each round's state is a file of its own, named by the round, that appears whole or not at all. The
+server says which one it believes in, by round and digest: a round whose reply came too late counts
+for nothing, and a server that goes on from an older checkpoint finds the state of that time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedkeel.engine.buffers import Spec, specs
+from fedkeel.errors import RunError
+from fedkeel.method.context import ByPart
+from fedkeel.tree import branches, unwalk, walk
+
+_NAME = re.compile(r"round-([0-9]{8})\.safetensors")
+
+
+class LostError(RunError):
+    """What a client kept is not there, or not what the server believes in."""
+
+
+class Keep:
+    """The states of one client in one run.
+
+    Args:
+        root: the node's folder for all states.
+        run: key of the run. It names a folder by its digest: what was received is never a path.
+        client: stable client index.
+    """
+
+    def __init__(self, root: Path, run: str, client: int) -> None:
+        name = hashlib.blake2b(run.encode(), digest_size=12).hexdigest()
+        self._folder = root / name / f"client-{int(client):08d}"
+
+    def load(self, round: int, digest: str, spec: Mapping[str, Spec]) -> ByPart:
+        """Return the state that the server believes in.
+
+        Args:
+            round: rounds completed when it was made.
+            digest: its digest.
+            spec: shape and type of every tensor, by path.
+
+        Raises:
+            LostError: it is not there, has another digest, or another form.
+        """
+        there = self._rounds()
+        if round not in there:
+            raise LostError(
+                "it is gone" if not there else f"only that of round {max(there)} is there"
+            )
+        data = self._file(round).read_bytes()
+        if _digest(data) != digest:
+            raise LostError(f"that of round {round} is another one")
+        try:
+            found = load(data)
+        except (SafetensorError, ValueError):
+            raise LostError(f"that of round {round} cannot be read") from None
+        if specs(dict(found)) != {path: spec[path] for path in spec}:
+            raise LostError(f"that of round {round} has another form")
+        own = {path: torch.empty_like(found[path]).copy_(found[path]) for path in spec}
+        return branches(unwalk(own))
+
+    def store(self, round: int, state: ByPart) -> str:
+        """Write the state after a round, and return its digest.
+
+        Raises:
+            RunError: the disk fails, or is full; nothing has changed then.
+        """
+        data = save({path: t.contiguous() for path, t in walk(dict(state))})
+        file = self._file(round)
+        aside = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(aside, file)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise RunError(
+                "What the client keeps cannot be written.",
+                got=error.strerror or error,
+                do="see that the node's disk has room; the next round tries again",
+            ) from None
+        return _digest(data)
+
+    def tidy(self, believed: int, saved: int) -> None:
+        """Remove what nobody can ask for again.
+
+        Args:
+            believed: the round whose state the server believes in, 0 for none.
+            saved: rounds completed at the server's last checkpoint, to which it may go back.
+        """
+        there = [r for r in self._rounds() if r <= believed]
+        base = max((r for r in there if r <= saved), default=0)
+        needed = {r for r in there if r >= base}
+        if self._folder.is_dir():
+            for file in list(self._folder.iterdir()):
+                found = _NAME.fullmatch(file.name)
+                if found is None or int(found[1]) not in needed:
+                    file.unlink(missing_ok=True)
+
+    def _file(self, round: int) -> Path:
+        return self._folder / f"round-{round:08d}.safetensors"
+
+    def _rounds(self) -> list[int]:
+        if not self._folder.is_dir():
+            return []
+        found = [_NAME.fullmatch(file.name) for file in self._folder.iterdir()]
+        return sorted(int(one[1]) for one in found if one)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

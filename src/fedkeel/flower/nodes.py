@@ -1,0 +1,406 @@
+"""An engine whose clients are far away: `experiment` drives it as it drives any other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.data import batches
+from fedkeel.engine.buffers import private
+from fedkeel.engine.loop import evaluate_shard, evaluated, examples
+from fedkeel.engine.rounds import RoundBuffers, flat
+from fedkeel.engine.sequential import one_thread
+from fedkeel.engine.world import Account, Job, Split, Tick, Trained
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment.prepare import Prepared, estimate
+from fedkeel.flower.exchange import Exchange, Reply
+from fedkeel.flower.roster import Roster
+from fedkeel.flower.screen import outliers
+from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
+from fedkeel.flower.wire import (
+    FORMAT,
+    HEAD,
+    TENSORS,
+    Answer,
+    Order,
+    WireError,
+    of_client,
+    pack,
+    unpack,
+    values,
+)
+from fedkeel.method import client as method
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.tree import Tree, below, branches, nbytes, tensors, unwalk
+
+TRAIN, SURVEY, EVALUATE = "train", "train.survey", "evaluate"
+KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
+"""Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
+
+Took = tuple[method.Reply, int, int, str]
+"""A client's reply, local steps, examples processed, digest of what it keeps."""
+
+
+class Nodes:
+    """Trains clients on the nodes of a federation.
+
+    Args:
+        prepared: the run.
+        exchange: how nodes are asked.
+        roster: who is there.
+        away: whether the data is on the nodes alone, so that they evaluate.
+    """
+
+    def __init__(
+        self, prepared: Prepared, exchange: Exchange, roster: Roster, away: bool = False
+    ) -> None:
+        world, capacity = prepared.world, prepared.population.per_round
+        self._prepared, self._world = prepared, world
+        self._settings = prepared.settings.flower
+        self._exchange, self._roster, self._away = exchange, roster, away
+        self._estimate = estimate(prepared)
+        self._forms, self._terms = Forms.of(prepared), terms(prepared)
+        self._buffers = RoundBuffers(world, prepared.spec, capacity, private, away=True)
+        clients = len(world.federation)
+        self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
+        self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
+        self._pending: dict[int, str] = {}  # digests of a round that is not yet taken
+        self._round = self._saved = 0
+        self._down: dict[str, int] = {}  # bytes of the round so far, by part
+        self._up: dict[str, int] = {}
+        self._faults: dict[str, list[int]] = {}
+
+    # --- training --------------------------------------------------------------------------------
+
+    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+        """Train clients [K] from a message; those that answer in time are the round's.
+
+        Raises:
+            TrainingError: fewer than the quorum answered before the deadline.
+        """
+        jobs = {job.client: job for job in self._buffers.jobs(clients)}
+        enough = math.ceil(self._settings.enough * len(clients))
+        took: dict[int, Took] = {}
+        lost: list[int] = []
+        self._latecomers()
+        orders = self._orders(message, jobs)
+        started = time.monotonic()
+        for reply in self._exchange.ask(orders, TRAIN, lambda: len(took) >= enough):
+            before = len(took)
+            self._receive(reply, message, self._meant(orders, reply.node), took, lost)
+            tick(len(took) - before)
+        self._missing(clients, took, time.monotonic() - started)
+        self._quorum(message, len(clients), len(took))
+        found = np.array(sorted(took), dtype=np.int64)
+        for row, client in enumerate(found.tolist()):
+            mine, steps, seen, digest = took[client]
+            self._buffers.put(Job(row, client, jobs[client].done), mine, steps, seen)
+            self._pending[client] = digest
+        trained = self._buffers.gather(found)
+        self._screen(trained)
+        down, up = self._by_part(self._down), self._by_part(self._up)
+        account = Account(down, up, self._faults, sorted(lost))
+        self._round = message.round
+        self._down, self._up, self._faults = {}, {}, {}
+        return Trained(**{**vars(trained), "account": account})
+
+    def _orders(self, message: Message, jobs: Mapping[int, Job]) -> dict[int, RecordDict]:
+        """Return what each node is sent, and count it."""
+        wanted = sorted(jobs)
+        route = self._roster.route(wanted)
+        if sum(map(len, route.values())) < len(wanted):  # somebody may have come back
+            self._roster.refresh()
+            route = self._roster.route(wanted)
+        arrays = pack(flat(message))
+        size = nbytes(flat(message))
+        if size > self._settings.message_mb * 1e6:
+            raise RunError(
+                "A message to the clients is too large.",
+                got=f"{size / 1e6:.0f} MB",
+                expected=f"at most {self._settings.message_mb:g} MB",
+                do="raise flower.message_mb, or use a smaller model",
+            )
+        orders = {}
+        for node, own in route.items():
+            head = Order(
+                format=FORMAT,
+                run=self._prepared.key,
+                round=message.round,
+                terms=self._terms,
+                lr=message.lr,
+                saved=self._saved,
+                clients=tuple(own),
+                done=tuple(jobs[k].done for k in own),
+                kept=tuple(int(self._kept[k]) for k in own),
+                digest=tuple(f"{int(self._digest[k]):016x}" for k in own),
+            )
+            orders[node] = RecordDict({HEAD: head.record(), TENSORS: arrays})
+            _count(
+                self._down, "model", nbytes({"p": dict(message.params), "b": dict(message.buffers)})
+            )
+            for part, state in message.sent.items():
+                _count(self._down, part, nbytes(state))
+        return orders
+
+    def _receive(
+        self,
+        reply: Reply,
+        message: Message,
+        meant: tuple[int, ...],
+        took: dict[int, Took],
+        lost: list[int],
+    ) -> None:
+        """Take what a node replied, or write down why not."""
+        try:
+            if reply.content is None:
+                raise WireError(reply.fault)
+            answer = Answer.read(reply.content)
+            self._fits(answer, message, meant)
+        except WireError as error:
+            self._fault(_words(error), meant)
+            return
+        for place, client in enumerate(meant):
+            status = answer.status[place]
+            if status == LOST:
+                lost.append(client)
+                self._fault("lost what it had kept; the method begins anew", [client])
+            elif status not in (OK, RESTARTED):
+                self._fault(f"failed: {status:.200}", [client])
+            else:
+                try:
+                    took[client] = self._take(reply.content, answer, place)
+                except WireError as error:
+                    self._fault(_words(error), [client])
+                    continue
+                if status == RESTARTED:
+                    lost.append(client)
+                    self._fault("lost what it had kept, and began anew", [client])
+
+    def _fits(self, answer: Answer, message: Message, meant: tuple[int, ...]) -> None:
+        if answer.run != self._prepared.key or answer.round != message.round:
+            raise WireError("A reply belongs to another round or run.", got=f"round {answer.round}")
+        if answer.clients != meant:
+            raise WireError("A reply is for other clients than were asked.")
+        columns = (answer.status, answer.steps, answer.seen, answer.digest)
+        if any(len(column) != len(meant) for column in columns):
+            raise WireError("A reply's columns differ in length.")
+
+    def _take(self, content: RecordDict, answer: Answer, place: int) -> Took:
+        """Return one client's reply, checked."""
+        client, forms = answer.clients[place], self._forms
+        state = unpack(content, of_client(TENSORS, client), forms.reply)
+        numbers = values(content, of_client("notes", client), {*forms.notes, "loss"})
+        size = int(self._world.federation.sizes[client])
+        steps, seen = answer.steps[place], answer.seen[place]
+        if seen != batches.processed(self._world.bench.local, size) or not 0 < steps <= seen:
+            raise WireError(
+                "A reply counts other work than was asked for.",
+                got=f"{steps} steps, {seen} examples",
+            )
+        digest = answer.digest[place]
+        if forms.mine and not _is_digest(digest):
+            raise WireError("A reply's digest is not one.")
+        _count(self._up, "model", nbytes({k: below(state, k) for k in ("delta", "buffers")}))
+        for part, own in branches(below(state, "uploads")).items():
+            _count(self._up, part, nbytes(own))
+        reply = method.Reply(
+            delta=tensors(below(state, "delta")),
+            buffers=tensors(below(state, "buffers")),
+            uploads=branches(below(state, "uploads")),
+            mine={},
+            loss=torch.tensor(numbers["loss"], dtype=torch.float64),
+            finite=method.finite(state),
+            notes={
+                name: torch.tensor(numbers[name]).to(one.dtype) for name, one in forms.notes.items()
+            },
+        )
+        return reply, steps, seen, digest
+
+    def _screen(self, trained: Trained) -> None:
+        """Take replies out whose norm is far from the others'."""
+        replies = trained.replies
+        for row, words in outliers(replies, self._settings.screen).items():
+            replies.finite[row] = False
+            self._fault(words, [int(replies.clients[row])])
+        for row in np.flatnonzero(~replies.finite).tolist():
+            client = int(replies.clients[row])
+            if not any(client in found for found in self._faults.values()):
+                self._fault("sent NaN or infinity", [client])
+
+    def _quorum(self, message: Message, asked: int, came: int) -> None:
+        needed = math.ceil(self._settings.quorum * asked)
+        if came >= needed:
+            return
+        said = "; ".join(f"{words}: {clients}" for words, clients in self._faults.items())
+        self._down, self._up, self._faults = {}, {}, {}
+        raise TrainingError(
+            f"Round {message.round + 1} has no quorum.",
+            got=f"{came} of {asked} clients answered" + (f" ({said:.300})" if said else ""),
+            expected=f"at least {needed} within {self._settings.deadline_seconds:g} s",
+            do="see that the nodes are up, then go on with resume; everything is saved",
+        )
+
+    def _missing(self, clients: Ints, took: Mapping[int, Took], seconds: float) -> None:
+        """Write down who has not answered, and is not written down already."""
+        named = {client for found in self._faults.values() for client in found}
+        where = self._roster.where()
+        for client in clients.tolist():
+            if client in took or client in named:
+                continue
+            if client not in where:
+                self._fault("not connected", [client])
+            elif seconds >= self._settings.deadline_seconds:
+                self._fault("no reply before the deadline", [client])
+            else:
+                self._fault("not needed: enough had replied", [client])
+
+    def _latecomers(self) -> None:
+        said = self._roster.said()
+        where = self._roster.where()
+        for node in self._exchange.late():
+            clients = [c for c in said if where[c] == node]
+            self._fault("a reply to an earlier round came late and was dropped", clients)
+        for words in self._roster.faults:
+            self._fault(words, [])
+        self._roster.faults.clear()
+
+    def _fault(self, words: str, clients: Iterable[int]) -> None:
+        found = self._faults.setdefault(words, [])
+        found.extend(c for c in clients if c not in found)
+        found.sort()
+
+    def _by_part(self, total: dict[str, int]) -> dict[str, int]:
+        """Return bytes in the order in which every engine's record has them."""
+        order = [*self._estimate.down, *self._estimate.up]
+        return {part: total[part] for part in dict.fromkeys(order) if part in total}
+
+    @staticmethod
+    def _meant(orders: Mapping[int, RecordDict], node: int) -> tuple[int, ...]:
+        return Order.read(orders[node]).clients
+
+    # --- surveys ---------------------------------------------------------------------------------
+
+    def survey(self, message: Message, clients: Ints) -> ByPart:
+        """Return the answers of clients [K] to the surveys; NaN for who does not answer."""
+        jobs = {job.client: job for job in self._buffers.jobs(clients)}
+        orders = self._orders(message, jobs)
+        for job in jobs.values():
+            self._buffers.put_answers(job, _nothing(self._forms))
+        for reply in self._exchange.ask(orders, SURVEY):
+            meant = self._meant(orders, reply.node)
+            try:
+                if reply.content is None:
+                    raise WireError(reply.fault)
+                head = Order.read(reply.content)
+                if (head.run, head.round) != (self._prepared.key, message.round):
+                    raise WireError("A reply belongs to another round or run.")
+                for client in meant:
+                    state = unpack(reply.content, of_client(TENSORS, client), self._forms.answer)
+                    self._buffers.put_answers(jobs[client], branches(state))
+                    for part, own in branches(state).items():
+                        _count(self._up, part, nbytes(own))
+            except WireError as error:
+                self._fault(f"survey: {_words(error)}", meant)
+        return self._buffers.answers(clients)
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Take the round: believe in the states that the clients `keep` have written for it."""
+        self._buffers.commit(trained, keep)
+        if self._forms.mine:
+            for client in keep.tolist():
+                self._kept[client] = self._round + 1
+                self._digest[client] = int(self._pending[client], 16)
+        self._pending = {}
+        account = trained.account
+        if account is not None and account.lost and self._prepared.plan.mirrored:
+            self._kept[:] = 0
+            self._digest[:] = 0
+        self._round += 1
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the server knows of the clients' states."""
+        return {
+            **self._buffers.state(),
+            KEPT: self._kept.copy(),
+            DIGEST: self._digest.copy(),
+            ROUND: np.array([self._round], dtype=np.int64),
+        }
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last state is complete."""
+        self._saved = self._round
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take what the server knew of the clients' states at a checkpoint."""
+        self._buffers.restore(arrays)
+        self._kept[:] = arrays[KEPT]
+        self._digest[:] = arrays[DIGEST]
+        self._round = self._saved = int(arrays[ROUND][0])
+
+    # --- evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
+        """Return [N, 3] of the examples of a split: of each client the means, NaN for who is away.
+
+        Where the server has the data, it evaluates itself, and exactly.
+        """
+        if not self._away:
+            with one_thread():
+                size, world = examples(self._world, split), self._world
+                starts = range(0, size, world.eval_batch)
+                shards = [evaluate_shard(world, params, buffers, split, at) for at in starts]
+            return torch.cat(shards)
+        _, group, _ = evaluated(self._world, "clients")
+        measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
+        clients = np.unique(group)
+        message = Message(params, buffers, {}, self._round, 0.0)
+        jobs = {job.client: job for job in self._buffers.jobs(clients)}
+        orders = self._orders(message, jobs)
+        for reply in self._exchange.ask(orders, EVALUATE):
+            meant = self._meant(orders, reply.node)
+            try:
+                if reply.content is None:
+                    raise WireError(reply.fault)
+                for client in meant:
+                    name = of_client("scores", client)
+                    found = values(reply.content, name, {"top1", "top3", "loss"})
+                    row = [found["top1"], found["top3"], found["loss"]]
+                    measured[torch.from_numpy(group == client)] = torch.tensor(row).double()
+            except WireError as error:
+                self._fault(f"evaluation: {_words(error)}", meant)
+        return measured
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to end: the nodes live on."""
+
+
+def _nothing(forms: Forms) -> ByPart:
+    """Return the answer of a client that has given none: NaN, which counts for nothing."""
+    return branches(
+        unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
+    )
+
+
+def _count(total: dict[str, int], part: str, size: int) -> None:
+    total[part] = total.get(part, 0) + size
+
+
+def _words(error: WireError) -> str:
+    return error.what + (f" got {error.got}" if error.got is not None else "")
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 16 and all(sign in "0123456789abcdef" for sign in text)

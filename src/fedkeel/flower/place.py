@@ -1,0 +1,43 @@
+"""What a node has: its clients and their data, by the node's own configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedkeel.config import Experiment
+from fedkeel.errors import ConfigError
+from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.flower.site import Site
+
+STATE = Path.home() / ".fedkeel" / "state"
+"""Where clients keep their state, where the node's configuration names no folder."""
+
+
+def site(experiment: Experiment, config: dict[str, object]) -> Site:
+    """Return what a node needs to answer.
+
+    Args:
+        experiment: the same as at the server.
+        config: the node's configuration: ``partition-id`` and ``num-partitions``, and ``state``,
+            the folder of what its clients keep.
+
+    Raises:
+        FedkeelError: the data or the model cannot be used, or the configuration is not complete.
+    """
+    number, of = _whole(config, "partition-id"), _whole(config, "num-partitions", 1)
+    root = Path(str(config.get("state") or STATE))
+    prepared = prepare(experiment, gather(experiment))
+    clients = range(number, prepared.population.clients, max(of, 1))
+    return Site(prepared, frozenset(clients), root)
+
+
+def _whole(values: dict[str, object], name: str, default: int | None = None) -> int:
+    found = values.get(name, default)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise ConfigError(
+            f"The node's configuration needs {name!r}.",
+            got=found,
+            expected="a whole number >= 0",
+            do=f"start it with --node-config '{name}=0 ...'",
+        )
+    return found

@@ -1,0 +1,44 @@
+"""Which replies of a round are not like the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fedkeel.method.server import Replies
+from fedkeel.tree import walk
+
+
+def outliers(replies: Replies, factor: float) -> dict[int, str]:
+    """Return the rows whose norm is more than `factor` times the median, and why, in words.
+
+    The update, and each part's message, are compared by themselves. The median is the lower one and
+    leaves out what is not finite, so that of two replies the larger one is the outlier.
+    """
+    found: dict[int, str] = {}
+    for name, norms in _norms(replies):
+        finite = norms[norms.isfinite()]
+        if not len(finite):
+            continue
+        middle = float(finite.median())
+        for row in torch.nonzero(norms > factor * middle).flatten().tolist():
+            if middle > 0.0 and bool(norms[row].isfinite()):
+                times = float(norms[row]) / middle
+                found.setdefault(row, f"{name} {times:.0e} times as large as the median")
+    return found
+
+
+def _norms(replies: Replies) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and norms [K] in float64."""
+    yield "an update", _norm(list(replies.delta.values()))
+    for part, state in replies.uploads.items():
+        tensors = [t for _, t in walk(state) if t.is_floating_point()]
+        if tensors:
+            yield f"a message of {part}", _norm(tensors)
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    squares = [t.reshape(len(t), -1).double().square().sum(dim=1) for t in tensors]
+    return torch.stack(squares).sum(dim=0).sqrt()

@@ -1,0 +1,58 @@
+"""The server's side of a run: the same rounds, records and checkpoints as everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedkeel.config import Experiment
+from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.manifest import describe_run
+from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.flower.exchange import Exchange
+from fedkeel.flower.nodes import Nodes
+from fedkeel.flower.roster import Roster
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is said when a run is submitted, beyond the experiment.
+
+    Args:
+        out: the run folder.
+        resume: whether to go on with an unfinished run that is there.
+    """
+
+    out: Path
+    resume: bool = False
+
+
+def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
+    """Make a run with the nodes of a federation.
+
+    Args:
+        grid: Flower's grid.
+        experiment: what runs.
+        options: where to, and whether to go on.
+
+    Raises:
+        FedkeelError: the run cannot start, or cannot go on; what was done is saved.
+    """
+    prepared = prepare(experiment, gather(experiment))
+    settings = experiment.flower
+    exchange = Exchange(grid, settings)
+    roster = Roster(exchange, settings, prepared.population.clients)
+    needed = settings.quorum * prepared.population.clients
+    roster.gather(lambda count: count >= needed, f"at least {needed:g} clients")
+    record = describe_run(prepared)
+    engine = {"kind": "flower", "workers": len(set(roster.where().values()))}
+    record = replace(record, engine={**record.engine, **engine})
+    return start(
+        prepared,
+        options.out,
+        options.resume,
+        engine=Nodes(prepared, exchange, roster),
+        record=record,
+    )

@@ -1,0 +1,288 @@
+"""A node: the clients it plays, what it needs to train them, and what they keep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import MetricRecord, RecordDict
+
+from fedkeel.engine.buffers import Spec, specs
+from fedkeel.engine.loop import (
+    evaluate_shard,
+    evaluated,
+    examples,
+    survey_client,
+    train_client,
+)
+from fedkeel.engine.rounds import SURVEY, answered, flat, unflat
+from fedkeel.engine.sequential import one_thread
+from fedkeel.engine.world import Job
+from fedkeel.errors import FedkeelError
+from fedkeel.experiment.prepare import Prepared
+from fedkeel.flower.keep import Keep, LostError
+from fedkeel.flower.roster import Presence
+from fedkeel.flower.wire import (
+    FORMAT,
+    HEAD,
+    TENSORS,
+    Answer,
+    Order,
+    WireError,
+    of_client,
+    pack,
+    unpack,
+)
+from fedkeel.method.client import Reply
+from fedkeel.method.context import ByPart, Message
+from fedkeel.method.outside import fingerprint
+from fedkeel.method.server import server_message
+from fedkeel.task.metrics import by_group
+from fedkeel.task.network import Network
+from fedkeel.tree import State
+from fedkeel.version import __version__
+
+SENT = ("delta/", "buffers/", "uploads/")
+OK, RESTARTED, LOST = "ok", "restarted", "lost"
+
+Terms = str
+"""Digest of what server and nodes have to agree on: version, method, model and local training."""
+
+
+def terms(prepared: Prepared) -> Terms:
+    """Return the digest of what server and nodes have to agree on; data are not part of it."""
+    settings = prepared.settings
+    network: Network = prepared.world.bench.network
+    facts = {
+        "version": __version__,
+        "method": prepared.plan.expression,
+        "own": fingerprint(prepared.plan.parts),
+        "weights": prepared.plan.weights,
+        "local": settings.local.model_dump(mode="json"),
+        "seed": settings.seed,
+        "dtype": settings.engine.dtype,
+        "buffers": prepared.world.bench.buffers,
+        "parameters": {k: list(v.shape) for k, v in network.params.items()},
+    }
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Shapes and types of what is sent, by path, which both ends work out for themselves.
+
+    Args:
+        message: of what clients receive before they train.
+        question: of what they receive before a survey.
+        model: of what they receive to evaluate.
+        reply: of what each sends after training.
+        notes: of the diagnostics that go with it.
+        answer: of an answer to a survey.
+        mine: of what each keeps.
+    """
+
+    message: Mapping[str, Spec]
+    question: Mapping[str, Spec]
+    model: Mapping[str, Spec]
+    reply: Mapping[str, Spec]
+    notes: Mapping[str, Spec]
+    answer: Mapping[str, Spec]
+    mine: Mapping[str, Spec]
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> Forms:
+        """Return the forms of a run."""
+        spec = prepared.spec
+        message = server_message(prepared.plan, prepared.server, 1.0)
+
+        def under(prefix: str) -> dict[str, Spec]:
+            return {k.removeprefix(prefix): v for k, v in spec.items() if k.startswith(prefix)}
+
+        return cls(
+            message=specs(flat(answered(message, spec))),
+            question=specs(flat(message)),
+            model=specs(flat(replace(message, params=prepared.server.params, sent={}))),
+            reply={
+                k: v for k, v in spec.items() if k.startswith(("delta/", "buffers/", "uploads/"))
+            },
+            notes=under("notes/"),
+            answer=under(SURVEY),
+            mine=under("mine/"),
+        )
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a node needs to answer.
+
+    Args:
+        prepared: the run, as the node sees it.
+        clients: the clients that it plays.
+        root: folder of what they keep.
+    """
+
+    prepared: Prepared
+    clients: frozenset[int]
+    root: Path
+
+    @cached_property
+    def forms(self) -> Forms:
+        """Shapes and types of what is sent."""
+        return Forms.of(self.prepared)
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Train the clients of an order and return their replies.
+
+        Raises:
+            WireError: the order is not one of this run, or not for this node.
+        """
+        order = self._order(content)
+        message = unflat(unpack(content, TENSORS, self.forms.message), order.round, order.lr)
+        records = RecordDict()
+        rows = []
+        for place in range(len(order.clients)):
+            try:
+                rows.append(self._train(order, place, message, records))
+            except FedkeelError as error:
+                print("\n".join(error.lines()), flush=True)  # stays on the node, with all it says
+                rows.append((f"{type(error).__name__}: {error.what}"[:200], 0, 0, ""))
+        columns = [tuple(column) for column in zip(*rows, strict=True)] or [()] * 4
+        head = Answer(
+            format=FORMAT,
+            run=order.run,
+            round=order.round,
+            clients=order.clients,
+            **dict(zip(("status", "steps", "seen", "digest"), columns, strict=True)),
+        )
+        records[HEAD] = head.record()
+        return records
+
+    def _train(
+        self, order: Order, place: int, message: Message, records: RecordDict
+    ) -> tuple[str, int, int, str]:
+        """Train one client of an order and add its tensors to the records."""
+        client = order.clients[place]
+        keep = Keep(self.root, order.run, client)
+        keep.tidy(order.kept[place], order.saved)
+        mine, status = self._mine(order, place, keep)
+        if status == LOST:
+            return status, 0, 0, ""
+        with one_thread():
+            job = Job(place, client, order.done[place])
+            reply, steps, seen = train_client(self.prepared.world, message, job, mine)
+        digest = keep.store(order.round + 1, reply.mine) if self.forms.mine else ""
+        records[of_client(TENSORS, client)] = pack(_sent(reply))
+        notes = {name: float(t) for name, t in reply.notes.items()}
+        records[of_client("notes", client)] = MetricRecord({**notes, "loss": float(reply.loss)})
+        return status, steps, seen, digest
+
+    def _mine(self, order: Order, place: int, keep: Keep) -> tuple[ByPart | None, str]:
+        """Return what a client kept, None where it begins anew, and whether that was asked for."""
+        if not order.kept[place]:
+            return None, OK
+        try:
+            return keep.load(order.kept[place], order.digest[place], self.forms.mine), OK
+        except LostError as error:
+            print(f"state of client {order.clients[place]}: {error.what}", flush=True)
+            return None, LOST if self.prepared.plan.mirrored else RESTARTED
+
+    def survey(self, content: RecordDict) -> RecordDict:
+        """Return the answers of the clients of an order to the surveys.
+
+        Raises:
+            WireError: the order is not one of this run, or not for this node.
+        """
+        order = self._order(content)
+        message = unflat(unpack(content, TENSORS, self.forms.question), order.round, order.lr)
+        records = RecordDict()
+        for place, client in enumerate(order.clients):
+            keep = Keep(self.root, order.run, client)
+            mine, _ = self._mine(order, place, keep)
+            job = Job(place, client, order.done[place])
+            with one_thread():
+                answers = survey_client(self.prepared.world, message, job, mine)
+            records[of_client(TENSORS, client)] = pack(dict(answers))
+        records[HEAD] = order.record()
+        return records
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Return the mean scores of the clients of an order on their own examples.
+
+        Raises:
+            WireError: the order is not one of this run, or not for this node.
+        """
+        order = self._order(content)
+        received = unflat(unpack(content, TENSORS, self.forms.model), order.round, order.lr)
+        world = self.prepared.world
+        buffers = received.buffers or world.bench.network.buffers
+        with one_thread():
+            shards = [
+                evaluate_shard(world, received.params, buffers, "clients", at)
+                for at in range(0, examples(world, "clients"), world.eval_batch)
+            ]
+        _, group, groups = evaluated(world, "clients")
+        found = by_group(torch.cat(shards), torch.from_numpy(group), groups)
+        records = RecordDict({HEAD: order.record()})
+        for client in order.clients:
+            score = found[client]
+            records[of_client("scores", client)] = MetricRecord(
+                {"top1": score.top1, "top3": score.top3, "loss": score.loss}
+            )
+        return records
+
+    def hello(self) -> RecordDict:
+        """Return what the node says of itself: its clients, and the form of their data."""
+        federation, clients = self.prepared.world.federation, tuple(sorted(self.clients))
+        _, group, groups = evaluated(self.prepared.world, "clients")
+        held = np.bincount(group, minlength=groups)
+        data = federation.data
+        said = Presence(
+            format=FORMAT,
+            run="",
+            round=0,
+            clients=clients,
+            examples=tuple(int(federation.sizes[k]) for k in clients),
+            held=tuple(int(held[k]) for k in clients),
+            shape=data.shape,
+            classes=data.classes,
+            labels=data.label_names,
+            tokens=not data.x.is_floating_point(),
+            digest=data.fingerprint(),
+        )
+        return RecordDict({HEAD: said.record()})
+
+    def _order(self, content: RecordDict) -> Order:
+        order = Order.read(content)
+        count = len(order.clients)
+        if any(len(column) != count for column in (order.done, order.kept, order.digest)):
+            raise WireError("An order's columns differ in length.")
+        if order.terms != terms(self.prepared):
+            raise WireError(
+                "The server runs another experiment than this node.",
+                got=f"terms {order.terms:.16}",
+                expected=terms(self.prepared),
+                do="use the same experiment file and version of fedkeel at the server and here",
+            )
+        strangers = set(order.clients) - self.clients
+        if strangers:
+            raise WireError(
+                "An order is for a client that this node does not play.",
+                got=min(strangers),
+                expected=f"one of {sorted(self.clients)[:8]}",
+            )
+        return order
+
+
+def _sent(reply: Reply) -> State:
+    """Return what of a reply is sent as tensors."""
+    return {
+        "delta": dict(reply.delta),
+        "buffers": dict(reply.buffers),
+        "uploads": dict(reply.uploads),
+    }

@@ -1,0 +1,217 @@
+"""What crosses the network: named tensors and a few plain values, in Flower's records.
+
+Whoever receives knows what to expect, by name, shape and type, and takes nothing else. Tensors are
+read from their bytes: nothing that was received is unpickled or evaluated, and no memory is taken
+for more than what was expected.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import ValidationError
+from torch import Tensor
+
+from fedkeel.config import Settings
+from fedkeel.engine.buffers import Spec
+from fedkeel.errors import FedkeelError
+from fedkeel.tree import State, unwalk, walk
+
+FORMAT = 1
+"""Version of the messages; another one is refused."""
+
+HEADER = 4096
+"""Bytes that the description of an array may take before its numbers."""
+
+HEAD, TENSORS = "head", "tensors"
+
+
+class WireError(FedkeelError):
+    """A message that is not what it should be."""
+
+
+class Head(Settings):
+    """What every message and reply says of itself, beyond its tensors.
+
+    Args:
+        format: version of the messages.
+        run: key of the run.
+        round: rounds completed before this one.
+    """
+
+    format: int
+    run: str
+    round: int
+
+    def record(self) -> ConfigRecord:
+        """Return the values as a record."""
+        return ConfigRecord({k: _plain(v) for k, v in self.model_dump().items()})
+
+    @classmethod
+    def read(cls, content: RecordDict) -> Self:
+        """Return the values of a received message.
+
+        Raises:
+            WireError: a value is missing, unknown or of another type.
+        """
+        record = content.get(HEAD)
+        if not isinstance(record, ConfigRecord):
+            raise WireError("A message has no head.", got=f"records {sorted(content)[:4]}")
+        if record.get("format") != FORMAT:
+            raise WireError(
+                "A message was written by another version.",
+                got=f"format {record.get('format')!r:.40}",
+                expected=f"format {FORMAT}",
+                do="install the same version of fedkeel at the server and on every node",
+            )
+        try:
+            return cls.model_validate(dict(record))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise WireError(f"A message's {name!r:.40} is wrong.", why=first["msg"]) from None
+
+
+class Order(Head):
+    """What a node is told to do.
+
+    Args:
+        terms: digest of what server and nodes have to agree on.
+        lr: local learning rate of the round.
+        saved: rounds completed at the server's last checkpoint.
+        clients: which clients are meant.
+        done: local steps that each has made.
+        kept: the round after which each one's state was last taken by the server; 0 for none.
+        digest: digest of that state, "" for none.
+    """
+
+    terms: str
+    lr: float
+    saved: int
+    clients: tuple[int, ...]
+    done: tuple[int, ...]
+    kept: tuple[int, ...]
+    digest: tuple[str, ...]
+
+
+class Answer(Head):
+    """What a node says of its clients, one entry for each.
+
+    Args:
+        clients: which clients.
+        status: "ok", "restarted" (trained without what it had kept), "lost" (not trained, because
+            what it had kept is gone), or what went wrong, in words.
+        steps: local steps made.
+        seen: examples processed.
+        digest: digest of what the client now keeps, "" for nothing.
+    """
+
+    clients: tuple[int, ...]
+    status: tuple[str, ...]
+    steps: tuple[int, ...]
+    seen: tuple[int, ...]
+    digest: tuple[str, ...]
+
+
+def of_client(name: str, client: int) -> str:
+    """Return the name of one client's record.
+
+    >>> of_client("tensors", 3)
+    'tensors-3'
+    """
+    return f"{name}-{client}"
+
+
+def pack(state: Mapping[str, Tensor | State]) -> ArrayRecord:
+    """Return a state as a record: one array for each tensor, by path."""
+    return ArrayRecord({path: Array(t.detach().cpu().numpy()) for path, t in walk(state)})
+
+
+def unpack(content: RecordDict, name: str, spec: Mapping[str, Spec]) -> State:
+    """Return the state of a received record, in memory of torch's own.
+
+    Args:
+        content: the message.
+        name: name of the record.
+        spec: shape and type of every tensor that is expected, by path, in the order that the state
+            will have: sums over tensors depend on it.
+
+    Raises:
+        WireError: a tensor is missing, unknown, or has another shape or type.
+    """
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise WireError(f"A message has no tensors {name!r}.", got=f"{sorted(content)[:4]}")
+    if set(record) != set(spec):
+        missing, more = set(spec) - set(record), set(record) - set(spec)
+        raise WireError(
+            "A message has other tensors than it should have.",
+            got=f"{len(more)} unknown, such as {min(more)!r:.60}" if more else "fewer",
+            expected=f"also {min(missing)!r}" if missing else f"{len(spec)} known ones",
+        )
+    return unwalk({path: _tensor(path, record[path], one) for path, one in spec.items()})
+
+
+def _tensor(path: str, array: Array, spec: Spec) -> Tensor:
+    """Return a tensor of exactly the expected form, read from its bytes."""
+    out = torch.empty(spec.shape, dtype=spec.dtype)
+    expected = f"{list(spec.shape)} {_numpy(spec.dtype)}"
+    data = array.data
+    if array.stype != "numpy.ndarray" or len(data) > spec.nbytes + HEADER:
+        raise WireError(
+            f"The tensor {path!r} is too large, or of an unknown kind.",
+            got=f"{len(data)} bytes of {array.stype!r:.40}",
+            expected=expected,
+        )
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise ValueError(f"version {version}")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=HEADER)
+    except ValueError as error:
+        raise WireError(f"The tensor {path!r} cannot be read.", got=f"{error!s:.80}") from None
+    body = memoryview(data)[stream.tell() :]
+    fits = shape == spec.shape and dtype == _numpy(spec.dtype) and len(body) == spec.nbytes
+    if not fits or (fortran and len(shape) > 1):
+        raise WireError(
+            f"The tensor {path!r} has another form.",
+            got=f"{list(shape)} {dtype}, {len(body)} bytes",
+            expected=expected,
+        )
+    if spec.nbytes:
+        out.copy_(torch.from_numpy(np.frombuffer(body, dtype=dtype).reshape(shape).copy()))
+    return out
+
+
+def values(content: RecordDict, name: str, expected: set[str]) -> dict[str, float]:
+    """Return the numbers of a received record.
+
+    Raises:
+        WireError: one is missing, unknown, or not a single number.
+    """
+    record = content.get(name)
+    found = dict(record) if isinstance(record, MetricRecord) else {}
+    if set(found) != expected or any(isinstance(v, list) for v in found.values()):
+        raise WireError(
+            f"A message's numbers {name!r} are wrong.",
+            got=f"{sorted(found)[:4]}",
+            expected=f"{sorted(expected)[:4]}",
+        )
+    return {k: float(v) for k, v in found.items() if not isinstance(v, list)}
+
+
+def _numpy(dtype: torch.dtype) -> np.dtype[np.generic]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def _plain(value: object) -> int | float | str | list[int] | list[str]:
+    if isinstance(value, tuple):
+        return list(value)
+    assert isinstance(value, (int, float, str))
+    return value
