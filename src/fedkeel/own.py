@@ -75,7 +75,7 @@ def one_line(error: BaseException) -> str:
 def _module(path: str, place: str, wanted: Wanted) -> ModuleType:
     noun = wanted.noun
     try:
-        with _working_directory_first():
+        with working_directory_first():
             importlib.invalidate_caches()
             return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -99,7 +99,8 @@ def _module(path: str, place: str, wanted: Wanted) -> ModuleType:
 
 
 @contextmanager
-def _working_directory_first() -> Iterator[None]:
+def working_directory_first() -> Iterator[None]:
+    """Look for modules in the current working directory before anywhere else."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

@@ -16,6 +16,7 @@ from rich.console import Console
 from fedkeel.cli.check import check
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
+from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
 from fedkeel.cli.report import report
 from fedkeel.cli.run import run
@@ -36,6 +37,7 @@ app.command()(methods)
 app.command()(check)
 app.command()(report)
 app.add_typer(data, name="data")
+app.add_typer(flower, name="flower")
 
 
 def _version(value: bool) -> None:

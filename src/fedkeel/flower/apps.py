@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.place import site
-from fedkeel.flower.server import Options, serve
+from fedkeel.flower.server import Options, told
 from fedkeel.flower.site import Site
 
 Handler = Callable[[Site, RecordDict], RecordDict]
@@ -57,7 +57,7 @@ def server_app(file: Path | str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            serve(grid, read(file, context), options(context))
+            told(grid, read(file, context), options(context))
         except FedkeelError as error:
             print("\n".join(error.lines()), flush=True)
             raise

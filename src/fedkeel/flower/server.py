@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from fedkeel.config import Experiment
+from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.roster import Roster
+from fedkeel.records import write_text
+
+OUTCOME = "outcome.json"
+"""File that says how a run ended, for whoever follows it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,31 @@ class Options:
 
     out: Path
     resume: bool = False
+
+
+def told(grid: Grid, experiment: Experiment, options: Options) -> None:
+    """Make a run, and leave word of how it ended beside the logs of a local federation.
+
+    Raises:
+        FedkeelError: the run cannot start, or cannot go on; what was done is saved.
+    """
+    word = {"status": "failed", "what": "The server's app ended.", "got": None, "do": None}
+    try:
+        word["status"] = serve(grid, experiment, options).record.status
+    except FedkeelError as error:
+        word.update(what=error.what, got=_text(error.got), do=error.do)
+        raise
+    except Exception as error:
+        word.update(got=f"{type(error).__name__}: {error!s:.200}")
+        raise
+    finally:
+        place = options.out / "flower"
+        if place.is_dir():
+            write_text(place / OUTCOME, json.dumps(word))
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:

@@ -1,0 +1,117 @@
+"""``fedkeel flower``: the same experiment in a federation of real nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    QUIET,
+    SET,
+    document,
+    experiment,
+    say,
+    stderr,
+)
+from fedkeel.errors import RunError
+
+app = typer.Typer(no_args_is_help=True, help="A federation of nodes, with Flower.")
+
+
+@app.command()
+def up(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    nodes: int = typer.Option(3, "--nodes", min=1, help="SuperNodes, which share the clients."),
+    out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
+    secure: bool = typer.Option(False, "--secure", help="Use TLS and node keys here too."),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
+    _installed()
+    from fedkeel.experiment.progress import watcher
+    from fedkeel.flower.up import up as play
+    from fedkeel.report.page import write
+
+    chosen = experiment(path, preset, settings)
+    out = Path("runs") / chosen.name if out is None else out
+    console = stderr()
+    try:
+        with watcher(console, quiet) as watching:
+            done = play(chosen, out, nodes, watching, resume, secure)
+    except KeyboardInterrupt:
+        say(console, "stopped; to go on from what was saved: the same command with --resume")
+        raise typer.Exit(130) from None
+    page = write([out], out / "report.html")
+    if as_json:
+        rows = done.rows
+        document(
+            {
+                "run_dir": str(out),
+                "status": done.status,
+                "rounds": rows[-1].round,
+                "best": max(row.test.top1 for row in rows if row.test is not None),
+                "last": [row.test.top1 for row in rows if row.test is not None][-1],
+                "bytes_up": sum(sum(row.bytes_up.values()) for row in rows),
+                "bytes_down": sum(sum(row.bytes_down.values()) for row in rows),
+                "faults": {row.round: row.faults for row in rows if row.faults},
+            }
+        )
+    for row in done.rows:
+        for words, clients in row.faults.items():
+            say(console, f"round {row.round}: {words}: clients {clients}")
+    say(console, f"run     {out}")
+    say(console, f"report  {page}")
+
+
+@app.command()
+def export(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    out: Path = typer.Option(..., "--out", help="Folder of the app."),
+) -> None:
+    """Write a complete Flower app: the experiment, both ends, and a README with every command."""
+    _installed()
+    from fedkeel.flower.export import export as write
+
+    console = stderr()
+    for module in write(experiment(path, preset, settings), out):
+        say(console, f"the module {module!r} is not in the app: install it everywhere")
+    say(console, f"app     {out}")
+    say(console, f"next    {out / 'README.md'}")
+
+
+@app.command()
+def keys(
+    host: list[str] = typer.Option(
+        ..., "--host", help="Name or address of the server."
+    ),
+    nodes: int = typer.Option(..., "--nodes", min=1, help="Number of nodes."),
+    out: Path = typer.Option(Path("keys"), "--out", help="Folder of the keys."),
+    days: int = typer.Option(365, "--days", min=1, help="Days that certificates are valid."),
+) -> None:
+    """Make the server's certificate and a key pair for each node."""
+    _installed()
+    from fedkeel.flower.keys import make
+
+    make(out, host, nodes, days)
+    say(stderr(), f"keys    {out}: ca.crt for every node, node-N for node N, the rest stays here")
+
+
+def _installed() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
+    if missing:
+        raise RunError(
+            f"{' and '.join(missing)} is not installed.",
+            do="pip install 'fedkeel[flower]'",
+        )

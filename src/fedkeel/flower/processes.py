@@ -1,0 +1,221 @@
+"""A federation on this machine: SuperLink and SuperNodes as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from fedkeel.errors import RunError
+from fedkeel.flower import keys
+
+NAME = "here"
+"""What the SuperLink is called in Flower's own configuration."""
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+
+
+class Federation:
+    """SuperLink and SuperNodes on the loopback interface. Leaving it ends all of them.
+
+    Each process leads a group of its own, because Flower's helpers outlive whoever started them.
+
+    Args:
+        folder: where logs, Flower's own files and the database go.
+        nodes: the configuration of each node, as Flower's ``--node-config`` takes it.
+        secure: whether TLS is used and nodes have to show a key that was registered.
+        patience: seconds until a start is given up on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[str],
+        secure: bool = False,
+        patience: float = 60.0,
+    ) -> None:
+        self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.port = free_port()
+        self.keys = folder / "keys"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of every process."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens."""
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        try:
+            if self.secure and not self.keys.exists():
+                keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
+            self._configure()
+            self.start_link()
+            for number in range(len(self.nodes)):
+                if self.secure:
+                    self.flwr("supernode", "register", str(self.keys / f"node-{number}.pub"), NAME)
+                self.start_node(number)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in list(self._running):
+            self.stop(name)
+
+    def _configure(self) -> None:
+        home = self.folder / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        how = "insecure = true"
+        if self.secure:
+            how = f"root-certificates = {json.dumps(str(self.keys / keys.CA))}"
+        text = (
+            f'[superlink]\ndefault = "{NAME}"\n\n'
+            f'[superlink.{NAME}]\naddress = "{self.address}"\n{how}\n'
+        )
+        (home / "config.toml").write_text(text, encoding="utf-8")
+
+    def start_link(self) -> None:
+        """Start the SuperLink, with the database of the last one, and wait until it listens."""
+        words = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        words += ["--database", str(self.folder / "superlink.db")]
+        words += ["--disable-runtime-dependency-installation"]
+        if self.secure:
+            words += ["--ssl-ca-certfile", str(self.keys / keys.CA)]
+            words += ["--ssl-certfile", str(self.keys / keys.CERTIFICATE)]
+            words += ["--ssl-keyfile", str(self.keys / keys.SERVER_KEY), "--enable-supernode-auth"]
+        else:
+            words += ["--insecure"]
+        self.start("superlink", words)
+        end = time.monotonic() + self._patience
+        while not _listens(self.port):
+            if not self.alive("superlink") or time.monotonic() > end:
+                raise RunError("The SuperLink does not start.", got=self.tail("superlink"))
+            time.sleep(0.05)
+
+    def start_node(self, number: int, link: str | None = None, more: Sequence[str] = ()) -> None:
+        """Start a SuperNode.
+
+        Args:
+            number: which of the nodes.
+            link: address of the SuperLink, where it is not this federation's own.
+            more: further words of its command line, in place of certificates and keys.
+        """
+        words = ["flower-supernode", "--superlink", link or self.address]
+        words += ["--port", str(free_port()), "--node-config", self.nodes[number]]
+        if more:
+            words += more
+        elif self.secure:
+            words += ["--root-certificates", str(self.keys / keys.CA)]
+            words += ["--auth-supernode-private-key", str(self.keys / f"node-{number}")]
+        else:
+            words += ["--insecure"]
+        self.start(f"node-{number}", words)
+
+    def start(self, name: str, words: Sequence[str]) -> None:
+        """Start a process in a group of its own; what it says goes to a log."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                words,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def stop(self, name: str, polite: bool = False) -> None:
+        """End a process and all that it has started."""
+        process = self._running.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM if polite else signal.SIGKILL)
+        process.wait(self._patience)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def alive(self, name: str) -> bool:
+        """Return whether a process runs."""
+        return name in self._running and self._running[name].poll() is None
+
+    def tail(self, name: str, count: int = 3) -> str:
+        """Return the last lines of a process's log, as one."""
+        text = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return " | ".join(line.strip() for line in text.splitlines() if line.strip())[
+            -120 * count :
+        ]
+
+    def flwr(self, *words: str) -> str:
+        """Run one of Flower's commands and return what it prints.
+
+        Raises:
+            RunError: it fails.
+        """
+        done = subprocess.run(
+            ["flwr", *words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=self._patience,
+            check=False,
+        )
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise RunError(f"'flwr {words[0]}' failed.", got=" ".join(said)[-300:])
+        return done.stdout
+
+    def submit(self, app: Path, config: Mapping[str, str | bool]) -> int:
+        """Hand an app to the SuperLink and return the number of the run.
+
+        Raises:
+            RunError: it is not taken.
+        """
+        words = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        said = self.flwr("run", str(app), NAME, "--format", "json", "-c", words)
+        try:
+            return int(json.loads(said[said.index("{") :])["run-id"])
+        except (ValueError, KeyError) as error:
+            raise RunError("Flower did not take the run.", got=f"{said.strip()[-300:]}") from error
+
+    def status(self, run: int) -> str:
+        """Return what Flower says of a run, such as ``running`` or ``finished:completed``."""
+        said = self.flwr("list", NAME, "--run-id", str(run), "--format", "json")
+        found = json.loads(said[said.index("{") :])
+        return str(found["runs"][0]["status"])
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _toml(value: str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else json.dumps(value)

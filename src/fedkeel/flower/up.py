@@ -1,0 +1,122 @@
+"""A whole federation on this machine: started, given a run, followed, and ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkeel.config import Experiment
+from fedkeel.errors import RunError
+from fedkeel.experiment.progress import Watcher
+from fedkeel.flower.export import export
+from fedkeel.flower.processes import Federation
+from fedkeel.flower.server import OUTCOME
+from fedkeel.records import RoundRecord, RunFolder
+
+LOOK = 10.0
+"""Seconds between questions to Flower whether the run is still alive, which are slow to answer."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of a run.
+
+    Args:
+        rows: its rounds.
+        status: "finished", "interrupted" or "failed".
+    """
+
+    rows: list[RoundRecord]
+    status: str
+
+
+def up(
+    experiment: Experiment,
+    out: Path,
+    nodes: int,
+    watcher: Watcher,
+    resume: bool = False,
+    secure: bool = False,
+) -> Finished:
+    """Make a run in a federation of processes on this machine.
+
+    Logs, the app and what the clients keep are in the folder ``flower`` of the run.
+
+    Args:
+        experiment: what runs.
+        out: the run folder.
+        nodes: number of SuperNodes, which share the clients.
+        watcher: follows the run.
+        resume: whether to go on with an unfinished run that is there.
+        secure: whether to use TLS and node keys, as a federation of several machines does.
+
+    Raises:
+        RunError: the run cannot start, or could not go on.
+    """
+    folder = RunFolder(out)
+    if folder.exists() and not resume and folder.read_run().status != "finished":
+        raise RunError(
+            f"{out} holds an unfinished run.",
+            do="add --resume to go on with it, or choose another folder (--out)",
+        )
+    place = out.absolute() / "flower"
+    app, outcome = place / "app", place / OUTCOME
+    shutil.rmtree(app, ignore_errors=True)
+    for left in (outcome, place / "superlink.db"):
+        left.unlink(missing_ok=True)
+    export(experiment, app)
+    state = json.dumps(str(place / "state"))
+    configs = [f"partition-id={i} num-partitions={nodes} state={state}" for i in range(nodes)]
+    with Federation(place, configs, secure) as federation:
+        run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
+        return _follow(federation, run, folder, outcome, experiment.rounds, watcher)
+
+
+def _follow(
+    federation: Federation,
+    run: int,
+    folder: RunFolder,
+    outcome: Path,
+    rounds: int,
+    watcher: Watcher,
+) -> Finished:
+    """Show the rounds as they come, until the run has ended."""
+    seen, asked = 0, time.monotonic()
+    watcher.begin(f"flower run {run}", rounds, 0)
+    while True:
+        ended = outcome.exists()  # before the rows are read: what is written by then is seen
+        rows = folder.rows() if folder.exists() else []
+        for row in rows[seen:]:
+            watcher.row(row)
+        seen = len(rows)
+        if ended:
+            break
+        if time.monotonic() - asked > LOOK:
+            _alive(federation, run, outcome)
+            asked = time.monotonic()
+        time.sleep(0.2)
+    watcher.end(reused=False)
+    said = json.loads(outcome.read_text(encoding="utf-8"))
+    if said["status"] == "failed":
+        raise RunError(said["what"], got=said["got"], do=said["do"])
+    return Finished(rows, said["status"])
+
+
+def _alive(federation: Federation, run: int, outcome: Path) -> None:
+    """Refuse to wait for a run that Flower has given up on.
+
+    Raises:
+        RunError: the SuperLink has ended, or the run, without a word of ours.
+    """
+    link = federation.alive("superlink")
+    status = federation.status(run) if link else "stopped"
+    if (link and not status.startswith("finished")) or outcome.exists():
+        return
+    raise RunError(
+        "The federation ended before the run did.",
+        got=f"{status}: {federation.tail('superlink')}",
+        do=f"see the logs in {federation.folder}, then go on with --resume",
+    )
