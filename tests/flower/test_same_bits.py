@@ -14,9 +14,7 @@ from toys import prepared, same
 PAIRS = ["scaffold+momentum", "fedcurv+mime", "fedprox+gcfed"]
 
 
-@pytest.mark.parametrize(
-    "method", [*REGISTRY, *PAIRS]
-)
+@pytest.mark.parametrize("method", [*REGISTRY, *PAIRS])
 def test_every_method(tmp_path: Path, method: str) -> None:
     run = prepared(method, dtype="float64", per_round=4)
     near = played(run, Near(sites(run, tmp_path)))

@@ -17,7 +17,7 @@ from fedkeel.cli.common import (
     say,
     stderr,
 )
-from fedkeel.errors import RunError
+from fedkeel.errors import ConfigError, RunError
 
 app = typer.Typer(no_args_is_help=True, help="A federation of nodes, with Flower.")
 
@@ -28,6 +28,7 @@ def up(
     preset: str = PRESET,
     settings: list[str] = SET,
     nodes: int = typer.Option(3, "--nodes", min=1, help="SuperNodes, which share the clients."),
+    data: list[str] = typer.Option(None, "--data", help="Data of one node; repeatable."),
     out: Path = typer.Option(None, "--out", help="Run folder; runs/NAME where nothing is given."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an unfinished run."),
     secure: bool = typer.Option(False, "--secure", help="Use TLS and node keys here too."),
@@ -37,15 +38,23 @@ def up(
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
     _installed()
     from fedkeel.experiment.progress import watcher
+    from fedkeel.flower.own_data import away
+    from fedkeel.flower.up import shared, with_data
     from fedkeel.flower.up import up as play
     from fedkeel.report.page import write
 
     chosen = experiment(path, preset, settings)
     out = Path("runs") / chosen.name if out is None else out
     console = stderr()
+    if away(chosen) != bool(data):
+        raise ConfigError(
+            "--data goes with data.source = 'nodes', once for each node.",
+            got=f"data.source = {chosen.data.source!r} and {len(data or ())} times --data",
+        )
+    configs = with_data(data) if data else shared(nodes)
     try:
         with watcher(console, quiet) as watching:
-            done = play(chosen, out, nodes, watching, resume, secure)
+            done = play(chosen, out, configs, watching, resume, secure)
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")
         raise typer.Exit(130) from None
@@ -91,9 +100,7 @@ def export(
 
 @app.command()
 def keys(
-    host: list[str] = typer.Option(
-        ..., "--host", help="Name or address of the server."
-    ),
+    host: list[str] = typer.Option(..., "--host", help="Name or address of the server."),
     nodes: int = typer.Option(..., "--nodes", min=1, help="Number of nodes."),
     out: Path = typer.Option(Path("keys"), "--out", help="Folder of the keys."),
     days: int = typer.Option(365, "--days", min=1, help="Days that certificates are valid."),

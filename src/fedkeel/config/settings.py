@@ -49,6 +49,8 @@ class Data(Settings):
         label: name of the label column or array in a file of one's own.
         client: name of the client column or array, None where there is none.
         limit: at most so many training examples of each source, drawn at random; for quick trials.
+        labels: names of the labels in their order, where `source` is ``"nodes"``: every node of a
+            federation has data of its own, see ``fedkeel flower``.
     """
 
     source: str | tuple[str, ...]
@@ -60,6 +62,7 @@ class Data(Settings):
     label: str = "label"
     client: str | None = None
     limit: int | None = Field(None, ge=1)
+    labels: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -75,8 +78,10 @@ class Partition(Settings):
             ``dirichlet_gradma`` (per class, unbalanced, two random examples first);
             ``dirichlet_prior`` (a class prior for each client, as FedDyn); ``classes`` (k classes
             for each client); ``source`` or ``source_class`` (one client for each joined source, or
-            for each class of each source); ``client`` (as the data's client column says).
-        clients: number of clients; not for the last three kinds, where the data decides.
+            for each class of each source); ``client`` (as the data's client column says);
+            ``nodes`` (each node of a federation is a client and has data of its own).
+        clients: number of clients; not for ``source``, ``source_class`` and ``client``, where the
+            data decides.
         alpha: concentration of the Dirichlet kinds, > 0; small is strongly non-IID.
         min_size: smallest number of examples of a client, for ``dirichlet``.
         classes_per_client: k, for ``classes``.
@@ -96,6 +101,7 @@ class Partition(Settings):
         "source",
         "source_class",
         "client",
+        "nodes",
     ] = "iid"
     clients: int | None = Field(None, ge=1)
     alpha: float | None = Field(None, gt=0.0)

@@ -62,7 +62,8 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
     Raises:
         TrainingError: what the model, the loss or a part raised.
     """
-    job = Job(row=0, client=0, done=0)
+    first = int(np.flatnonzero(world.federation.sizes)[0])  # a node has the data of its own alone
+    job = Job(row=0, client=first, done=0)
     answers: ByPart = {}
     if world.bench.plan.surveys:
         answers = survey_client(world, message, job, None)

@@ -25,6 +25,7 @@ def describe_run(prepared: Prepared) -> RunRecord:
     settings, world, plan = prepared.settings, prepared.world, prepared.plan
     network, federation = world.bench.network, world.federation
     parts = plan.parts or ()
+    on_nodes = federation.how["kind"] == "nodes"  # then nobody knows, and nobody is asked
     return RunRecord(
         name=settings.name,
         key=prepared.key,
@@ -56,7 +57,7 @@ def describe_run(prepared: Prepared) -> RunRecord:
             **federation.how,
             "clients": len(federation),
             "sizes": federation.sizes.tolist(),
-            "histogram": federation.histogram().tolist(),
+            "histogram": [] if on_nodes else federation.histogram().tolist(),
             "names": list(federation.names),
         },
         local=_local_words(world.bench.local),

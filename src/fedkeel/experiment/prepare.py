@@ -112,15 +112,24 @@ def gather(experiment: config.Experiment) -> Ingredients:
         ModelError: there is no such model, or it cannot be made.
     """
     train, test = load(experiment.data, experiment.seed)
-    settings = experiment.model
-    build = partial(make, settings.name, train.shape, train.classes, settings.args)
     return Ingredients(
-        task=Task(build, head=settings.head, buffers=settings.buffers),
+        task=task(experiment, train),
         clients=lambda seed: divide(train, experiment.partition, seed),
         test=test,
-        model=settings.name,
+        model=experiment.model.name,
         augment=experiment.data.augment == "crop_flip",
     )
+
+
+def task(experiment: config.Experiment, train: Dataset) -> Task:
+    """Return the task of an experiment, for data of the form of `train`.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    settings = experiment.model
+    build = partial(make, settings.name, train.shape, train.classes, settings.args)
+    return Task(build, head=settings.head, buffers=settings.buffers)
 
 
 def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:

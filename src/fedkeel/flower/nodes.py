@@ -74,6 +74,7 @@ class Nodes:
         self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
         self._pending: dict[int, str] = {}  # digests of a round that is not yet taken
         self._round = self._saved = 0
+        self._counted: int | None = None  # the round whose account is open
         self._down: dict[str, int] = {}  # bytes of the round so far, by part
         self._up: dict[str, int] = {}
         self._faults: dict[str, list[int]] = {}
@@ -90,6 +91,7 @@ class Nodes:
         enough = math.ceil(self._settings.enough * len(clients))
         took: dict[int, Took] = {}
         lost: list[int] = []
+        self._open(message.round)
         self._latecomers()
         orders = self._orders(message, jobs)
         started = time.monotonic()
@@ -106,14 +108,24 @@ class Nodes:
             self._pending[client] = digest
         trained = self._buffers.gather(found)
         self._screen(trained)
-        down, up = self._by_part(self._down), self._by_part(self._up)
-        account = Account(down, up, self._faults, sorted(lost))
+        self._down, self._up = self._by_part(self._down), self._by_part(self._up)
+        account = Account(self._down, self._up, self._faults, sorted(lost))
         self._round = message.round
-        self._down, self._up, self._faults = {}, {}, {}
         return Trained(**{**vars(trained), "account": account})
 
-    def _orders(self, message: Message, jobs: Mapping[int, Job]) -> dict[int, RecordDict]:
-        """Return what each node is sent, and count it."""
+    def _open(self, round: int) -> None:
+        """Open the account of a round. It stays open until the next, for evaluations after it.
+
+        What was sent before the first round counts for that.
+        """
+        if self._counted is not None and self._counted != round:
+            self._down, self._up, self._faults = {}, {}, {}
+        self._counted = round
+
+    def _orders(
+        self, message: Message, jobs: Mapping[int, Job], whose: str = "model"
+    ) -> dict[int, RecordDict]:
+        """Return what each node is sent, and count it; the model for `whose` sake."""
         wanted = sorted(jobs)
         route = self._roster.route(wanted)
         if sum(map(len, route.values())) < len(wanted):  # somebody may have come back
@@ -240,7 +252,6 @@ class Nodes:
         if came >= needed:
             return
         said = "; ".join(f"{words}: {clients}" for words, clients in self._faults.items())
-        self._down, self._up, self._faults = {}, {}, {}
         raise TrainingError(
             f"Round {message.round + 1} has no quorum.",
             got=f"{came} of {asked} clients answered" + (f" ({said:.300})" if said else ""),
@@ -279,7 +290,7 @@ class Nodes:
 
     def _by_part(self, total: dict[str, int]) -> dict[str, int]:
         """Return bytes in the order in which every engine's record has them."""
-        order = [*self._estimate.down, *self._estimate.up]
+        order = [*self._estimate.down, *self._estimate.up, "evaluation"]
         return {part: total[part] for part in dict.fromkeys(order) if part in total}
 
     @staticmethod
@@ -290,6 +301,7 @@ class Nodes:
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys; NaN for who does not answer."""
+        self._open(message.round)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs)
         for job in jobs.values():
@@ -365,7 +377,7 @@ class Nodes:
         clients = np.unique(group)
         message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        orders = self._orders(message, jobs)
+        orders = self._orders(message, jobs, "evaluation")
         for reply in self._exchange.ask(orders, EVALUATE):
             meant = self._meant(orders, reply.node)
             try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
 from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.flower.own_data import away, own
 from fedkeel.flower.site import Site
 
 STATE = Path.home() / ".fedkeel" / "state"
@@ -18,14 +19,17 @@ def site(experiment: Experiment, config: dict[str, object]) -> Site:
 
     Args:
         experiment: the same as at the server.
-        config: the node's configuration: ``partition-id`` and ``num-partitions``, and ``state``,
-            the folder of what its clients keep.
+        config: the node's configuration: ``partition-id`` and ``num-partitions``; ``state``, the
+            folder of what its clients keep; for data of its own ``data`` and ``name``.
 
     Raises:
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
     number, of = _whole(config, "partition-id"), _whole(config, "num-partitions", 1)
     root = Path(str(config.get("state") or STATE))
+    if away(experiment):
+        prepared = prepare(experiment, own(experiment, config, number))
+        return Site(prepared, frozenset({number}), root, str(config.get("name") or ""))
     prepared = prepare(experiment, gather(experiment))
     clients = range(number, prepared.population.clients, max(of, 1))
     return Site(prepared, frozenset(clients), root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import RecordDict
 
@@ -27,6 +27,7 @@ class Presence(Head):
         labels: names of the labels, empty where they are numbers.
         tokens: whether inputs are whole numbers that the model looks up.
         digest: digest of its data.
+        name: what the node is called, "" for nothing.
     """
 
     clients: tuple[int, ...]
@@ -37,6 +38,7 @@ class Presence(Head):
     labels: tuple[str, ...]
     tokens: bool
     digest: str
+    name: str
 
 
 class Roster:
@@ -57,6 +59,7 @@ class Roster:
         self._clients = clients
         self._known: dict[int, Presence] = {}
         self._refused: set[int] = set()
+        self._pinned: dict[int, tuple[int, str]] = {}
         self.faults: list[str] = []
 
     def refresh(self, seconds: float | None = None) -> None:
@@ -87,6 +90,25 @@ class Roster:
                 raise WireError(f"it plays client {client}, of {self._clients}")
             if client in taken:
                 raise WireError(f"it plays client {client}, whose node is connected")
+        for client, examples in zip(said.clients, said.examples, strict=True):
+            if self._pinned.get(client, (examples, said.digest)) != (examples, said.digest):
+                raise WireError(f"its data are not those that client {client} began with")
+
+    def pin(self, clients: Mapping[int, tuple[int, str]]) -> None:
+        """Turn nodes away from now on whose data are others.
+
+        Args:
+            clients: number of examples and digest of the data, by client.
+        """
+        self._pinned = dict(clients)
+        for node, said in list(self._known.items()):
+            try:
+                del self._known[node]
+                self._check(said)
+                self._known[node] = said
+            except WireError as error:
+                self._refused.add(node)
+                self.faults.append(f"node {node} was turned away: {error.what}")
 
     def gather(self, enough: Callable[[int], bool], what: str) -> None:
         """Wait until enough clients are there.

@@ -12,9 +12,10 @@ from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.manifest import describe_run
-from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.experiment.prepare import Prepared, gather, prepare
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
+from fedkeel.flower.own_data import away, stand_in
 from fedkeel.flower.roster import Roster
 from fedkeel.records import write_text
 
@@ -71,12 +72,20 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
-    prepared = prepare(experiment, gather(experiment))
     settings = experiment.flower
     exchange = Exchange(grid, settings)
-    roster = Roster(exchange, settings, prepared.population.clients)
+    on_nodes = away(experiment)
+    if on_nodes:
+        count = experiment.partition.clients or 0
+        roster = Roster(exchange, settings, count)
+        roster.gather(lambda found: found == count, f"all {count}, whose data nobody else knows")
+        prepared = prepare(experiment, stand_in(experiment, roster.said()))
+    else:
+        prepared = prepare(experiment, gather(experiment))
+        roster = Roster(exchange, settings, prepared.population.clients)
+    _pin(roster, prepared, on_nodes)
     needed = settings.quorum * prepared.population.clients
-    roster.gather(lambda count: count >= needed, f"at least {needed:g} clients")
+    roster.gather(lambda found: found >= needed, f"at least {needed:g} clients")
     record = describe_run(prepared)
     engine = {"kind": "flower", "workers": len(set(roster.where().values()))}
     record = replace(record, engine={**record.engine, **engine})
@@ -84,6 +93,17 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         prepared,
         options.out,
         options.resume,
-        engine=Nodes(prepared, exchange, roster),
+        engine=Nodes(prepared, exchange, roster, on_nodes),
         record=record,
     )
+
+
+def _pin(roster: Roster, prepared: Prepared, on_nodes: bool) -> None:
+    """Let nodes in only with the data that the run begins with."""
+    federation = prepared.world.federation
+    if on_nodes:
+        said = roster.said()
+        roster.pin({k: (one.examples[0], one.digest) for k, one in said.items()})
+        return
+    digest = federation.data.fingerprint()
+    roster.pin({k: (int(n), digest) for k, n in enumerate(federation.sizes)})

@@ -125,11 +125,13 @@ class Site:
         prepared: the run, as the node sees it.
         clients: the clients that it plays.
         root: folder of what they keep.
+        name: what the node is called, "" for nothing.
     """
 
     prepared: Prepared
     clients: frozenset[int]
     root: Path
+    name: str = ""
 
     @cached_property
     def forms(self) -> Forms:
@@ -254,6 +256,7 @@ class Site:
             labels=data.label_names,
             tokens=not data.x.is_floating_point(),
             digest=data.fingerprint(),
+            name=self.name,
         )
         return RecordDict({HEAD: said.record()})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,25 @@ class Finished:
     status: str
 
 
+def shared(nodes: int) -> list[str]:
+    """Return the configuration of nodes that share the clients of an experiment.
+
+    >>> shared(2)
+    ['partition-id=0 num-partitions=2', 'partition-id=1 num-partitions=2']
+    """
+    return [f"partition-id={i} num-partitions={nodes}" for i in range(nodes)]
+
+
+def with_data(data: Sequence[str]) -> list[str]:
+    """Return the configuration of nodes that have data of their own, each by its path."""
+    words = [text if ":" in text else str(Path(text).absolute()) for text in data]
+    return [f"{one} data={json.dumps(w)}" for one, w in zip(shared(len(data)), words, strict=True)]
+
+
 def up(
     experiment: Experiment,
     out: Path,
-    nodes: int,
+    configs: Sequence[str],
     watcher: Watcher,
     resume: bool = False,
     secure: bool = False,
@@ -48,7 +64,7 @@ def up(
     Args:
         experiment: what runs.
         out: the run folder.
-        nodes: number of SuperNodes, which share the clients.
+        configs: the configuration of each SuperNode, see `shared` and `with_data`.
         watcher: follows the run.
         resume: whether to go on with an unfinished run that is there.
         secure: whether to use TLS and node keys, as a federation of several machines does.
@@ -69,8 +85,7 @@ def up(
         left.unlink(missing_ok=True)
     export(experiment, app)
     state = json.dumps(str(place / "state"))
-    configs = [f"partition-id={i} num-partitions={nodes} state={state}" for i in range(nodes)]
-    with Federation(place, configs, secure) as federation:
+    with Federation(place, [f"{one} state={state}" for one in configs], secure) as federation:
         run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
         return _follow(federation, run, folder, outcome, experiment.rounds, watcher)
 

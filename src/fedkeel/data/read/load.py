@@ -70,6 +70,11 @@ def load(settings: Data, seed: int, cache: Path | None = None) -> tuple[Dataset,
 
 def _possible(settings: Data) -> None:
     """Refuse settings that contradict each other."""
+    if settings.source == "nodes":
+        raise DataError(
+            "data.source = 'nodes': the data are on the nodes of a federation, and not here.",
+            do="fedkeel flower up EXPERIMENT.toml --data FILE --data FILE ..., or flower export",
+        )
     own = [name for name in settings.sources if name not in SOURCES]
     if not settings.sources:
         raise DataError("data.source names nothing.", do=did_you_mean("", SOURCES, limit=20))

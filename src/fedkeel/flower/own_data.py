@@ -1,0 +1,220 @@
+"""Data that stays on the nodes: how a node reads its own, and what the server knows of it.
+
+The server is told shape, number of examples and a digest, and makes a stand-in of two blank
+examples of it: enough to make the model, to rehearse a reply, and to draw cohorts. It never sees
+the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeel.config import Experiment
+from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
+from fedkeel.data.read.load import load
+from fedkeel.data.read.raw import stratified
+from fedkeel.errors import DataError
+from fedkeel.experiment.prepare import DTYPES, Ingredients, task
+from fedkeel.flower.roster import Presence
+from fedkeel.own import Wanted, find, one_line
+from fedkeel.rng import generator
+
+NODES = "nodes"
+"""What ``data.source`` and ``partition.kind`` say where data stays on the nodes."""
+
+_WANTED = Wanted(
+    "data",
+    DataError,
+    "my_data:load",
+    callable,
+    "write a function there that returns a Dataset, a pair (x, y), or a training and a test set",
+)
+
+
+def away(experiment: Experiment) -> bool:
+    """Return whether the data stays on the nodes.
+
+    Raises:
+        DataError: only one of ``data.source`` and ``partition.kind`` says so, or the names of the
+            labels are missing.
+    """
+    source, kind = experiment.data.source == NODES, experiment.partition.kind == NODES
+    if source != kind:
+        raise DataError(
+            "Data on the nodes needs data.source = 'nodes' and partition.kind = 'nodes'.",
+            got=f"{experiment.data.source!r} and {experiment.partition.kind!r}",
+        )
+    if source and not experiment.data.labels:
+        raise DataError(
+            "Data on the nodes needs data.labels, the names of the labels in their order.",
+            why="every node has to number the classes in the same way, also those it has not",
+            do='set data.labels = ["benign", "malignant"], or ["0", "1", ...] for numbers',
+        )
+    return source
+
+
+def own(experiment: Experiment, config: Mapping[str, object], client: int) -> Ingredients:
+    """Return the ingredients of a node: its own data, as one client of a federation.
+
+    Args:
+        experiment: the same as at the server.
+        config: the node's configuration; ``data`` is a path, or an import path of a function.
+        client: which client the node is.
+
+    Raises:
+        DataError: there are no data, or they cannot be used.
+    """
+    text = config.get("data")
+    if not isinstance(text, str) or not text:
+        raise DataError(
+            "The node's configuration needs 'data'.",
+            got=text,
+            expected="a path, or an import path of a function",
+            do="start it with --node-config 'data=\"/path/to/file.csv\" ...'",
+        )
+    train, test = _called(text, experiment) if _is_import(text) else _read(text, experiment)
+    count = experiment.partition.clients or 0
+    if not 0 <= client < count:
+        raise DataError(f"This node is client {client}, and there are {count}.")
+    joined = replace(train, x=torch.cat([train.x, test.x]), y=torch.cat([train.y, test.y]))
+    rows = np.arange(len(joined), dtype=np.int64)
+    federation = Federation(
+        joined,
+        rows[: len(train)],
+        _offsets(client, count, len(train)),
+        {"kind": NODES},
+        held_rows=rows[len(train) :],
+        held_offsets=_offsets(client, count, len(test)),
+    )
+    made = task(experiment, joined)
+    return Ingredients(made, lambda seed: federation, test, experiment.model.name)
+
+
+def _offsets(client: int, count: int, size: int) -> Ints:
+    return np.where(np.arange(count + 1) > client, size, 0).astype(np.int64)
+
+
+def _is_import(text: str) -> bool:
+    return all(word.isidentifier() for word in text.replace(":", ".").split(".")) and ":" in text
+
+
+def _read(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
+    settings = experiment.data.model_copy(update={"source": text, "labels": ()})
+    train, test = load(settings, experiment.seed)
+    names = train.label_names
+    labels = experiment.data.labels
+    strange = [name for name in names if name not in labels]
+    if strange:
+        raise DataError(
+            f"{text} holds a label that the experiment does not know.",
+            got=repr(strange[0]),
+            expected=f"one of {', '.join(map(repr, labels[:8]))}",
+        )
+    place = torch.tensor([labels.index(name) for name in names], dtype=torch.int64)
+    train, test = (
+        replace(half, y=place[half.y], classes=len(labels), label_names=labels, sources=(NODES,))
+        for half in (train, test)
+    )
+    return train, test
+
+
+def _called(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
+    function: Any = find(text, _WANTED)
+    try:
+        found = function()
+    except Exception as error:  # a user's function may raise anything
+        raise DataError(f"data {text!r} raised an error.", got=one_line(error)) from error
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Dataset):
+        train, test = found
+    else:
+        whole = found if isinstance(found, Dataset) else _arrays(text, found, experiment)
+        random = generator(experiment.seed, f"data.test/{text}")
+        first, second = stratified(whole.y.numpy(), experiment.data.test_fraction, random)
+        train, test = whole.take(first), whole.take(second)
+    classes = len(experiment.data.labels)
+    if max(int(train.y.max()), int(test.y.max())) >= classes:
+        raise DataError(f"data {text!r} holds a label beyond the {classes} of data.labels.")
+    labels = experiment.data.labels
+    return (
+        replace(train, classes=classes, label_names=labels, sources=(NODES,)),
+        replace(test, classes=classes, label_names=labels, sources=(NODES,)),
+    )
+
+
+def _arrays(text: str, found: object, experiment: Experiment) -> Dataset:
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise DataError(
+            f"data {text!r} did not return data.",
+            got=type(found).__name__,
+            expected="a Dataset, a pair (x, y), or a training and a test set",
+        )
+    x, y = found
+    return dataset(x, y, classes=len(experiment.data.labels), name=text)
+
+
+def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredients:
+    """Return the ingredients of the server, which has no data.
+
+    Args:
+        experiment: what runs.
+        said: what each client's node says of its data, for all clients.
+
+    Raises:
+        DataError: the nodes' data do not fit together.
+    """
+    first = said[0]
+    for client, one in sorted(said.items()):
+        form, same = (
+            (one.shape, one.classes, one.tokens),
+            (first.shape, first.classes, first.tokens),
+        )
+        if form != same:
+            raise DataError(
+                f"The data of client {client} and client 0 differ in form.",
+                got=f"shape {list(one.shape)}, {one.classes} classes",
+                expected=f"shape {list(first.shape)}, {first.classes} classes",
+            )
+    sizes = [_one(said[k].examples) for k in sorted(said)]
+    held = [_one(said[k].held) for k in sorted(said)]
+    digest = hashlib.blake2b(digest_size=6)
+    digest.update(repr([said[k].digest for k in sorted(said)]).encode())
+    data = _blank(experiment, first, 2, (f"nodes {digest.hexdigest()}",))
+    names = tuple(said[k].name or f"client {k}" for k in sorted(said))
+    federation = Federation(
+        data,
+        np.zeros(sum(sizes), dtype=np.int64),
+        np.cumsum([0, *sizes]),
+        {"kind": NODES},
+        names,
+        np.zeros(sum(held), dtype=np.int64),
+        np.cumsum([0, *held]),
+    )
+    test = replace(
+        _blank(experiment, first, sum(held), names), source=np.repeat(np.arange(len(held)), held)
+    )
+    return Ingredients(task(experiment, data), lambda seed: federation, test, experiment.model.name)
+
+
+def _form(said: Presence) -> object:
+    return said.shape, said.classes, said.tokens
+
+
+def _one(column: tuple[int, ...]) -> int:
+    return column[0]
+
+
+def _blank(experiment: Experiment, like: Presence, count: int, names: tuple[str, ...]) -> Dataset:
+    dtype = torch.int64 if like.tokens else DTYPES[experiment.engine.dtype]
+    return Dataset(
+        x=torch.zeros((), dtype=dtype).expand(count, *like.shape),
+        y=torch.zeros(count, dtype=torch.int64),
+        classes=like.classes,
+        sources=names,
+        label_names=experiment.data.labels,
+    )
