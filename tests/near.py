@@ -112,7 +112,7 @@ def engine(prepared: Prepared, grid: Grid, settings: Flower | None = None) -> No
     settings = settings or Flower(deadline_seconds=0.2, poll_seconds=0.01)
     exchange = Exchange(grid, settings)
     roster = Roster(exchange, settings, prepared.population.clients)
-    roster.refresh()
+    roster.gather(lambda count: count == prepared.population.clients, "all")
     return Nodes(prepared, exchange, roster)
 
 

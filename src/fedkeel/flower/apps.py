@@ -9,29 +9,31 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError
-from fedkeel.flower.place import site
+from fedkeel.flower.place import folder, site
 from fedkeel.flower.server import Options, told
-from fedkeel.flower.site import Site
+from fedkeel.flower.site import Site, note
 
 Handler = Callable[[Site, RecordDict], RecordDict]
 
 
-def client_app(file: Path | str) -> ClientApp:
+def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the app of a node.
 
     Args:
         file: the experiment, the same at the server and on every node.
+        mods: Flower's own middlewares, the first one outermost.
     """
-    file, app = Path(file), ClientApp()
+    file, app = Path(file), ClientApp(mods=list(mods))
 
     def register(where: Callable[..., object], handler: Handler) -> None:
         def handle(message: Message, context: Context) -> Message:
@@ -91,7 +93,7 @@ def _answered(file: Path, message: Message, context: Context, handler: Handler) 
         found = site(read(file, context), dict(context.node_config))
         return Message(handler(found, message.content), reply_to=message)
     except FedkeelError as error:
-        print("\n".join(error.lines()), flush=True)
+        note(folder(context.node_config), error)
         raise
     finally:
         watchdog.cancel()

@@ -11,6 +11,9 @@ from flwr.serverapp import Grid
 
 from fedkeel.config import Flower
 
+TRAIN, SURVEY, EVALUATE, HELLO = "train", "train.survey", "evaluate", "query.hello"
+"""Types of messages, with their actions."""
+
 GRACE = 60.0
 """Seconds beyond its deadline for which a message is kept for a node that comes late."""
 
@@ -42,6 +45,7 @@ class Exchange:
         self._grid = grid
         self._settings = settings
         self._open: dict[str, int] = {}  # orders that were given up on, and their nodes
+        self._greeted: dict[str, int] = {}  # questions that are still to be answered
 
     def online(self) -> list[int]:
         """Return the ids of the nodes that are connected, ascending."""
@@ -68,7 +72,11 @@ class Exchange:
         seconds = self._settings.deadline_seconds if seconds is None else seconds
         end = time.monotonic() + seconds
         waiting: dict[str, int] = {}
+        asked = {node: number for number, node in self._greeted.items()} if kind == HELLO else {}
         for node, content in orders.items():
+            if node in asked:  # it has not answered the last one yet
+                waiting[asked[node]] = node
+                continue
             message = Message(content, node, kind, ttl=seconds + GRACE)
             numbers = list(self._grid.push_messages([message]))
             if not numbers or not numbers[0]:  # Flower says None where it did not take the message
@@ -86,7 +94,10 @@ class Exchange:
                 break
             if not came:
                 time.sleep(self._settings.poll_seconds)
-        self._open.update(waiting)
+        if kind == TRAIN:
+            self._open.update(waiting)
+        elif kind == HELLO:
+            self._greeted = waiting
 
     def late(self) -> list[int]:
         """Return the nodes that replied after they were given up on; the replies are dropped."""

@@ -21,7 +21,7 @@ from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Account, Job, Split, Tick, Trained
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.prepare import Prepared, estimate
-from fedkeel.flower.exchange import Exchange, Reply
+from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.roster import Roster
 from fedkeel.flower.screen import outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
@@ -41,7 +41,6 @@ from fedkeel.method import client as method
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree, below, branches, nbytes, tensors, unwalk
 
-TRAIN, SURVEY, EVALUATE = "train", "train.survey", "evaluate"
 KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
 """Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
 
@@ -129,7 +128,10 @@ class Nodes:
         wanted = sorted(jobs)
         route = self._roster.route(wanted)
         if sum(map(len, route.values())) < len(wanted):  # somebody may have come back
-            self._roster.refresh()
+            there = set(wanted)
+            self._roster.refresh(
+                self._settings.deadline_seconds / 4, lambda where: there <= set(where)
+            )
             route = self._roster.route(wanted)
         arrays = pack(flat(message))
         size = nbytes(flat(message))
@@ -156,7 +158,7 @@ class Nodes:
             )
             orders[node] = RecordDict({HEAD: head.record(), TENSORS: arrays})
             _count(
-                self._down, "model", nbytes({"p": dict(message.params), "b": dict(message.buffers)})
+                self._down, whose, nbytes({"p": dict(message.params), "b": dict(message.buffers)})
             )
             for part, state in message.sent.items():
                 _count(self._down, part, nbytes(state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedkeel.config import Experiment
@@ -14,7 +15,7 @@ STATE = Path.home() / ".fedkeel" / "state"
 """Where clients keep their state, where the node's configuration names no folder."""
 
 
-def site(experiment: Experiment, config: dict[str, object]) -> Site:
+def site(experiment: Experiment, config: Mapping[str, object]) -> Site:
     """Return what a node needs to answer.
 
     Args:
@@ -26,7 +27,7 @@ def site(experiment: Experiment, config: dict[str, object]) -> Site:
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
     number, of = _whole(config, "partition-id"), _whole(config, "num-partitions", 1)
-    root = Path(str(config.get("state") or STATE))
+    root = folder(config)
     if away(experiment):
         prepared = prepare(experiment, own(experiment, config, number))
         return Site(prepared, frozenset({number}), root, str(config.get("name") or ""))
@@ -35,7 +36,12 @@ def site(experiment: Experiment, config: dict[str, object]) -> Site:
     return Site(prepared, frozenset(clients), root)
 
 
-def _whole(values: dict[str, object], name: str, default: int | None = None) -> int:
+def folder(config: Mapping[str, object]) -> Path:
+    """Return where a node keeps what its clients remember, and its log."""
+    return Path(str(config.get("state") or STATE))
+
+
+def _whole(values: Mapping[str, object], name: str, default: int | None = None) -> int:
     found = values.get(name, default)
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise ConfigError(

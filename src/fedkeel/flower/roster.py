@@ -9,10 +9,11 @@ from flwr.app import RecordDict
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
-from fedkeel.flower.exchange import Exchange
+from fedkeel.flower.exchange import HELLO, Exchange
 from fedkeel.flower.wire import FORMAT, HEAD, Head, WireError
 
-HELLO = "query.hello"
+STRAGGLERS = 20.0
+"""Seconds without a new node after which a run begins with those that are there."""
 
 
 class Presence(Head):
@@ -45,7 +46,7 @@ class Roster:
     """Who is there.
 
     A client belongs to the first node that says it plays it, for as long as that node is connected:
-    nobody takes over a client whose node is there.
+    nobody takes over a client whose node is there. Who comes for such a client waits.
 
     Args:
         exchange: how nodes are asked.
@@ -58,38 +59,65 @@ class Roster:
         self._settings = settings
         self._clients = clients
         self._known: dict[int, Presence] = {}
+        self._waiting: dict[int, Presence] = {}
         self._refused: set[int] = set()
         self._pinned: dict[int, tuple[int, str]] = {}
         self.faults: list[str] = []
 
-    def refresh(self, seconds: float | None = None) -> None:
-        """Forget nodes that are gone, and ask those that are new what they play."""
-        online = self._exchange.online()
+    def refresh(self, seconds: float, done: Callable[[dict[int, int]], bool]) -> None:
+        """Forget nodes that are gone, and ask those that are new what they play.
+
+        Args:
+            seconds: how long new nodes may take to answer.
+            done: whether the nodes that are there, by client, are enough.
+        """
+        online = set(self._exchange.online())
         self._known = {node: said for node, said in self._known.items() if node in online}
-        self._refused &= set(online)
-        new = [n for n in online if n not in self._known and n not in self._refused]
+        self._refused &= online
+        waiting, self._waiting = self._waiting, {}
+        for node, said in waiting.items():
+            if node in online:
+                self._admit(node, said)
+        new = online - set(self._known) - set(self._waiting) - self._refused
         hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
-        for reply in self._exchange.ask(dict.fromkeys(new, hello), HELLO, seconds=seconds):
+        orders = dict.fromkeys(sorted(new), hello)
+        for reply in self._exchange.ask(orders, HELLO, lambda: done(self.where()), seconds):
+            if reply.content is None:  # it is asked again the next time
+                self._note(f"node {reply.node} does not say what it plays: {reply.fault}")
+                continue
             try:
-                if reply.content is None:
-                    raise WireError(reply.fault)
-                said = Presence.read(reply.content)
-                self._check(said)
-                self._known[reply.node] = said
+                self._admit(reply.node, Presence.read(reply.content))
             except WireError as error:
-                self._refused.add(reply.node)
-                self.faults.append(f"node {reply.node} was turned away: {error.what}")
+                self._refuse(reply.node, error)
+
+    def _note(self, words: str) -> None:
+        if words not in self.faults:
+            self.faults.append(words)
+
+    def _refuse(self, node: int, error: WireError) -> None:
+        self._refused.add(node)
+        self._note(f"node {node} was turned away: {error.what}")
+
+    def _admit(self, node: int, said: Presence) -> None:
+        """Let a node in, or let it wait, or turn it away."""
+        try:
+            self._check(said)
+        except WireError as error:
+            self._refuse(node, error)
+            return
+        taken = {client for one in self._known.values() for client in one.clients}
+        if taken & set(said.clients):
+            self._waiting[node] = said
+        else:
+            self._known[node] = said
 
     def _check(self, said: Presence) -> None:
         columns = (said.examples, said.held)
         if any(len(column) != len(said.clients) for column in columns):
             raise WireError("its columns differ in length")
-        taken = {client for one in self._known.values() for client in one.clients}
         for client in said.clients:
             if not 0 <= client < self._clients:
                 raise WireError(f"it plays client {client}, of {self._clients}")
-            if client in taken:
-                raise WireError(f"it plays client {client}, whose node is connected")
         for client, examples in zip(said.clients, said.examples, strict=True):
             if self._pinned.get(client, (examples, said.digest)) != (examples, said.digest):
                 raise WireError(f"its data are not those that client {client} began with")
@@ -101,17 +129,12 @@ class Roster:
             clients: number of examples and digest of the data, by client.
         """
         self._pinned = dict(clients)
-        for node, said in list(self._known.items()):
-            try:
-                del self._known[node]
-                self._check(said)
-                self._known[node] = said
-            except WireError as error:
-                self._refused.add(node)
-                self.faults.append(f"node {node} was turned away: {error.what}")
+        known, self._known = self._known, {}
+        for node, said in known.items():
+            self._admit(node, said)
 
     def gather(self, enough: Callable[[int], bool], what: str) -> None:
-        """Wait until enough clients are there.
+        """Wait until all clients are there, or enough of them and nobody else comes.
 
         Args:
             enough: whether so many are enough.
@@ -120,13 +143,16 @@ class Roster:
         Raises:
             RunError: they are not there by the deadline.
         """
-        end = time.monotonic() + self._settings.deadline_seconds
+        begin, last = time.monotonic(), 0
+        end = came = begin + self._settings.deadline_seconds
         while True:
-            self.refresh(max(end - time.monotonic(), 1.0))
-            count = len(self.where())
-            if enough(count):
+            left = max(end - time.monotonic(), 1.0)
+            self.refresh(min(left, STRAGGLERS), lambda where: len(where) == self._clients)
+            count, now = len(self.where()), time.monotonic()
+            came, last = (now, count) if count > last else (came, last)
+            if count == self._clients or (enough(count) and now > min(came + STRAGGLERS, end)):
                 return
-            if time.monotonic() > end:
+            if now > end:
                 raise RunError(
                     "The nodes of the federation are not there.",
                     got=f"{count} of {self._clients} clients"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -47,6 +49,9 @@ from fedkeel.task.metrics import by_group
 from fedkeel.task.network import Network
 from fedkeel.tree import State
 from fedkeel.version import __version__
+
+LOG = "node.log"
+"""File in a node's folder that says what went wrong: Flower shows no output of a ClientApp."""
 
 SENT = ("delta/", "buffers/", "uploads/")
 OK, RESTARTED, LOST = "ok", "restarted", "lost"
@@ -152,7 +157,7 @@ class Site:
             try:
                 rows.append(self._train(order, place, message, records))
             except FedkeelError as error:
-                print("\n".join(error.lines()), flush=True)  # stays on the node, with all it says
+                note(self.root, error)  # all it says stays on the node
                 rows.append((f"{type(error).__name__}: {error.what}"[:200], 0, 0, ""))
         columns = [tuple(column) for column in zip(*rows, strict=True)] or [()] * 4
         head = Answer(
@@ -191,7 +196,7 @@ class Site:
         try:
             return keep.load(order.kept[place], order.digest[place], self.forms.mine), OK
         except LostError as error:
-            print(f"state of client {order.clients[place]}: {error.what}", flush=True)
+            note(self.root, error)
             return None, LOST if self.prepared.plan.mirrored else RESTARTED
 
     def survey(self, content: RecordDict) -> RecordDict:
@@ -280,6 +285,16 @@ class Site:
                 expected=f"one of {sorted(self.clients)[:8]}",
             )
         return order
+
+
+def note(root: Path, error: FedkeelError) -> None:
+    """Write an error into the node's log, of which the first megabyte is kept."""
+    file = root / LOG
+    with suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.stat().st_size < 1_000_000:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write("\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""]))
 
 
 def _sent(reply: Reply) -> State:

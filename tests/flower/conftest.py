@@ -1,0 +1,42 @@
+"""One federation of real processes for all tests that need no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commands import EXPERIMENT, experiment
+from fedkeel.config import load
+from fedkeel.flower.export import export
+from fedkeel.flower.processes import Federation
+from fedkeel.flower.up import shared
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment whose data every process finds, in float64."""
+    folder = tmp_path_factory.mktemp("toy")
+    text = EXPERIMENT.replace('"toy.npz"', f'"{folder / "toy.npz"}"')
+    text = text.replace("[engine]", '[engine]\ndtype = "float64"').replace(
+        "rounds = 4", "rounds = 2"
+    )
+    return experiment(folder, text + "\n[flower]\ndeadline_seconds = 120.0\n")
+
+
+@pytest.fixture(scope="session")
+def app(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported app of that experiment."""
+    out = tmp_path_factory.mktemp("app") / "toy"
+    export(load(toy), out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A SuperLink and two SuperNodes."""
+    folder = tmp_path_factory.mktemp("federation")
+    nodes = [f'{one} state="{folder / "state"}"' for one in shared(2)]
+    with Federation(folder, nodes) as running:
+        yield running

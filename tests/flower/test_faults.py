@@ -1,0 +1,97 @@
+"""Nodes that die, hang, come late or send nonsense: each round goes on, and says what happened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands import rows
+from fedkeel.config import load
+from fedkeel.flower.export import export
+from fedkeel.flower.processes import Federation
+from fedkeel.records import RoundRecord, RunFolder
+from toys import eventually
+
+DEADLINE, LATE = 16.0, 20.0
+BAD = {0: "forgets:3", 1: "shape:0 nan:1 again:2 full:3 hangs:4", 2: "names:0 huge:1 late:2"}
+CLIENT = """\
+from pathlib import Path
+
+from bad import app as make
+
+app = make(Path(__file__).with_name("experiment.toml"))
+"""
+
+
+@pytest.fixture(scope="module")
+def app(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported app, with nodes that may misbehave."""
+    out = tmp_path_factory.mktemp("app") / "toy"
+    words = ["method=scaffold", "rounds=6", "partition.clients=3", "cohort.clients=3"]
+    words += [f"flower.deadline_seconds={DEADLINE}", "flower.quorum=0.3"]
+    export(load(toy, words), out)
+    (out / "federation" / "client.py").write_text(CLIENT)
+    shutil.copyfile(Path(__file__).with_name("bad.py"), out / "bad.py")
+    return out
+
+
+def faults(row: RoundRecord) -> dict[int, str]:
+    return {client: words for words, clients in row.faults.items() for client in clients}
+
+
+def test_everything_that_goes_wrong(app: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    nodes = [
+        f'partition-id={i} num-partitions=3 state="{state / str(i)}" bad="{way}" late={LATE}'
+        for i, way in BAD.items()
+    ]
+    out = tmp_path / "run"
+    with Federation(tmp_path / "federation", nodes) as federation:
+        federation.submit(app, {"out": str(out)})
+        assert eventually(lambda: rows(out) >= 5, 150), federation.tail("superlink")
+        assert eventually((state / "0" / "0" / "began-4").exists, 60)
+        federation.stop("node-2")  # in the middle of the fifth round
+        assert eventually(lambda: rows(out) >= 6, 60)
+        federation.stop("node-0")
+        federation.stop("node-1")
+        folder = RunFolder(out)
+        assert eventually(lambda: folder.read_run().status == "failed", 60)
+        found = folder.rows()
+        record = folder.read_run()
+        assert "Round 6 has no quorum" in record.message
+        saved = folder.load()
+        assert saved is not None
+        assert saved.round == 5
+        for number in range(3):
+            federation.start_node(number)
+        federation.submit(app, {"out": str(out), "resume": True})
+        assert eventually(lambda: folder.read_run().status == "finished", 90), federation.tail(
+            "superlink"
+        )
+        last = folder.rows()[-1]
+    check(found)
+    assert last.round == 6
+    assert last.clients == [0, 1, 2]
+
+
+def check(found: list[RoundRecord]) -> None:
+    """Each round has what was good in it, and names what was not."""
+    first, second, third, fourth, fifth = found[1:6]
+    assert first.clients == [0]
+    assert "has another form" in faults(first)[1]
+    assert "other tensors than it should" in faults(first)[2]
+    assert (second.clients, second.excluded) == ([0], [1, 2])
+    assert faults(second)[1] == "sent NaN or infinity"
+    assert "times as large as the median" in faults(second)[2]
+    assert third.clients == [0]
+    assert "belongs to another round" in faults(third)[1]
+    assert faults(third)[2] == "no reply before the deadline"
+    assert third.dropped == [1, 2]
+    assert fourth.clients == [2]
+    assert faults(fourth)[0] == "lost what it had kept; the method begins anew"
+    assert "cannot be written" in faults(fourth)[1]
+    assert any("came late and was dropped" in words for words in fourth.faults)
+    assert fifth.clients == [0]
+    assert set(faults(fifth)) == {1, 2}

@@ -1,0 +1,82 @@
+"""What a client keeps: whole or not at all, by round, and only what the server believes in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedkeel.engine.buffers import specs
+from fedkeel.errors import RunError
+from fedkeel.flower.keep import Keep, LostError
+
+
+def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
+    return {"scaffold": {"c": torch.full((3,), value, dtype=torch.float64)}}
+
+
+SPEC = specs(state(0.0))
+
+
+def names(root: Path) -> list[str]:
+    return sorted(p.name for p in root.rglob("*") if p.is_file())
+
+
+def test_every_round_is_there_until_nobody_can_ask_for_it(tmp_path: Path) -> None:
+    keep = Keep(tmp_path, "run", 4)
+    digests = {r: keep.store(r, state(r)) for r in (1, 2, 3, 5)}
+    for r, digest in digests.items():
+        assert keep.load(r, digest, SPEC)["scaffold"]["c"].tolist() == [float(r)] * 3
+    keep.tidy(believed=3, saved=2)  # round 5 was never taken; the server may go back to 2
+    assert names(tmp_path) == ["round-00000002.safetensors", "round-00000003.safetensors"]
+    keep.tidy(believed=3, saved=9)
+    assert names(tmp_path) == ["round-00000003.safetensors"]
+    keep.tidy(believed=0, saved=0)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["gone", "other round", "other digest", "damaged", "other form"])
+def test_what_is_not_what_the_server_believes_in_is_lost(tmp_path: Path, how: str) -> None:
+    keep = Keep(tmp_path, "run", 0)
+    digest = keep.store(2, state(1.0))
+    (file,) = tmp_path.rglob("*.safetensors")
+    spec = SPEC
+    if how == "gone":
+        file.unlink()
+    elif how == "other round":
+        file.rename(file.with_name("round-00000001.safetensors"))
+    elif how == "other digest":
+        keep.store(2, state(2.0))
+    elif how == "damaged":
+        file.write_bytes(file.read_bytes()[:-1])
+    else:
+        spec = {"scaffold/c": specs({"c": torch.zeros(4)})["c"]}
+    with pytest.raises(LostError):
+        keep.load(2, digest, spec)
+
+
+def test_runs_and_clients_are_apart_and_names_are_no_paths(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for run in ("a", "../../b", "/etc"):
+        for client in (0, 1):
+            Keep(root, run, client).store(1, state(client))
+    assert len(names(tmp_path)) == len(names(root)) == 6
+    assert all(".." not in str(p) and "etc" not in str(p) for p in root.rglob("*"))
+
+
+def test_a_disk_that_fails_leaves_the_last_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Keep(tmp_path, "run", 0)
+    digest = keep.store(1, state(1.0))
+    monkeypatch.setattr(os, "fsync", _full)
+    with pytest.raises(RunError, match="cannot be written"):
+        keep.store(2, state(2.0))
+    assert names(tmp_path) == ["round-00000001.safetensors"]
+    assert keep.load(1, digest, SPEC)["scaffold"]["c"].tolist() == [1.0] * 3
+
+
+def _full(handle: int) -> None:
+    raise OSError(28, "No space left on device")

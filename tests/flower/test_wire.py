@@ -1,0 +1,167 @@
+"""What was received is taken only as it was expected: by name, shape, type and size."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedkeel.engine.buffers import Spec, specs
+from fedkeel.flower.wire import FORMAT, HEAD, Answer, Head, WireError, pack, unpack, values
+from near import across
+
+STATE = {
+    "a": {"w": torch.arange(6, dtype=torch.float64).reshape(2, 3), "n": torch.tensor(3)},
+    "b": {"flag": torch.tensor([True, False]), "empty": torch.zeros(0, 4)},
+}
+SPEC = specs(STATE)
+
+
+def sent(**changes: Array) -> RecordDict:
+    record = pack(STATE)
+    for path, array in changes.items():
+        record[path.replace("__", "/")] = array
+    return across(RecordDict({"t": record}))
+
+
+def test_there_and_back_with_the_same_bits_and_order() -> None:
+    found = unpack(sent(), "t", SPEC)
+    assert list(specs(found)) == list(SPEC)
+    assert specs(found) == SPEC
+    assert torch.equal(found["a"]["w"], STATE["a"]["w"])
+    assert found["a"]["n"].item() == 3
+    assert found["b"]["flag"].tolist() == [True, False]
+    found["a"]["w"].add_(1.0)  # memory of its own
+
+
+def test_nan_and_negative_zero_survive() -> None:
+    w = torch.tensor([float("nan"), -0.0, float("-inf"), 5e-324], dtype=torch.float64)
+    record = across(RecordDict({"t": pack({"w": w})}))
+    found = unpack(record, "t", {"w": Spec((4,), torch.float64)})["w"]
+    assert found.numpy().tobytes() == w.numpy().tobytes()
+
+
+W = np.arange(6, dtype=np.float64).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        (Array(W.reshape(3, 2)), "another form"),
+        (Array(W.astype(np.float32)), "another form"),
+        (Array(np.asfortranarray(W)), "another form"),
+        (Array("float64", (2, 3), "numpy.ndarray", pickle.dumps(os.getcwd)), "cannot be read"),
+        (Array("float64", (2, 3), "numpy.ndarray", b""), "cannot be read"),
+        (Array("float64", (2, 3), "numpy.ndarray", b"PK\x03\x04" + bytes(50)), "cannot be read"),
+        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data + b"x"), "another form"),
+        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data[:-1]), "another form"),
+        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data + bytes(9999)), "too large"),
+        (Array("float64", (2, 3), "torch", Array(W).data), "unknown kind"),
+    ],
+)
+def test_other_arrays_are_refused(array: Array, match: str) -> None:
+    with pytest.raises(WireError, match=match):
+        unpack(sent(a__w=array), "t", SPEC)
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
+    mark = tmp_path / "evaluated"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (mark,)
+
+    import io
+
+    stream = io.BytesIO()
+    np.save(stream, np.array([Evil()] * 6, dtype=object).reshape(2, 3), allow_pickle=True)
+    with pytest.raises(WireError, match="another form"):
+        unpack(sent(a__w=Array("float64", (2, 3), "numpy.ndarray", stream.getvalue())), "t", SPEC)
+    assert not mark.exists()
+
+
+def test_a_header_is_not_believed_about_its_size() -> None:
+    """What claims a gigabyte of numbers is refused before any memory is taken for them."""
+    head = np.lib.format.magic(1, 0)
+    text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000,), }"
+    text += b" " * (117 - len(text)) + b"\n"
+    data = head + len(text).to_bytes(2, "little") + text + bytes(48)
+    with pytest.raises(WireError, match="another form"):
+        unpack(sent(a__w=Array("float64", (2, 3), "numpy.ndarray", data)), "t", SPEC)
+
+
+def test_other_names_are_refused() -> None:
+    content = sent()
+    more = RecordDict({"t": ArrayRecord({**content["t"], "../../x": Array(W)})})
+    with pytest.raises(WireError, match="other tensors"):
+        unpack(more, "t", SPEC)
+    fewer = RecordDict({"t": ArrayRecord({k: v for k, v in content["t"].items() if k != "a/n"})})
+    with pytest.raises(WireError, match="other tensors"):
+        unpack(fewer, "t", SPEC)
+    with pytest.raises(WireError, match="no tensors"):
+        unpack(content, "u", SPEC)
+    with pytest.raises(WireError, match="no tensors"):
+        unpack(RecordDict({"t": MetricRecord({"a": 1})}), "t", SPEC)
+
+
+def head(**changes: object) -> RecordDict:
+    good = Answer(
+        format=FORMAT,
+        run="r",
+        round=1,
+        clients=(1,),
+        status=("ok",),
+        steps=(2,),
+        seen=(3,),
+        digest=("",),
+    )
+    values = {**good.record(), **changes}
+    return across(
+        RecordDict({HEAD: ConfigRecord({k: v for k, v in values.items() if v is not None})})
+    )
+
+
+def test_heads() -> None:
+    found = Answer.read(head())
+    assert (found.clients, found.steps, found.round) == ((1,), (2,), 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"format": None},
+        {"round": "1"},
+        {"round": 1.0},
+        {"steps": [1.5]},
+        {"clients": 1},
+        {"status": [1]},
+        {"more": 1},
+        {"seen": None},
+    ],
+)
+def test_other_heads_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(WireError):
+        Answer.read(head(**change))
+
+
+def test_no_head() -> None:
+    with pytest.raises(WireError, match="no head"):
+        Head.read(RecordDict())
+
+
+def test_numbers() -> None:
+    content = across(RecordDict({"n": MetricRecord({"loss": float("nan"), "x": 2})}))
+    found = values(content, "n", {"loss", "x"})
+    assert found["x"] == 2.0
+    assert found["loss"] != found["loss"]
+    for expected in ({"loss"}, {"loss", "x", "y"}):
+        with pytest.raises(WireError):
+            values(content, "n", expected)
+    with pytest.raises(WireError):
+        values(RecordDict({"n": MetricRecord({"loss": [1.0]})}), "n", {"loss"})
