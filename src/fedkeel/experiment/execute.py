@@ -152,11 +152,17 @@ class Run:
     def _engine(self, record: RunRecord, state: Path | None) -> Engine:
         file = None if state is None else state / "clients.bin"
         prepared, capacity = self._prepared, self._prepared.population.per_round
-        if record.engine["kind"] == "sequential":
-            return Sequential(self._world, prepared.spec, capacity, file=file)
+        count, chunks = record.engine["workers"], None
+        if record.engine["kind"] == "vectorised":
+            from fedkeel.engine.chunks import Chunks  # takes half a second to import
+
+            chunks = Chunks(self._world, record.engine["chunk"])
+        if record.engine["kind"] != "workers" and count == 1:
+            return Sequential(self._world, prepared.spec, capacity, file=file, chunks=chunks)
         message = answered(server_message(prepared.plan, self._server, 1.0), prepared.spec)
-        count = record.engine["workers"]
-        return Workers(self._world, prepared.spec, capacity, message, count, file=file)
+        return Workers(
+            self._world, prepared.spec, capacity, message, count, file=file, chunks=chunks
+        )
 
     def _begin(self, engine: Engine, resume: bool) -> None:
         """Take up the checkpoint, or evaluate the initial model as round 0."""
@@ -365,13 +371,13 @@ def start(
         TrainingError: training cannot go on.
     """
     watcher = watcher or Silent()
-    record = describe_run(prepared)
     if out is None:
         check_disk(prepared, None)
-        return Run(prepared, None, watcher).execute(record, resume=False)
+        return Run(prepared, None, watcher).execute(describe_run(prepared), resume=False)
     folder = RunFolder(out)
     if not folder.exists():
         check_disk(prepared, out)
+        record = describe_run(prepared)
         folder.start(record, config.to_toml(prepared.settings))
         with folder.alone():
             return Run(prepared, folder, watcher).execute(record, resume=False)
@@ -394,6 +400,8 @@ def start(
         )
     check_disk(prepared, out)
     with folder.alone():
+        auto = prepared.settings.engine.kind == "auto"  # a new choice might round differently
+        record = describe_run(prepared, found.engine if auto else None)
         folder.write_run(record)
         return Run(prepared, folder, watcher).execute(record, resume=True)
 
