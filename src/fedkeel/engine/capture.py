@@ -54,6 +54,7 @@ class Captured:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
         _skip_idle(graph)
+        graph.eliminate_dead_code()
         if rate is not None:
             _fuse_updates(graph, inputs[rate], {inputs[i] for i in owned})
         _reuse(graph)

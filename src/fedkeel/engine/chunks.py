@@ -23,7 +23,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.engine.capture import Captured
-from fedkeel.engine.loop import Done, Kept, OneByOne, facts, noise, passes, plan, sent
+from fedkeel.engine.loop import Done, Kept, OneByOne, facts, noise, passes, plan, seed, sent
 from fedkeel.engine.world import Job, World
 from fedkeel.method.client import (
     Bench,
@@ -172,8 +172,7 @@ class Chunks:
         world, jobs = self.world, group.jobs
         lanes = None if len(jobs) == 1 else len(jobs)
         if lanes is None:
-            seed = torch_seed(world.seed, "torch", message.round, jobs[0].client)
-            torch.manual_seed(seed)
+            seed(torch_seed(world.seed, "torch", message.round, jobs[0].client))
         shared = _shared(message)
         held = self._held(message, group, kept)
         moving = self._start(message, shared, held, group)

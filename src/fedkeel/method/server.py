@@ -237,7 +237,10 @@ def server_round(
         seen=remembered.seen[keep],
         notes=notes,
     )
-    after, rows = _aggregate(plan, server, message, replies, rows, cohort)
+    updates = Span(replies.delta)
+    if replies.summed:
+        updates = Sums(replies.delta, weights=raw[keep])
+    after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort)
     return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
@@ -245,11 +248,12 @@ def _aggregate(
     plan: Plan,
     server: Server,
     message: Message,
-    replies: Replies,
+    received: tuple[Replies, Span],
     rows: ByPart,
     cohort: Cohort,
 ) -> tuple[Server, ByPart]:
     """Run the server roles in their order; return the server, and what it remembers of clients."""
+    replies, updates = received
 
     def view(part: str) -> Cohort:
         return replace(
@@ -261,9 +265,6 @@ def _aggregate(
             part=part,
         )
 
-    updates = Span(replies.delta)
-    if replies.summed:
-        updates = Sums(replies.delta, weights=cohort.weights)
     for transform in plan.cohort_transforms:
         updates = transform.transform_cohort(updates, view(transform.name))
     delta = plan.reduction.reduce(updates, view(plan.reduction.name))
