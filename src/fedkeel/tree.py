@@ -40,6 +40,8 @@ def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Tree:
     """Return factor * a."""
+    if isinstance(factor, Tensor):
+        return {k: v * factor.to(v.dtype) for k, v in a.items()}
     return {k: v * factor for k, v in a.items()}
 
 

@@ -11,6 +11,7 @@ from torch import multiprocessing as torch_multiprocessing
 
 from fedkeel.engine.buffers import ALIGN, Buffers, Spec, private, segment, shared, specs
 from fedkeel.errors import RunError
+from fedkeel.tree import stack
 
 SPEC = {
     "delta/w": Spec((3, 5), torch.float32),
@@ -58,15 +59,15 @@ def test_tensors_do_not_overlap() -> None:
 def test_a_misaligned_allocation_is_shifted() -> None:
     buffers = Buffers(SPEC, 2, lambda n: torch.empty(n + 1, dtype=torch.uint8)[1:])
     assert buffers.tensors["delta/w"].data_ptr() % ALIGN == 0
-    buffers.write(filled(2.0), row=1)
+    buffers.write(stack([filled(2.0)]), [1])
     assert (buffers.tensors["delta/w"][1] == 2.0).all()
 
 
 def test_a_row_is_written_and_read_alone() -> None:
     buffers = Buffers(SPEC, 3, private)
     for row in (0, 1, 2):
-        buffers.write(filled(row), row)
-    buffers.write(filled(7.0), 1)
+        buffers.write(stack([filled(row)]), [row])
+    buffers.write(stack([filled(7.0), filled(7.0)]), [1, 1])
     for row, value in enumerate((0.0, 7.0, 2.0)):
         state = buffers.row(row)
         assert (state["delta"]["w"] == value).all()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.loop import evaluate_shard, evaluated, examples, train_client
+from fedkeel.engine.loop import OneByOne, evaluate_shard, evaluated, examples, train_client
 from fedkeel.engine.rounds import RoundBuffers, flat, rehearse, unflat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, World
@@ -205,9 +205,10 @@ def test_a_part_whose_reply_changes_its_form_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(part, "upload", odd)
     buffers = RoundBuffers(ready.world, ready.spec, 4, lambda n: torch.empty(n, dtype=torch.uint8))
-    buffers.run(ready.world, message(ready), Job(0, 1, 0))
+    train = OneByOne(ready.world)
+    buffers.run(train, message(ready), [Job(0, 1, 0)], print)
     with pytest.raises(TrainingError, match="client 4 has another form") as found:
-        buffers.run(ready.world, message(ready), Job(1, 4, 0))
+        buffers.run(train, message(ready), [Job(1, 4, 0)], print)
     assert "uploads/scaffold/more" in found.value.got
 
 

@@ -295,9 +295,13 @@ class Engine(Settings):
     """What runs the clients. Results do not depend on it.
 
     Args:
-        kind: ``sequential``, ``workers``, or ``auto``: workers where there is more than one core
-            and more than one client in a round.
-        workers: number of processes; None takes one for each core.
+        kind: ``sequential``, one client after the other, the definition of correct; ``workers``,
+            the same in several processes, with the same bits; ``vectorised``, by recorded steps and
+            side by side, the same up to rounding; or ``auto``, the fastest of them by a short
+            measurement, which is recorded with the run.
+        workers: number of processes; None takes one for each core, as far as there are clients.
+        chunk: clients that a process of ``vectorised`` trains side by side, at most; 1 trains them
+            one after the other by recorded steps; None measures.
         dtype: type of parameters and inputs.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
             0 saves after every round.
@@ -307,8 +311,9 @@ class Engine(Settings):
             is free, and for ``auto`` 1 GB for the clients'.
     """
 
-    kind: Literal["auto", "sequential", "workers"] = "auto"
+    kind: Literal["auto", "sequential", "workers", "vectorised"] = "auto"
     workers: int | None = Field(None, ge=1)
+    chunk: int | None = Field(None, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint_seconds: float = Field(20.0, ge=0.0)
     state: Literal["auto", "memory", "disk"] = "auto"

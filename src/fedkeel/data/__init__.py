@@ -1,16 +1,18 @@
 """Data: known sets, files of one's own, and what divides them among clients."""
 
-from fedkeel.data.augment import crop_flip
+from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset, Federation, dataset, federation
 from fedkeel.data.read.download import get
 from fedkeel.data.read.load import load
 from fedkeel.data.read.sources import Row, known
 
 __all__ = [
+    "Crops",
     "Dataset",
     "Federation",
     "Row",
     "crop_flip",
+    "crops",
     "dataset",
     "federation",
     "get",

@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
-def crop_flip(x: Tensor, generator: np.random.Generator, padding: int = 4) -> Tensor:
-    """Pad images with zeros, crop each at random to its size, and mirror half of them.
+@dataclass(frozen=True)
+class Crops:
+    """Where images are cropped, and which are mirrored.
+
+    Args:
+        offsets: [2, B] first row and column of each crop, in the padded image.
+        mirrored: [B] whether each is mirrored.
+        padding: zeros on each side, in pixels.
+    """
+
+    offsets: NDArray[np.int64]
+    mirrored: NDArray[np.bool_]
+    padding: int = 4
+
+
+def crops(generator: np.random.Generator, batch: int, padding: int = 4) -> Crops:
+    """Draw the crops of B images: offsets uniform in 0..2 * padding, half of them mirrored.
+
+    Args:
+        generator: where they come from; the same stream gives the same crops.
+        batch: B.
+        padding: zeros on each side, in pixels, >= 0.
+    """
+    offsets = generator.integers(0, 2 * padding + 1, size=(2, batch))
+    return Crops(offsets, generator.random(batch) < 0.5, padding)
+
+
+def crop_flip(x: Tensor, where: Crops) -> Tensor:
+    """Pad images with zeros, crop each to its size, and mirror some.
 
     The border is zero in the numbers that come in. On normalised images that is the mean colour,
     where code that pads before it normalises has black.
 
     Args:
         x: [B, C, H, W] images, left unchanged.
-        generator: where the offsets and the mirroring come from; the same stream gives the same
-            images.
-        padding: zeros on each side, in pixels, >= 0. Offsets are uniform in 0..2 * padding.
+        where: the crops of the B images.
 
     Returns:
         [B, C, H, W], new memory, on the device of `x`.
 
-    >>> crop_flip(torch.ones(1, 1, 2, 2), np.random.default_rng(0), padding=0).sum()
+    >>> crop_flip(torch.ones(1, 1, 2, 2), crops(np.random.default_rng(0), 1, padding=0)).sum()
     tensor(4.)
     """
     batch, channels, height, width = x.shape
-    offsets = generator.integers(0, 2 * padding + 1, size=(2, batch, 1))
-    mirrored = generator.random((batch, 1)) < 0.5
-    rows = offsets[0] + np.arange(height)  # [B, H]
+    padding = where.padding
+    rows = where.offsets[0][:, None] + np.arange(height)  # [B, H]
     ahead = np.arange(width)
-    columns = offsets[1] + np.where(mirrored, ahead[::-1], ahead)  # [B, W]
+    turned = np.where(where.mirrored[:, None], ahead[::-1], ahead)
+    columns = where.offsets[1][:, None] + turned  # [B, W]
     pixels = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]  # [B, H, W]
     index = torch.from_numpy(pixels).to(x.device).reshape(batch, 1, -1)
     padded = torch.nn.functional.pad(x, (padding, padding, padding, padding))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,11 +125,19 @@ class Buffers:
             lead = () if rows is None else (rows,)
             self.tensors[path] = flat.view((*lead, *one.shape))
 
-    def write(self, state: Mapping[str, Tensor | State], row: int | None = None) -> None:
-        """Copy a state in, into one row or, without a leading axis, as a whole."""
-        for path, tensor in walk(state):
-            target = self.tensors[path] if row is None else self.tensors[path][row]
-            target.copy_(tensor)
+    def write(self, state: Mapping[str, Tensor | State], rows: Sequence[int] | None = None) -> None:
+        """Copy a state in: tensors [n, ...] into n rows or, without a leading axis, as a whole."""
+        if rows is not None and len(rows) == 1:
+            for path, tensor in walk(state):
+                self.tensors[path][rows[0]].copy_(tensor[0])
+        elif rows is not None:
+            index = torch.tensor(rows)
+            for path, tensor in walk(state):
+                target = self.tensors[path]
+                target.index_copy_(0, index.to(target.device), tensor.to(target.device))
+        else:
+            for path, tensor in walk(state):
+                self.tensors[path].copy_(tensor)
 
     def nested(self, rows: int | None = None) -> State:
         """Return the first `rows` rows of every tensor, nested by path, as views."""

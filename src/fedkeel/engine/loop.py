@@ -1,9 +1,10 @@
-"""One client's round, and one shard of an evaluation: what every engine on one machine calls."""
+"""One client's round, and one shard of an evaluation, as every engine means them."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data import batches
-from fedkeel.data.augment import crop_flip
+from fedkeel.data.augment import crop_flip, crops
 from fedkeel.engine.world import Job, Split, World
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.client import (
@@ -29,7 +30,7 @@ from fedkeel.method.roles import Capability, Part
 from fedkeel.rng import generator, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
-from fedkeel.tree import Tree
+from fedkeel.tree import State, Tree, map_tensors
 
 
 @torch.no_grad()
@@ -52,22 +53,21 @@ def train_client(
         TrainingError: what the model, the loss or a part raised, with client, step and part.
     """
     rows = world.federation.client(job.client)
-    local = world.bench.local
-    planned = batches.plan(local, len(rows), world.seed, message.round, job.client, job.done)
-    planned = planned[:limit]
+    planned = plan(world, message, job)[:limit]
     at = 0
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(world.seed, "torch", message.round, job.client))
+            seed(torch_seed(world.seed, "torch", message.round, job.client))
             client, progress, used = _begin(world, message, job, mine, rows, planned)
-            crops = generator(world.seed, "augment", message.round, job.client)
+            augment = generator(world.seed, "augment", message.round, job.client)
             normal = noise(world, message, job.client)
-            passes = max(1, min(len(planned), batches.per_pass(local, len(rows))))
+            turn = passes(world, job, planned)
             for at, positions in enumerate(planned, start=1):
                 batch = _batch(world, rows[positions])
                 if world.augment:
-                    batch = Batch(crop_flip(batch.x, crops), batch.y)
-                first = planned[(at - 1) % passes]
+                    where = crops(augment, len(batch.y))
+                    batch = Batch(crop_flip(batch.x, where), batch.y)
+                first = planned[(at - 1) % turn]
                 places = _places(used, positions), _places(used, first)
                 progress = client_step(client, progress, batch, *places, noise=normal())
             reply = client_finish(client, progress, len(planned))
@@ -76,6 +76,29 @@ def train_client(
         raise
     except Exception as error:
         raise _named(error, job.client, at) from error
+
+
+def seed(number: int) -> None:
+    """Seed what a module's own dropout draws from.
+
+    `torch.manual_seed` also notes, for each kind of accelerator that is not in use, who called it:
+    that takes longer than a step of a small network.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+
+
+def plan(world: World, message: Message, job: Job) -> list[Ints]:
+    """Return the positions, within the client's examples, of each mini-batch of its round."""
+    size = int(world.federation.sizes[job.client])
+    return batches.plan(world.bench.local, size, world.seed, message.round, job.client, job.done)
+
+
+def passes(world: World, job: Job, planned: list[Ints]) -> int:
+    """Return the number of mini-batches in a client's first pass over its examples this round."""
+    size = int(world.federation.sizes[job.client])
+    return max(1, min(len(planned), batches.per_pass(world.bench.local, size)))
 
 
 def _begin(
@@ -111,7 +134,7 @@ def survey_client(world: World, message: Message, job: Job, mine: ByPart | None)
     rows = world.federation.client(job.client)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(world.seed, "survey", message.round, job.client))
+            seed(torch_seed(world.seed, "survey", message.round, job.client))
             about = facts(world, job.client)
             everything = partial(_batch, world, rows)
             return client_survey(world.bench, message, mine, about, everything)
@@ -150,6 +173,69 @@ def _batch(world: World, rows: Ints) -> Batch:
 def _places(used: Ints | None, positions: Ints) -> Tensor | None:
     """Return where the positions stand among the distinct ones."""
     return None if used is None else torch.from_numpy(np.searchsorted(used, positions))
+
+
+@dataclass(frozen=True)
+class Done:
+    """Clients that have ended their round.
+
+    Args:
+        jobs: the n clients.
+        state: what they send, keep and note, tensors [n, ...] by ``delta``, ``buffers``,
+            ``uploads``, ``mine`` and ``notes``.
+        loss: [n] mean recorded loss of each.
+        finite: [n] whether everything that each sends is finite.
+        steps: local steps that each made.
+        seen: examples that each processed.
+    """
+
+    jobs: Sequence[Job]
+    state: State
+    loss: Tensor
+    finite: Tensor
+    steps: Sequence[int]
+    seen: Sequence[int]
+
+
+Kept = Callable[[int], ByPart | None]
+"""Client -> what it kept from its last round, None the first time."""
+
+Trainer = Callable[[Message, Sequence[Job], Kept], Iterator[Done]]
+"""Trains clients from a message, in any order."""
+
+
+class OneByOne:
+    """A `Trainer` that trains one client after the other: the definition of correct.
+
+    Args:
+        world: method, model, data and seed.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
+        """Train clients from a message."""
+        for job in jobs:
+            reply, steps, seen = train_client(self.world, message, job, kept(job.client))
+            yield alone(job, reply, steps, seen)
+
+
+def alone(job: Job, reply: Reply, steps: int, seen: int) -> Done:
+    """Return one client that has ended its round."""
+    state = map_tensors(lambda t: t[None], sent(reply))
+    return Done([job], state, reply.loss[None], reply.finite[None], [steps], [seen])
+
+
+def sent(reply: Reply) -> State:
+    """Return what a client sends, keeps and notes, as one state."""
+    return {
+        "delta": dict(reply.delta),
+        "buffers": dict(reply.buffers),
+        "uploads": dict(reply.uploads),
+        "mine": dict(reply.mine),
+        "notes": dict(reply.notes),
+    }
 
 
 def _named(error: Exception, client: int, step: int) -> TrainingError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,22 @@ import torch
 from numpy.typing import NDArray
 
 from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
-from fedkeel.engine.loop import survey_client, train_client
+from fedkeel.engine.loop import Done, Trainer, sent, survey_client, train_client
 from fedkeel.engine.store import client_store
-from fedkeel.engine.world import Job, Trained, World
+from fedkeel.engine.world import Job, Tick, Trained, World
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.method.client import Reply
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.server import Replies, surveyed, with_answers
-from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
+from fedkeel.method.server import Replies, raw_weights, surveyed, with_answers
+from fedkeel.tree import State, Tree, below, branches, map_tensors, tensors, unwalk, walk
 
-COUNTS = {"loss": torch.float64, "finite": torch.bool, "steps": torch.int64, "seen": torch.int64}
+COUNTS = {
+    "loss": torch.float64,
+    "finite": torch.bool,
+    "steps": torch.int64,
+    "seen": torch.int64,
+    "head": torch.int64,
+}
+"""Numbers about each client's round; `head` is the row that its update was added to."""
 
 
 def flat(message: Message) -> State:
@@ -70,7 +76,7 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
         alone = {part: map_tensors(lambda t: t[None], state) for part, state in answers.items()}
         message = surveyed(message, alone, np.ones(1))
     reply, _, _ = train_client(world, message, job, None, limit=1)
-    return specs({**_reply(reply), "survey": dict(answers)})
+    return specs({**sent(reply), "survey": dict(answers)})
 
 
 def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
@@ -83,14 +89,8 @@ def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
     return with_answers(message, branches(unwalk(zeros)))
 
 
-def _reply(reply: Reply) -> State:
-    return {
-        "delta": dict(reply.delta),
-        "buffers": dict(reply.buffers),
-        "uploads": dict(reply.uploads),
-        "mine": dict(reply.mine),
-        "notes": dict(reply.notes),
-    }
+def _of_delta(spec: Mapping[str, Spec], wanted: bool) -> dict[str, Spec]:
+    return {path: one for path, one in spec.items() if path.startswith("delta/") == wanted}
 
 
 class RoundBuffers:
@@ -103,6 +103,7 @@ class RoundBuffers:
         allocate: where the memory comes from.
         file: where client state lies; None for memory.
         away: whether clients keep their state themselves, on other machines.
+        sums: whether updates are added up as they come, where the method allows it.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class RoundBuffers:
         allocate: Allocate,
         file: Path | None = None,
         away: bool = False,
+        sums: bool = False,
     ) -> None:
         if away:
             spec = {k: v for k, v in spec.items() if not k.startswith("mine/")}
@@ -122,7 +124,10 @@ class RoundBuffers:
         spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
         self._asked = asked
         self._answers = Buffers(asked, capacity, allocate)
-        self._replies = Buffers(spec, capacity, allocate)
+        self._weights = world.bench.plan.weights
+        self._summed = sums and world.bench.plan.sums
+        self._deltas = Buffers(_of_delta(spec, True), capacity, allocate)  # by client, or by piece
+        self._replies = Buffers(_of_delta(spec, False), capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         mine = {k.removeprefix("mine/"): v for k, v in spec.items() if k.startswith("mine/")}
         self.store = client_store(mine, len(world.federation), allocate, file)
@@ -130,23 +135,54 @@ class RoundBuffers:
         self._sizes = world.federation.sizes
         self._spec = dict(spec)
 
-    def run(self, world: World, message: Message, job: Job) -> None:
-        """Train one client and write its row.
+    def run(self, train: Trainer, message: Message, jobs: Sequence[Job], tick: Tick) -> None:
+        """Train clients and write their rows.
+
+        Where updates are added up, their sum is row `jobs[0].row`.
 
         Raises:
             TrainingError: what the model, the loss or a part raised, or a part that sends or keeps
                 something else than in the rehearsal.
         """
-        self.put(job, *train_client(world, message, job, self.store.get(job.client)))
+        head = jobs[0].row if jobs else 0
+        if self._summed:
+            for tensor in self._deltas.tensors.values():
+                tensor[head].zero_()
+        for done in train(message, jobs, self.store.get):
+            self._take(done, head)
+            tick(len(done.jobs))
 
-    def put(self, job: Job, reply: Reply, steps: int, seen: int) -> None:
-        """Write one client's row, as `train_client` returned it."""
-        state = _reply(reply)
-        self._check(specs(state), job.client, self._spec)
-        self._replies.write(state, job.row)
-        row = (reply.loss, reply.finite, torch.tensor(steps), torch.tensor(seen))
-        for name, value in zip(COUNTS, row, strict=True):
-            self._counts.tensors[name][job.row] = value
+    def _take(self, done: Done, head: int) -> None:
+        found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in walk(done.state)}
+        self._check(found, done.jobs[0].client, self._spec)
+        rows = [job.row for job in done.jobs]
+        delta: State = {"delta": below(done.state, "delta")}
+        rest = {name: state for name, state in done.state.items() if name != "delta"}
+        if self._summed:
+            self._add(tensors(below(delta, "delta")), done, head)
+        else:
+            self._deltas.write(delta, rows)
+        self._replies.write(rest, rows)
+        heads = [head] * len(rows)
+        counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
+        self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
+
+    def _add(self, delta: Tree, done: Done, head: int) -> None:
+        """Add the updates of clients, those that are finite, to the sum of their piece."""
+        sizes = self._sizes[[job.client for job in done.jobs]]
+        raw = raw_weights(self._weights, sizes, np.array(done.seen))
+        good = np.flatnonzero(done.finite.cpu().numpy())
+        for name, rows in delta.items():
+            into = self._deltas.tensors[f"delta/{name}"][head]
+            if len(rows) == 1:
+                if len(good):
+                    into.add_(rows[0].to(into.device), alpha=raw[0])
+                continue
+            if len(good) < len(rows):
+                rows = rows[torch.from_numpy(good).to(rows.device)]
+            weights = torch.from_numpy(raw[good]).to(rows.device, rows.dtype)
+            total = torch.mv(rows.reshape(len(rows), -1).T, weights)
+            into.add_(total.view(into.shape).to(into.device))
 
     def ask(self, world: World, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""
@@ -155,7 +191,7 @@ class RoundBuffers:
     def put_answers(self, job: Job, answers: ByPart) -> None:
         """Write one client's answers, as `survey_client` returned them."""
         self._check(specs(dict(answers)), job.client, self._asked)
-        self._answers.write(dict(answers), job.row)
+        self._answers.write(map_tensors(lambda t: t[None], dict(answers)), [job.row])
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
@@ -182,14 +218,19 @@ class RoundBuffers:
         k = len(clients)
         state = self._replies.nested(k)
         counts = {name: t[:k] for name, t in self._counts.tensors.items()}
+        delta = tensors(below(self._deltas.nested(k), "delta"))
+        if self._summed:
+            heads = torch.unique(counts["head"])
+            delta = {name: rows[heads] for name, rows in delta.items()}
         replies = Replies(
             clients=clients,
             examples=self._sizes[clients],
             processed=np.array(counts["seen"].numpy()),
             finite=np.array(counts["finite"].numpy()),
-            delta=tensors(below(state, "delta")),
+            delta=delta,
             buffers=tensors(below(state, "buffers")),
             uploads=branches(below(state, "uploads")),
+            summed=self._summed,
         )
         notes = tensors(below(state, "notes"))
         return Trained(

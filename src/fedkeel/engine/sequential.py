@@ -5,42 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import Spec, private
-from fedkeel.engine.loop import evaluate_shard, examples
+from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
 from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Split, Tick, Trained, World
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 
+if TYPE_CHECKING:
+    from fedkeel.engine.chunks import Chunks
+
 
 class Sequential:
-    """Trains one client after the other, in this process.
+    """Trains clients in this process, one after the other or side by side.
 
     Args:
         world: method, model, data and seed.
         spec: what a reply looks like, from `rounds.rehearse`.
         capacity: the largest cohort.
         file: where client state lies; None for memory.
+        chunks: what trains clients side by side; None trains them one by one.
     """
 
     def __init__(
-        self, world: World, spec: Mapping[str, Spec], capacity: int, *, file: Path | None = None
+        self,
+        world: World,
+        spec: Mapping[str, Spec],
+        capacity: int,
+        *,
+        file: Path | None = None,
+        chunks: Chunks | None = None,
     ) -> None:
         self._world = world
-        self._buffers = RoundBuffers(world, spec, capacity, private, file)
+        sums = chunks is not None
+        self._buffers = RoundBuffers(world, spec, capacity, private, file, sums)
+        self._train: Trainer = chunks or OneByOne(world)
 
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         with one_thread():
-            for job in self._buffers.jobs(clients):
-                self._buffers.run(self._world, message, job)
-                tick(1)
+            self._buffers.run(self._train, message, self._buffers.jobs(clients), tick)
         return self._buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:

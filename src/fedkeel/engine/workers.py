@@ -8,6 +8,8 @@ taken over when the whole round is done.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import pickle
 import signal
@@ -18,8 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
@@ -27,12 +30,15 @@ from torch import Tensor, multiprocessing
 from fedkeel.data import batches
 from fedkeel.engine import heap
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
-from fedkeel.engine.loop import evaluate_shard, examples
+from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
 from fedkeel.engine.rounds import RoundBuffers, flat, unflat
 from fedkeel.engine.world import Job, Split, Tick, Trained, World
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
+
+if TYPE_CHECKING:
+    from fedkeel.engine.chunks import Chunks
 
 ATTEMPTS = 3
 """How often the same clients may end their worker before the run is given up."""
@@ -60,6 +66,8 @@ class _Shared:
     message: Buffers
     rounds: RoundBuffers
     measured: Buffers
+    train: Trainer
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class Workers:
         workers: number of processes.
         start: how they begin. ``spawn`` pickles the model once for each process.
         file: where client state lies; None for memory.
+        chunks: what trains clients side by side; None trains them one by one.
     """
 
     def __init__(
@@ -110,14 +119,17 @@ class Workers:
         start: Start = START,
         *,
         file: Path | None = None,
+        chunks: Chunks | None = None,
     ) -> None:
         memory = shared if start == "fork" else segment
         most = max(examples(world, "test"), examples(world, "clients"))
         self._shared = _Shared(
             world=world,
             message=Buffers(specs(flat(message)), None, memory),
-            rounds=RoundBuffers(world, spec, capacity, memory, file),
+            rounds=RoundBuffers(world, spec, capacity, memory, file, sums=chunks is not None),
+            train=chunks or OneByOne(world),
             measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
+            lanes=1 if chunks is None else chunks.lanes,
         )
         self._method = start
         self._context: Any = multiprocessing.get_context(start)
@@ -158,10 +170,17 @@ class Workers:
         jobs = sorted(found, key=lambda job: costs[job], reverse=True)
         pieces = [
             _Train(message.round, message.lr, tuple(jobs[a:b]))
-            for a, b in _guided([costs[job] for job in jobs], len(self._workers))
+            for a, b in self._cut([costs[job] for job in jobs])
         ]
         self._work(pieces, tick)
         return self._shared.rounds.gather(clients)
+
+    def _cut(self, costs: Sequence[int]) -> list[tuple[int, int]]:
+        """Cut a round's clients into pieces: as many lanes in each as there are, or guided."""
+        lanes, workers = self._shared.lanes, len(self._workers)
+        if lanes == 1:
+            return _guided(costs, workers)
+        return _even(costs, max(workers, workers * math.ceil(len(costs) / (lanes * workers))))
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
@@ -254,8 +273,8 @@ class Workers:
     def _replace(self, worker: _Worker, tasks: _Tasks) -> None:
         """Start a new process in place of one that died, and give it the same work.
 
-        Clients that were given out together are then given out one by one, so that one which ends
-        every worker is found.
+        Clients that were given out together are given out together again, with the same sums; the
+        second time one by one, so that one which ends every worker is found.
         """
         worker.pipe.close()
         _collect(worker, patience=5.0)
@@ -270,7 +289,7 @@ class Workers:
                 why=_DEATHS.get(code),
                 do="use fewer workers (engine.workers), or engine.kind = 'sequential' to see where",
             )
-        again = _apart(piece)
+        again = [piece] if failures == 1 else _apart(piece)
         tasks.failures.update(dict.fromkeys(again, failures))
         tasks.pieces[:0] = again
         fresh = self._start()
@@ -309,6 +328,20 @@ def _guided(costs: Sequence[int], workers: int) -> list[tuple[int, int]]:
         pieces.append((start, stop))
         start, left = stop, left - spent
     return pieces
+
+
+def _even(costs: Sequence[int], pieces: int) -> list[tuple[int, int]]:
+    """Cut 0..n-1 into at most so many pieces of about the same cost.
+
+    >>> _even([3, 3, 2, 2, 1, 1], 2)
+    [(0, 2), (2, 6)]
+    """
+    ends = np.cumsum(costs)
+    cuts = [0]
+    for i in range(1, pieces):
+        cuts.append(int(np.searchsorted(ends, ends[-1] * i / pieces - 1e-9)) + 1)
+    cuts.append(len(costs))
+    return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
 
 
 _DEATHS = {
@@ -375,9 +408,11 @@ def _do(state: _Shared, piece: _Train | _Evaluate) -> None:
     world, message = state.world, state.message.nested()
     if isinstance(piece, _Train):
         received = unflat(message, piece.round, piece.lr)
-        work = state.rounds.ask if piece.survey else state.rounds.run
+        if not piece.survey:
+            state.rounds.run(state.train, received, piece.jobs, lambda _: None)
+            return
         for job in piece.jobs:
-            work(world, received, job)
+            state.rounds.ask(world, received, job)
         return
     received = unflat(message, 0, 0.0)
     buffers = received.buffers or world.bench.network.buffers

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,11 +168,17 @@ class Run:
             return self._given
         file = None if state is None else state / "clients.bin"
         prepared, capacity = self._prepared, self._prepared.population.per_round
-        if record.engine["kind"] == "sequential":
-            return Sequential(self._world, prepared.spec, capacity, file=file)
+        count, chunks = record.engine["workers"], None
+        if record.engine["kind"] == "vectorised":
+            from fedkeel.engine.chunks import Chunks  # takes half a second to import
+
+            chunks = Chunks(self._world, record.engine["chunk"])
+        if record.engine["kind"] != "workers" and count == 1:
+            return Sequential(self._world, prepared.spec, capacity, file=file, chunks=chunks)
         message = answered(server_message(prepared.plan, self._server, 1.0), prepared.spec)
-        count = record.engine["workers"]
-        return Workers(self._world, prepared.spec, capacity, message, count, file=file)
+        return Workers(
+            self._world, prepared.spec, capacity, message, count, file=file, chunks=chunks
+        )
 
     def _begin(self, engine: Engine, resume: bool) -> None:
         """Take up the checkpoint, or evaluate the initial model as round 0."""
@@ -382,7 +389,7 @@ def start(
     resume: bool = False,
     watcher: Watcher | None = None,
     engine: Engine | None = None,
-    record: RunRecord | None = None,
+    choice: dict[str, Any] | None = None,
 ) -> Result:
     """Make a run, take it up again, or return it where it has been made before.
 
@@ -392,7 +399,7 @@ def start(
         resume: whether to go on with an unfinished run that is there.
         watcher: follows it.
         engine: what runs the clients in place of an engine on this machine.
-        record: what the run is, where that is more than `describe_run` knows.
+        choice: what the record says of that engine.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
@@ -400,13 +407,14 @@ def start(
         TrainingError: training cannot go on.
     """
     watcher = watcher or Silent()
-    record = record or describe_run(prepared)
     if out is None:
         check_disk(prepared, None)
+        record = describe_run(prepared, choice)
         return Run(prepared, None, watcher, engine).execute(record, resume=False)
     folder = RunFolder(out)
     if not folder.exists():
         check_disk(prepared, out)
+        record = describe_run(prepared, choice)
         folder.start(record, config.to_toml(prepared.settings))
         with folder.alone():
             return Run(prepared, folder, watcher, engine).execute(record, resume=False)
@@ -429,6 +437,8 @@ def start(
         )
     check_disk(prepared, out)
     with folder.alone():
+        auto = prepared.settings.engine.kind == "auto"  # a new choice might round differently
+        record = describe_run(prepared, choice or (found.engine if auto else None))
         folder.write_run(record)
         return Run(prepared, folder, watcher, engine).execute(record, resume=True)
 

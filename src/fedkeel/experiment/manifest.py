@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.experiment.choose import choose
 from fedkeel.experiment.prepare import Prepared, cores, estimate
 from fedkeel.method.cite import bibtex, keys
 from fedkeel.method.describe import describe, facts
@@ -20,8 +21,13 @@ from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 
 
-def describe_run(prepared: Prepared) -> RunRecord:
-    """Return what a run is, before it starts."""
+def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> RunRecord:
+    """Return what a run is, before it starts.
+
+    Args:
+        prepared: the run.
+        engine: what runs the clients, where that is decided already.
+    """
     settings, world, plan = prepared.settings, prepared.world, prepared.plan
     network, federation = world.bench.network, world.federation
     parts = plan.parts or ()
@@ -63,21 +69,10 @@ def describe_run(prepared: Prepared) -> RunRecord:
         local=_local_words(world.bench.local),
         participation=_participation_words(prepared),
         target=settings.evaluation.target,
-        engine=_engine(prepared),
+        engine=engine or choose(prepared),
         environment=environment(),
         estimate=asdict(estimate(prepared)),
     )
-
-
-def _engine(prepared: Prepared) -> dict[str, Any]:
-    """Return the engine that the settings ask for, with `auto` decided."""
-    settings, per_round = prepared.settings.engine, prepared.population.per_round
-    workers = settings.workers or cores()
-    kind = settings.kind
-    if kind == "auto":
-        kind = "workers" if min(workers, per_round) > 1 else "sequential"
-    count = min(workers, max(per_round, 1)) if kind == "workers" else 1
-    return {"kind": kind, "workers": count, "dtype": settings.dtype, "asked": settings.kind}
 
 
 def _local_words(local: config.Local) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.data import batches
 from fedkeel.engine.buffers import private
-from fedkeel.engine.loop import evaluate_shard, evaluated, examples
+from fedkeel.engine.loop import Done, Kept, alone, evaluate_shard, evaluated, examples
 from fedkeel.engine.rounds import RoundBuffers, flat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Account, Job, Split, Tick, Trained
@@ -101,10 +101,14 @@ class Nodes:
         self._missing(clients, took, time.monotonic() - started)
         self._quorum(message, len(clients), len(took))
         found = np.array(sorted(took), dtype=np.int64)
-        for row, client in enumerate(found.tolist()):
-            mine, steps, seen, digest = took[client]
-            self._buffers.put(Job(row, client, jobs[client].done), mine, steps, seen)
-            self._pending[client] = digest
+        final = [Job(row, k, jobs[k].done) for row, k in enumerate(found.tolist())]
+        self._pending = {client: took[client][-1] for client in took}
+
+        def trainer(message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
+            for job in jobs:
+                yield alone(job, *took[job.client][:3])
+
+        self._buffers.run(trainer, message, final, lambda count: None)
         trained = self._buffers.gather(found)
         self._screen(trained)
         self._down, self._up = self._by_part(self._down), self._by_part(self._up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import Result, start
-from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import Prepared, gather, prepare
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
@@ -86,15 +85,18 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     _pin(roster, prepared, on_nodes)
     needed = settings.quorum * prepared.population.clients
     roster.gather(lambda found: found >= needed, f"at least {needed:g} clients")
-    record = describe_run(prepared)
-    engine = {"kind": "flower", "workers": len(set(roster.where().values()))}
-    record = replace(record, engine={**record.engine, **engine})
+    choice = {
+        "kind": "flower",
+        "workers": len(set(roster.where().values())),
+        "dtype": experiment.engine.dtype,
+        "asked": "flower",
+    }
     return start(
         prepared,
         options.out,
         options.resume,
         engine=Nodes(prepared, exchange, roster, on_nodes),
-        record=record,
+        choice=choice,
     )
 
 

@@ -133,7 +133,7 @@ def client_survey(
         facts: about the client.
         everything: gives all examples of the client.
     """
-    mine, buffers = _kept(bench, message, mine)
+    mine, buffers = kept(bench, message, mine)
     carry = {p.name: p.init_carry(message.params, of(mine, p.name)) for p in bench.plan.carries}
     states = (message.sent, mine, carry, ByPart())
     own = bench.network.throwaway(buffers)
@@ -161,7 +161,7 @@ def client_start(
             by methods that prepare.
     """
     plan, start = bench.plan, message.params
-    mine, buffers = _kept(bench, message, mine)
+    mine, buffers = kept(bench, message, mine)
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or everything)()
@@ -179,7 +179,7 @@ def client_start(
     return Client(bench, message, facts, mine, prepared, everything), progress
 
 
-def _kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, Tree]:
+def kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, Tree]:
     """Return what a client keeps, made anew the first time, and the buffers it begins with."""
     buffers = message.buffers or bench.network.buffers
     if mine is None:
@@ -197,6 +197,7 @@ def client_step(
     first_pass: Tensor | None = None,
     active: Tensor | None = None,
     noise: Tree | None = None,
+    lr: Tensor | None = None,
 ) -> Progress:
     """Make one local step.
 
@@ -208,8 +209,10 @@ def client_step(
         first_pass: [B'] rows of the batch that had the same place in the round's first pass.
         active: [] false for a padded step, which changes nothing; None for a real one.
         noise: standard normal numbers of the model's shapes, for methods that need NOISE.
+        lr: [] the learning rate, where a step is recorded for many; None is the message's.
     """
     bench, plan = client.bench, client.bench.plan
+    rate = client.message.lr if lr is None else lr
     buffers = bench.network.throwaway(progress.buffers)  # a forward pass may change them
     step = _step(
         bench,
@@ -225,7 +228,7 @@ def client_step(
     grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     for part in plan.gradient_transforms:
         grads = part.transform_gradient(grads, params, step.view(part.name))
-    moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, client.message.lr)
+    moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, rate)
     for correction in plan.corrections:
         moved = correction.correct(moved, step.view(correction.name))
     carry = {
@@ -238,13 +241,16 @@ def client_step(
     return after if active is None else _choose(active, after, progress)
 
 
-def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
+def client_finish(
+    client: Client, progress: Progress, steps: int | Tensor, unit: Tensor | None = None
+) -> Reply:
     """End a client's round.
 
     Args:
         client: what stays the same.
         progress: what the last step left.
-        steps: S, the number of real steps.
+        steps: S, the number of real steps; [] where clients end side by side.
+        unit: [] length of the local path, where clients end side by side; see `path`.
     """
     bench, plan, lr = client.bench, client.bench.plan, client.message.lr
     notes: dict[str, Tensor] = {}
@@ -259,7 +265,7 @@ def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
         end=progress.params,
         facts=client.facts,
         steps=steps,
-        unit=path_length(bench.optimiser, steps, lr, plan.pull),
+        unit=path(bench, int(steps), lr) if unit is None else unit,
         lr=lr,
         everything=everything,
         notes=notes,
@@ -286,10 +292,15 @@ def client_finish(client: Client, progress: Progress, steps: int) -> Reply:
         buffers=buffers,
         uploads=uploads,
         mine=mine,
-        loss=progress.loss / max(steps, 1),
+        loss=progress.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
         finite=finite({"delta": dict(delta), "buffers": dict(buffers), "uploads": dict(uploads)}),
         notes=notes,
     )
+
+
+def path(bench: Bench, steps: int, lr: float) -> float:
+    """Return the length of the local path of `steps` steps, see `Round.unit`."""
+    return path_length(bench.optimiser, steps, lr, bench.plan.pull)
 
 
 def finite(sent: State) -> Tensor:

@@ -129,6 +129,22 @@ class Plan:
         """Names of the parts whose server state adds up what the clients keep."""
         return frozenset(part.name for part in self.client_states if part.mirrored)
 
+    @property
+    def sums(self) -> bool:
+        """Whether the server needs no more of the updates than their weighted sum.
+
+        Of parts from outside this package that act on updates at the server it is not known.
+        """
+        stated = all(part.weights in (None, self.weights) for part in self.parts)
+        strangers = [p for p in self.parts if not type(p).__module__.startswith("fedkeel.")]
+        acts = (Reduction, AggregateTransform, ServerOptimiser, ServerState)
+        return (
+            stated
+            and not (self.uploads or self.tables or self.cohort_transforms)
+            and Capability.PER_CLIENT_UPDATES not in self.needs
+            and not any(isinstance(part, acts) for part in strangers)
+        )
+
     def work(self, local: Local) -> Local:
         """Return the settings of local training, as the method means them."""
         for part in self.parts:

@@ -41,13 +41,13 @@ class Facts:
     """What a client knows about itself.
 
     Args:
-        client: stable index 0..C-1.
-        examples: number of training examples.
+        client: stable index 0..C-1; [] where clients train side by side.
+        examples: number of training examples; [] likewise.
         counts: [Y] number of examples of each class; only for methods that need CLASS_COUNTS.
     """
 
-    client: int
-    examples: int
+    client: int | Tensor
+    examples: int | Tensor
     counts: Tensor | None = None
 
 
@@ -264,9 +264,9 @@ class Round:
         start: the received model.
         end: the model after the last step.
         facts: about the client.
-        steps: S, the number of steps.
+        steps: S, the number of steps; [] where clients train side by side.
         unit: length of the local path: displacement over -lr for a constant gradient of 1, so S
-            for plain gradient descent. Momentum and penalties are in it.
+            for plain gradient descent. Momentum and penalties are in it. [] likewise.
         lr: local learning rate of the round.
         everything: makes a step whose batch is all examples of the client.
         sent: what this part's server half sent.
@@ -279,8 +279,8 @@ class Round:
     start: Tree
     end: Tree
     facts: Facts
-    steps: int
-    unit: float
+    steps: int | Tensor
+    unit: float | Tensor
     lr: float
     everything: Callable[[], Step]
     sent: State = field(default_factory=dict)

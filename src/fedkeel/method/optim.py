@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from fedkeel.config import Local
 from fedkeel.tree import State, Tree
@@ -42,7 +43,9 @@ class LocalSGD:
             return {}
         return {"momentum": {k: torch.zeros_like(v) for k, v in params.items()}}
 
-    def step(self, params: Tree, grads: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def step(
+        self, params: Tree, grads: Tree, state: State, lr: float | Tensor
+    ) -> tuple[Tree, State]:
         """Return parameters and state after one step."""
         if self.weight_decay != 0.0:
             grads = {k: torch.add(g, params[k], alpha=self.weight_decay) for k, g in grads.items()}
@@ -53,6 +56,8 @@ class LocalSGD:
             if self.nesterov:
                 held = {k: torch.add(g, held[k], alpha=self.momentum) for k, g in grads.items()}
             grads = held
+        if isinstance(lr, Tensor):
+            return {k: v - lr * grads[k] for k, v in params.items()}, state
         return {k: torch.sub(v, grads[k], alpha=lr) for k, v in params.items()}, state
 
 

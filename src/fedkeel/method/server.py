@@ -22,7 +22,7 @@ from fedkeel.method.context import (
     Population,
     of,
 )
-from fedkeel.solve.span import Span
+from fedkeel.solve.span import Span, Sums
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 
@@ -53,9 +53,11 @@ class Replies:
         examples: [K] number of examples each owns.
         processed: [K] number of examples each processed this round.
         finite: [K] whether everything each sent is finite.
-        delta: updates, tensors [K, ...].
+        delta: updates, tensors [K, ...]; where `summed`, G sums of them with their clients'
+            weights, [G, ...].
         buffers: buffers, tensors [K, ...], where they are averaged.
         uploads: further messages by part, tensors [K, ...].
+        summed: whether only sums of updates were kept, of the clients that are finite.
     """
 
     clients: Ints
@@ -65,6 +67,7 @@ class Replies:
     delta: Tree
     buffers: Tree
     uploads: ByPart
+    summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ def server_round(
             got=f"{len(excluded)} updates with NaN or infinity",
             do="lower local.lr (or the method's own step size), or clip gradients",
         )
-    raw = _raw_weights(plan.weights, replies)
+    raw = raw_weights(plan.weights, replies.examples, replies.processed)
     keep = np.flatnonzero(finite & (raw > 0.0))
     keep = keep[np.argsort(replies.clients[keep], kind="stable")]
     if len(keep) == 0:
@@ -247,7 +250,10 @@ def server_round(
         seen=remembered.seen[keep],
         notes=notes,
     )
-    after, rows = _aggregate(plan, server, message, replies, rows, cohort)
+    updates = Span(replies.delta)
+    if replies.summed:
+        updates = Sums(replies.delta, weights=raw[keep])
+    after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort)
     return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
@@ -255,11 +261,12 @@ def _aggregate(
     plan: Plan,
     server: Server,
     message: Message,
-    replies: Replies,
+    received: tuple[Replies, Span],
     rows: ByPart,
     cohort: Cohort,
 ) -> tuple[Server, ByPart]:
     """Run the server roles in their order; return the server, and what it remembers of clients."""
+    replies, updates = received
 
     def view(part: str) -> Cohort:
         return replace(
@@ -271,7 +278,6 @@ def _aggregate(
             part=part,
         )
 
-    updates = Span(replies.delta)
     for transform in plan.cohort_transforms:
         updates = transform.transform_cohort(updates, view(transform.name))
     delta = plan.reduction.reduce(updates, view(plan.reduction.name))
@@ -309,11 +315,17 @@ def _check_form(before: ByPart, after: ByPart) -> None:
     )
 
 
-def _raw_weights(kind: Weights, replies: Replies) -> Floats:
-    """Return [K] weights that do not yet sum to 1."""
+def raw_weights(kind: Weights, examples: Ints, processed: Ints) -> Floats:
+    """Return [K] weights that do not yet sum to 1.
+
+    Args:
+        kind: how clients count.
+        examples: [K] number of examples each owns.
+        processed: [K] number of examples each processed this round.
+    """
     if kind == "uniform":
-        return (replies.examples > 0).astype(np.float64)
-    return (replies.examples if kind == "examples" else replies.processed).astype(np.float64)
+        return (examples > 0).astype(np.float64)
+    return (examples if kind == "examples" else processed).astype(np.float64)
 
 
 def _take(replies: Replies, keep: Ints) -> Replies:
@@ -321,14 +333,19 @@ def _take(replies: Replies, keep: Ints) -> Replies:
     if np.array_equal(keep, np.arange(len(replies.clients))):
         return replies
     index = torch.from_numpy(keep)
+
+    def taken(rows: Tree) -> Tree:
+        return {k: v[index.to(v.device)] for k, v in rows.items()}
+
     return Replies(
         clients=replies.clients[keep],
         examples=replies.examples[keep],
         processed=replies.processed[keep],
         finite=replies.finite[keep],
-        delta={k: v[index.to(v.device)] for k, v in replies.delta.items()},
-        buffers={k: v[index.to(v.device)] for k, v in replies.buffers.items()},
+        delta=replies.delta if replies.summed else taken(replies.delta),
+        buffers=taken(replies.buffers),
         uploads=_pick(replies.uploads, keep),
+        summed=replies.summed,
     )
 
 

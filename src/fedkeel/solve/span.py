@@ -8,7 +8,7 @@ read once to make the Gram matrix and once to combine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -152,6 +152,57 @@ class Span:
         if self.mix is None:
             return self.rows
         return {name: combine(self.mix[name], rows) for name, rows in self.rows.items()}
+
+
+@dataclass(frozen=True)
+class Sums(Span):
+    """K vectors of which only weighted sums were kept.
+
+    Args:
+        rows: G sums of some of the vectors with their weights, tensors [G, ...].
+        weights: [K] the weights.
+    """
+
+    weights: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def sum(self, weights: Mapping[str, Floats] | Floats) -> Tree:
+        """Return the sum of the vectors with weights [K] that are in proportion to those known.
+
+        Raises:
+            TypeError: they are not.
+        """
+        if isinstance(weights, Mapping):
+            raise TypeError(_ONLY_SUMS)
+        factor = float(weights.sum() / self.weights.sum())
+        if not np.allclose(weights, factor * self.weights, rtol=1e-9, atol=0.0):
+            raise TypeError(_ONLY_SUMS)
+        shares = np.full((1, len(next(iter(self.rows.values())))), factor)
+        return {name: combine(shares, rows)[0] for name, rows in self.rows.items()}
+
+    def gram(self, names: Sequence[str]) -> Floats:
+        """Not known."""
+        raise TypeError(_ONLY_SUMS)
+
+    def against(self, one: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
+        """Not known."""
+        raise TypeError(_ONLY_SUMS)
+
+    def mixed(self, coefficients: Mapping[str, Floats]) -> Span:
+        """Not known."""
+        raise TypeError(_ONLY_SUMS)
+
+    def materialise(self) -> Tree:
+        """Not known."""
+        raise TypeError(_ONLY_SUMS)
+
+
+_ONLY_SUMS = (
+    "only the weighted sum of the updates was kept; "
+    "a part that looks at single ones needs PER_CLIENT_UPDATES"
+)
 
 
 def _same_mix(mix: Mapping[str, Floats], names: Sequence[str]) -> list[list[str]]:

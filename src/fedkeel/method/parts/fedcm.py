@@ -82,7 +82,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
     def upload(self, round: Round) -> State:
         """Return the length of the path."""
         like = next(iter(round.start.values()))
-        return {"path": torch.tensor(round.unit, dtype=torch.float64, device=like.device)}
+        return {"path": torch.as_tensor(round.unit, dtype=torch.float64, device=like.device)}
 
     def message(self, state: State) -> State:
         """Return the mean gradient."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Cohort, Round
@@ -78,11 +79,11 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
         """Return what tau_eff is made of."""
         value = self._length(round, self.effective)
         like = next(iter(round.start.values()))
-        return {"tau": torch.tensor(value, dtype=torch.float64, device=like.device)}
+        return {"tau": torch.as_tensor(value, dtype=torch.float64, device=like.device)}
 
     @staticmethod
-    def _length(round: Round, kind: Literal["path", "steps"]) -> float:
-        return round.unit if kind == "path" else float(round.steps)
+    def _length(round: Round, kind: Literal["path", "steps"]) -> float | Tensor:
+        return round.unit if kind == "path" else round.steps
 
     def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the mean of the normalised updates, times tau_eff."""

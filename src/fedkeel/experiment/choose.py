@@ -1,0 +1,163 @@
+"""Which engine runs the clients: what was asked for, or what a short measurement finds fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedkeel.engine.heap import kept
+from fedkeel.engine.loop import OneByOne, Trainer
+from fedkeel.engine.rounds import answered
+from fedkeel.engine.sequential import one_thread
+from fedkeel.engine.world import Job
+from fedkeel.experiment.prepare import Prepared, cores, learning_rate
+from fedkeel.method.context import Message
+from fedkeel.method.server import server_message
+
+SHORT = 3.0
+"""Seconds of a run, one client after the other, below which nothing is measured."""
+
+SHARE = 0.02
+"""Share of a run that its measurement may take, where that is more than a second."""
+
+TINY = 2e-3
+"""Seconds of a round below which one process is faster than several."""
+
+GAIN = 0.95
+"""Share of the exact engine's time that the vectorised one has to reach to be preferred."""
+
+LANES = (8, 32, 128)
+"""Sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
+
+
+@dataclass
+class Measured:
+    """Seconds for each client, by engine, in one process of one thread.
+
+    Args:
+        seconds: by ``sequential`` or ``vectorised(chunk=...)``.
+        reasons: why clients cannot be trained side by side, or steps not be recorded.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+
+_KNOWN: dict[Any, Measured] = {}
+"""What has been measured in this process: a comparison's seeds run on the same engine."""
+
+
+def choose(prepared: Prepared) -> dict[str, Any]:
+    """Return the engine of a run: ``kind``, ``workers``, ``chunk``, and what was measured."""
+    asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
+    workers = min(asked.workers or cores(), per_round)
+    engine: dict[str, Any] = {
+        "kind": asked.kind,
+        "workers": workers,
+        "chunk": 1,
+        "dtype": asked.dtype,
+        "asked": asked.kind,
+    }
+    if asked.kind == "sequential":
+        return {**engine, "workers": 1}
+    if asked.kind == "workers":
+        return engine
+    if asked.kind == "vectorised" and asked.chunk is not None:
+        return {**engine, "chunk": min(asked.chunk, per_round)}
+    found = _measured(prepared, workers)
+    seconds = dict(found.seconds)
+    exact = seconds.pop("sequential")
+    best = min(seconds, key=lambda name: seconds[name], default=None)
+    if asked.kind == "vectorised" or (best is not None and seconds[best] <= GAIN * exact):
+        engine["kind"] = "vectorised"
+        engine["chunk"] = _chunk(best or "vectorised(chunk=1)")
+    if asked.workers is None and min(seconds.get(best or "", exact), exact) * per_round < TINY:
+        engine["workers"] = 1
+    if engine["kind"] == "auto":
+        engine["kind"] = "workers" if engine["workers"] > 1 else "sequential"
+    engine["seconds_per_client"] = {name: round(s, 6) for name, s in found.seconds.items()}
+    if found.reasons:
+        engine["reasons"] = found.reasons
+    return engine
+
+
+def _chunk(name: str) -> int:
+    return int(name.removeprefix("vectorised(chunk=").removesuffix(")"))
+
+
+def _measured(prepared: Prepared, workers: int) -> Measured:
+    """Measure the engines, or look up what was found for a run like this one."""
+    world, plan = prepared.world, prepared.plan
+    data = world.federation.data
+    key = (
+        plan.expression,
+        plan.weights,
+        world.bench.network.describe(),
+        tuple(data.x.shape),
+        world.bench.local.model_dump_json(),
+        prepared.settings.rounds,
+        prepared.population,
+        prepared.settings.engine.model_dump_json(),
+        world.augment,
+        workers,
+    )
+    if key not in _KNOWN:
+        with one_thread(), kept():
+            _KNOWN[key] = _measure(prepared, workers)
+    return _KNOWN[key]
+
+
+def _measure(prepared: Prepared, workers: int) -> Measured:
+    """Train some clients of the first round by each engine and throw them away."""
+    world, per_round = prepared.world, max(prepared.population.per_round, 1)
+    lr = learning_rate(prepared.settings, world.bench, 0)
+    server = server_message(prepared.plan, prepared.server, lr)
+    message = answered(server, prepared.spec)
+    found = Measured()
+    jobs = [Job(row=0, client=k, done=0) for k in range(len(world.federation))]
+    exact = OneByOne(world)
+    _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
+    one = _seconds(exact, message, jobs[: min(3, len(jobs))])
+    found.seconds["sequential"] = one
+    total = one * per_round * prepared.settings.rounds
+    asked = prepared.settings.engine.kind
+    if total < SHORT and asked == "auto":
+        return found
+    from fedkeel.engine.chunks import Chunks  # takes half a second to import
+
+    budget = max(1.0, SHARE * total)
+    began = time.perf_counter()
+    slower, chunks = 0, Chunks(world, 1)
+    for lanes in _sizes(per_round, workers):
+        spent = time.perf_counter() - began
+        if lanes > 1 and (spent + lanes * one > budget or slower >= 2 or not chunks.recorded):
+            break
+        chunks = Chunks(world, lanes)
+        some = jobs[:lanes] if lanes > 1 else jobs[:2]
+        _seconds(chunks, message, some)  # records
+        seconds = min(_seconds(chunks, message, some) for _ in range(2))
+        found.reasons += [r for r in chunks.reasons if r not in found.reasons]
+        if not chunks.recorded or chunks.lanes != lanes:
+            break
+        slower += seconds > min(found.seconds.values())
+        found.seconds[f"vectorised(chunk={lanes})"] = seconds
+    return found
+
+
+def _sizes(per_round: int, workers: int) -> Iterator[int]:
+    """Give the sizes of chunks to try, ascending."""
+    share = -(-per_round // workers)
+    yield 1
+    yield from (lanes for lanes in LANES if lanes < share)
+    if share > 1:
+        yield min(share, 4 * LANES[-1])
+
+
+def _seconds(train: Trainer, message: Message, jobs: list[Job]) -> float:
+    """Return the seconds that one client takes."""
+    began = time.perf_counter()
+    for _ in train(message, jobs, lambda _: None):
+        pass
+    return (time.perf_counter() - began) / len(jobs)
