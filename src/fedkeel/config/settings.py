@@ -333,6 +333,8 @@ class Flower(Settings):
             than so many times the median of the round.
         poll_seconds: time between looks at what has come.
         message_mb: the largest message that is sent, in 10^6 bytes.
+        secure_aggregation: whether the server may see sums of updates alone. It is refused: Flower
+            has SecAgg+ for its older interface only.
     """
 
     deadline_seconds: float = Field(600.0, gt=0.0)
@@ -341,6 +343,7 @@ class Flower(Settings):
     screen: float = Field(1000.0, gt=1.0)
     poll_seconds: float = Field(0.2, gt=0.0)
     message_mb: float = Field(1000.0, gt=0.0)
+    secure_aggregation: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

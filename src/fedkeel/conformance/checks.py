@@ -28,7 +28,7 @@ from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
-from fedkeel.method.client import client_finish, client_start, client_step
+from fedkeel.method.client import client_finish, client_start, client_step, wired
 from fedkeel.method.context import ByPart, Facts
 from fedkeel.method.docstring import read
 from fedkeel.records import RoundRecord
@@ -201,10 +201,13 @@ def _wire(stand: Stand) -> str:
     reply = stand.reply(server, 2)[0]
     sent: State = {
         "answers": dict(stand.survey(message, 2)),
-        "delta": dict(reply.delta),
-        "buffers": dict(reply.buffers),
-        "uploads": dict(reply.uploads),
+        **wired(prepared.plan, reply),
     }
+    codec = prepared.plan.codec
+    if codec is not None:
+        decoded = codec.decode(reply.uploads[codec.name], server.params)
+        if _differ(decoded, reply.delta):
+            return "the update is not what its upload decodes to"
     needs, rows = estimate(prepared), stand.reference.rows[1:]
     for name, state, recorded, expected in (
         ("down", flat(message), [row.bytes_down for row in rows], needs.down),

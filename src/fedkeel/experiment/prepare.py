@@ -251,7 +251,8 @@ def estimate(prepared: Prepared) -> Estimate:
     message = answered(server_message(prepared.plan, server, 1.0), spec)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     down.update({part: nbytes(state) for part, state in message.sent.items()})
-    up = {"model": _bytes(spec, "delta/") + _bytes(spec, "buffers/")}
+    update = 0 if prepared.plan.codec else _bytes(spec, "delta/")
+    up = {"model": update + _bytes(spec, "buffers/")}
     for path in spec:
         if path.startswith(("uploads/", SURVEY)):
             part = path.split("/")[1]

@@ -11,6 +11,7 @@ from string import Template
 
 from fedkeel.config import Experiment, to_toml
 from fedkeel.errors import RunError
+from fedkeel.flower.server import refuse_secure_aggregation
 from fedkeel.own import working_directory_first
 from fedkeel.version import __version__
 
@@ -31,6 +32,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
     Raises:
         RunError: the folder holds something, or cannot be written to.
     """
+    refuse_secure_aggregation(experiment)
     try:
         if out.exists() and any(out.iterdir()):
             raise RunError(f"{out} is not empty.", do="choose another folder (--out)")

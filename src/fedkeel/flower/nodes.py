@@ -39,7 +39,7 @@ from fedkeel.flower.wire import (
 )
 from fedkeel.method import client as method
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.tree import Tree, below, branches, nbytes, tensors, unwalk
+from fedkeel.tree import State, Tree, below, branches, nbytes, tensors, unwalk
 
 KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
 """Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
@@ -229,18 +229,31 @@ class Nodes:
         _count(self._up, "model", nbytes({k: below(state, k) for k in ("delta", "buffers")}))
         for part, own in branches(below(state, "uploads")).items():
             _count(self._up, part, nbytes(own))
+        delta = self._delta(state)
         reply = method.Reply(
-            delta=tensors(below(state, "delta")),
+            delta=delta,
             buffers=tensors(below(state, "buffers")),
             uploads=branches(below(state, "uploads")),
             mine={},
             loss=torch.tensor(numbers["loss"], dtype=torch.float64),
-            finite=method.finite(state),
+            finite=method.finite({**state, "delta": dict(delta)}),
             notes={
                 name: torch.tensor(numbers[name]).to(one.dtype) for name, one in forms.notes.items()
             },
         )
         return reply, steps, seen, digest
+
+    def _delta(self, state: State) -> Tree:
+        """Return the update of a reply, decoded where it was encoded."""
+        codec = self._prepared.plan.codec
+        if codec is None:
+            return tensors(below(state, "delta"))
+        try:
+            sent = below(below(state, "uploads"), codec.name)
+            return codec.decode(sent, self._prepared.server.params)
+        except (RuntimeError, IndexError, ValueError) as error:
+            first = str(error).splitlines()[0]
+            raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
 
     def _screen(self, trained: Trained) -> None:
         """Take replies out whose norm is far from the others'."""

@@ -32,7 +32,8 @@ def outliers(replies: Replies, factor: float) -> dict[int, str]:
 
 def _norms(replies: Replies) -> Iterator[tuple[str, Tensor]]:
     """Yield names and norms [K] in float64."""
-    yield "an update", _norm(list(replies.delta.values()))
+    if replies.delta:
+        yield "an update", _norm(list(replies.delta.values()))
     for part, state in replies.uploads.items():
         tensors = [t for _, t in walk(state) if t.is_floating_point()]
         if tensors:

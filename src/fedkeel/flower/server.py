@@ -9,13 +9,15 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedkeel.config import Experiment
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Prepared, gather, prepare
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away, stand_in
 from fedkeel.flower.roster import Roster
+from fedkeel.method.grammar import parse
+from fedkeel.method.roles import Capability
 from fedkeel.records import write_text
 
 OUTCOME = "outcome.json"
@@ -71,6 +73,7 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
+    refuse_secure_aggregation(experiment)
     settings = experiment.flower
     exchange = Exchange(grid, settings)
     on_nodes = away(experiment)
@@ -97,6 +100,30 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         options.resume,
         engine=Nodes(prepared, exchange, roster, on_nodes),
         choice=choice,
+    )
+
+
+def refuse_secure_aggregation(experiment: Experiment) -> None:
+    """Refuse what cannot be had, and say what stands in the way.
+
+    Raises:
+        RunError: secure aggregation was asked for.
+    """
+    if not experiment.flower.secure_aggregation:
+        return
+    plan = parse(experiment.method, weights=experiment.weights)
+    single = [part.name for part in plan.parts if Capability.PER_CLIENT_UPDATES in part.needs]
+    uploads = [part.name for part in plan.uploads]
+    words = "this method needs no more than sums"
+    if single:
+        words = f"{', '.join(single)} needs single clients' updates, which it takes away"
+    elif uploads or not plan.sums:
+        words = f"the messages of {', '.join(uploads) or 'this method'} would have to be summed too"
+    raise RunError(
+        "Secure aggregation cannot be had.",
+        why="Flower has SecAgg+ for its older interface only, and we make no cryptography of our "
+        f"own; {words}",
+        do="set flower.secure_aggregation = false; DP-SGD at the clients ('dpsgd') hides examples",
     )
 
 

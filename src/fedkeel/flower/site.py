@@ -41,13 +41,12 @@ from fedkeel.flower.wire import (
     pack,
     unpack,
 )
-from fedkeel.method.client import Reply
+from fedkeel.method.client import wired
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.outside import fingerprint
 from fedkeel.method.server import server_message
 from fedkeel.task.metrics import by_group
 from fedkeel.task.network import Network
-from fedkeel.tree import State
 from fedkeel.version import __version__
 
 LOG = "node.log"
@@ -105,6 +104,7 @@ class Forms:
         """Return the forms of a run."""
         spec = prepared.spec
         message = server_message(prepared.plan, prepared.server, 1.0)
+        sent = SENT if prepared.plan.codec is None else SENT[1:]  # see `method.client.wired`
 
         def under(prefix: str) -> dict[str, Spec]:
             return {k.removeprefix(prefix): v for k, v in spec.items() if k.startswith(prefix)}
@@ -113,9 +113,7 @@ class Forms:
             message=specs(flat(answered(message, spec))),
             question=specs(flat(message)),
             model=specs(flat(replace(message, params=prepared.server.params, sent={}))),
-            reply={
-                k: v for k, v in spec.items() if k.startswith(("delta/", "buffers/", "uploads/"))
-            },
+            reply={k: v for k, v in spec.items() if k.startswith(sent)},
             notes=under("notes/"),
             answer=under(SURVEY),
             mine=under("mine/"),
@@ -184,7 +182,7 @@ class Site:
             job = Job(place, client, order.done[place])
             reply, steps, seen = train_client(self.prepared.world, message, job, mine)
         digest = keep.store(order.round + 1, reply.mine) if self.forms.mine else ""
-        records[of_client(TENSORS, client)] = pack(_sent(reply))
+        records[of_client(TENSORS, client)] = pack(wired(self.prepared.plan, reply))
         notes = {name: float(t) for name, t in reply.notes.items()}
         records[of_client("notes", client)] = MetricRecord({**notes, "loss": float(reply.loss)})
         return status, steps, seen, digest
@@ -295,12 +293,3 @@ def note(root: Path, error: FedkeelError) -> None:
         if not file.exists() or file.stat().st_size < 1_000_000:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write("\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""]))
-
-
-def _sent(reply: Reply) -> State:
-    """Return what of a reply is sent as tensors."""
-    return {
-        "delta": dict(reply.delta),
-        "buffers": dict(reply.buffers),
-        "uploads": dict(reply.uploads),
-    }

@@ -99,7 +99,8 @@ class Reply:
     """What a client gives back. Everything here but `mine` and `notes` is sent to the server.
 
     Args:
-        delta: end - start, as the update transforms left it.
+        delta: end - start, as the update transforms left it. Where there is a codec, it is what
+            the server makes of the codec's upload, and not sent itself.
         buffers: the buffers after training, where they are averaged.
         uploads: further messages, by part.
         mine: what the parts keep for the client's next round, by part.
@@ -115,6 +116,12 @@ class Reply:
     loss: Tensor
     finite: Tensor
     notes: dict[str, Tensor]
+
+
+def wired(plan: Plan, reply: Reply) -> State:
+    """Return what of a reply is sent: the update, or what a codec made of it, and the rest."""
+    rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
+    return rest if plan.codec is not None else {"delta": dict(reply.delta), **rest}
 
 
 def client_survey(
@@ -279,6 +286,11 @@ def client_finish(
     delta = tree.sub(progress.params, client.start)
     for part in plan.update_transforms:
         delta = part.transform_update(delta, view(part.name))
+    round, codec = replace(round, delta=delta), plan.codec
+    encoded: ByPart = {}
+    if codec is not None:
+        encoded[codec.name] = codec.encode(delta, view(codec.name))
+        delta = codec.decode(encoded[codec.name], client.start)
     mine = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
     if bench.buffers == "local":
         mine[BUFFERS] = dict(progress.buffers)
@@ -287,6 +299,7 @@ def client_finish(
         part.name: part.upload(replace(view(part.name), kept=of(mine, part.name)))
         for part in plan.uploads
     }
+    uploads.update(encoded)
     return Reply(
         delta=delta,
         buffers=buffers,

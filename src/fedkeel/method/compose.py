@@ -31,6 +31,7 @@ from fedkeel.method.roles import (
     Capability,
     Carry,
     ClientState,
+    Codec,
     CohortTransform,
     Criterion,
     Dispatch,
@@ -84,6 +85,7 @@ class Plan:
         carries: parts that remember from step to step.
         preparations: parts that prepare before the first step.
         update_transforms: parts that change the update, by stage.
+        codec: the part that says in what form the update is sent, or None.
         client_states: parts that keep something for each client.
         uploads: parts that send to the server.
         broadcasts: parts that send to the clients.
@@ -108,6 +110,7 @@ class Plan:
     carries: tuple[Carry, ...]
     preparations: tuple[Preparation, ...]
     update_transforms: tuple[UpdateTransform, ...]
+    codec: Codec | None
     client_states: tuple[ClientState, ...]
     uploads: tuple[Upload, ...]
     broadcasts: tuple[Broadcast, ...]
@@ -201,6 +204,7 @@ def compose(
         carries=_playing(parts, Carry),
         preparations=_playing(parts, Preparation),
         update_transforms=staged(UpdateTransform, "update_stage"),
+        codec=next(iter(_playing(parts, Codec)), None),
         client_states=_playing(parts, ClientState),
         uploads=_playing(parts, Upload),
         broadcasts=_playing(parts, Broadcast),

@@ -273,6 +273,8 @@ class Round:
         mine: what this part kept for the client from its last round.
         kept: what it keeps for the next one; only `Upload` sees it.
         notes: diagnostics of all parts.
+        delta: the update as the update transforms left it, before a codec; only what comes after
+            them sees it.
         part: name of the part.
     """
 
@@ -287,6 +289,7 @@ class Round:
     mine: State = field(default_factory=dict)
     kept: State = field(default_factory=dict)
     notes: dict[str, Tensor] = field(default_factory=dict)
+    delta: Tree = field(default_factory=dict)
     part: str = ""
 
     def whole(self) -> Step:

@@ -9,6 +9,7 @@ from typing import Any
 from fedkeel.errors import CompositionError
 from fedkeel.method import outside
 from fedkeel.method.parts.clip import Clip
+from fedkeel.method.parts.compress import Quantise, TopK
 from fedkeel.method.parts.domo import DOMO
 from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.parts.fedacg import FedACG
@@ -98,6 +99,8 @@ REGISTRY: Mapping[str, Recipe] = {
     "fedcm": Recipe("xu2021fedcm", "the last global direction in every local step", {"": FedCM}),
     "fedsam": Recipe("qu2022fedsam", "gradients at the worst point nearby", {"": FedSAM}),
     "clip": Recipe("pascanu2013", "local gradients no longer than a bound", {"": Clip}),
+    "topk": Recipe("stich2018", "only the largest entries of the update are sent", {"": TopK}),
+    "quantise": Recipe("alistarh2017", "updates sent in 8 bits", {"": Quantise}),
     "median": Recipe("yin2018", "coordinate-wise median of the updates", {"": Median}),
     "trimmed_mean": Recipe(
         "yin2018", "coordinate-wise mean without the extremes", {"": TrimmedMean}

@@ -9,7 +9,7 @@ Order of a local step
     `LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`.
 Order of a client's round
     `ClientState.init_client`, `Survey` (questions before training), `Preparation`, the steps with
-    `Carry`, `UpdateTransform` by stage, `ClientState.next_client`, `Upload`.
+    `Carry`, `UpdateTransform` by stage, `Codec`, `ClientState.next_client`, `Upload`.
 Order of a server round
     weights, `CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`,
     `ServerState.next_server`, `Table`; then `Dispatch` and `Broadcast` for the next round.
@@ -211,6 +211,27 @@ class UpdateTransform(Part):
         """Return the changed update; `delta` is end - start, as earlier transforms left it."""
 
 
+class Codec(Part):
+    """Says in what form the update is sent. At most one.
+
+    What is not sent is gone: everything after this, at the client and at the server, sees the
+    update as it was decoded.
+    """
+
+    @abstractmethod
+    def encode(self, delta: Tree, round: Round) -> State:
+        """Return what is sent in place of the update; it has the same form in every round."""
+
+    @abstractmethod
+    def decode(self, sent: State, like: Tree) -> Tree:
+        """Return the update of one client that `sent` stands for.
+
+        Args:
+            sent: what `encode` returned.
+            like: the model, for names, shapes and types.
+        """
+
+
 class ClientState(Part):
     """Keeps something for each client from round to round."""
 
@@ -335,6 +356,7 @@ ROLES: Mapping[type, str] = {
     Carry: "carry within a round",
     Preparation: "preparation",
     UpdateTransform: "update transform",
+    Codec: "codec of the update",
     ClientState: "client state",
     Upload: "upload",
     Broadcast: "broadcast",
@@ -347,5 +369,5 @@ ROLES: Mapping[type, str] = {
 }
 """Every role with its name in messages, in the order in which they act."""
 
-SLOTS = (Dispatch, LocalWork, Criterion, GradientRule, Reduction, ServerOptimiser)
+SLOTS = (Dispatch, LocalWork, Criterion, GradientRule, Codec, Reduction, ServerOptimiser)
 """Roles that at most one part of a method may play."""
