@@ -1,7 +1,7 @@
 """Three folders as three hospitals, from the 569 patients of the Wisconsin breast cancer data.
 
-The hospitals differ: the first sees mostly malignant cases, the second mostly benign ones, the third
-a few of both. Each folder stays with its hospital; nothing but models leaves it.
+The hospitals differ: the first sees mostly malignant cases, the second mostly benign ones, the
+third a few of both. Each folder stays with its hospital; nothing but models leaves it.
 """
 
 import csv

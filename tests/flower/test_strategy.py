@@ -1,0 +1,164 @@
+"""The server's half of a method, behind Flower's own messages."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from fedkeel.errors import CompositionError
+from fedkeel.flower.strategy import Method
+from harness import toy_network
+from near import Near, across
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_strategy"
+COUNTS = {11: 30, 22: 10, 33: 20}
+
+
+class Plain(Near):
+    """Nodes that add what they are told to the model they receive, and say how many examples."""
+
+    def __init__(self, moves: dict[int, dict[str, np.ndarray]]) -> None:
+        super().__init__(sites={})
+        self.moves = moves
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.moves)[::-1]
+
+    def _played(self, message: Message) -> list[Message]:
+        node = message.metadata.dst_node_id
+        arrays = across(message.content)["arrays"].to_numpy_ndarrays(keep_input=True)
+        names = list(message.content["arrays"])
+        moved = {k: a + self.moves[node].get(k, 0) for k, a in zip(names, arrays, strict=True)}
+        state = {k: torch.from_numpy(np.asarray(v)) for k, v in moved.items()}
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(state),
+                "metrics": MetricRecord({"num-examples": COUNTS[node], "loss": 1.0}),
+            }
+        )
+        return [Message(across(content), reply_to=_from(message, node))]
+
+
+def _from(message: Message, node: int) -> Message:
+    message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+    return message
+
+
+def moves(seed: int = 0) -> dict[int, dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    params = toy_network().params
+    return {node: {k: random.normal(size=v.shape) for k, v in params.items()} for node in COUNTS}
+
+
+def played(method: str, told: dict[int, dict[str, np.ndarray]], rounds: int = 2) -> Method:
+    strategy = Method(method, clients=3, fraction_evaluate=0.0)
+    arrays = ArrayRecord({**toy_network().params, "count": torch.tensor(3)})
+    grid = Plain(told)
+    for number in range(1, rounds + 1):
+        sent = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
+        replies = [reply for message in sent for reply in grid._played(message)]
+        found, metrics = strategy.aggregate_train(number, replies)
+        assert found is not None
+        assert metrics is not None
+        arrays = found
+    assert int(arrays["count"].numpy()) == 3
+    strategy.last = {k: a.numpy() for k, a in arrays.items()}  # type: ignore[attr-defined]
+    return strategy
+
+
+def test_fedavg_is_the_weighted_mean() -> None:
+    told = moves()
+    last = played("fedavg", told, rounds=1).last
+    total = sum(COUNTS.values())
+    for name, start in toy_network().params.items():
+        mean = sum(COUNTS[n] / total * told[n][name] for n in COUNTS)
+        assert np.allclose(last[name], start.numpy() + mean, rtol=0, atol=1e-12)
+
+
+def test_momentum_goes_on() -> None:
+    told = moves()
+    last = played("momentum(beta=0.5)", told, rounds=3).last
+    total = sum(COUNTS.values())
+    for name, start in toy_network().params.items():
+        mean = sum(COUNTS[n] / total * told[n][name] for n in COUNTS)
+        gone = (1 + 1.5 + 1.75) * mean
+        assert np.allclose(last[name], start.numpy() + gone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedadam", "median", "globalgc", "fedvarp", "mifa"])
+def test_methods_of_the_server_run(method: str) -> None:
+    strategy = played(method, moves())
+    assert strategy.faults == {}
+    assert all(np.isfinite(a).all() for a in strategy.last.values())
+
+
+@pytest.mark.parametrize("method", ["fedprox", "scaffold", "gcfed", "fedgc", "topk", "mime"])
+def test_methods_that_change_clients_are_refused(method: str) -> None:
+    with pytest.raises(CompositionError, match="needs more of the clients than their models"):
+        Method(method, clients=3)
+
+
+def test_what_is_not_finite_or_of_another_form_is_left_out() -> None:
+    told = moves()
+    alone = {11: told[11], 22: told[22]}
+    told[33] = {k: v * np.inf for k, v in told[33].items()}
+    found = played("fedavg", told, rounds=1)
+    expected = played("fedavg", alone, rounds=1)
+    for name in toy_network().params:
+        assert np.allclose(found.last[name], expected.last[name], rtol=0, atol=1e-12)
+    told = moves()
+    told[33] = {"fc1.bias": np.zeros((2, 6))}  # broadcasts to another shape
+    found = played("fedavg", told, rounds=1)
+    assert "has another form" in found.faults[1][33]
+    for name in toy_network().params:
+        assert np.allclose(found.last[name], expected.last[name], rtol=0, atol=1e-12)
+
+
+def test_the_same_nodes_in_every_run() -> None:
+    grid, chosen = Plain(moves()), []
+    for _ in range(2):
+        strategy = Method("fedavg", clients=3, fraction_train=0.34, min_train_nodes=1)
+        arrays = ArrayRecord(dict(toy_network().params))
+        rounds = [strategy.configure_train(r, arrays, ConfigRecord(), grid) for r in range(1, 9)]
+        chosen.append([[m.metadata.dst_node_id for m in sent] for sent in rounds])
+    assert chosen[0] == chosen[1]
+    assert {node for (node,) in chosen[0]} == set(COUNTS)
+
+
+def test_the_example_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own client and its own strategy, through Flower's records."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    for name in ("client", "server"):
+        sys.modules.pop(name, None)
+    import client
+
+    class Clients(Plain):
+        def _played(self, message: Message) -> list[Message]:
+            node = message.metadata.dst_node_id
+            config = {"partition-id": list(COUNTS).index(node), "num-partitions": 2}
+            context = Context(1, node, config, RecordDict(), {})
+            act = client.train if message.metadata.message_type == "train" else client.evaluate
+            message = _from(message, node)
+            return [Message(across(act(message, context).content), reply_to=message)]
+
+    torch.manual_seed(0)
+    grid = Clients({node: {} for node in list(COUNTS)[:2]})
+    strategy = Method("fedgh+momentum", clients=2)
+    arrays, scores = ArrayRecord(client.net().state_dict()), []
+    for number in range(1, 9):
+        sent = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+        found, _ = strategy.aggregate_train(number, [r for m in sent for r in grid._played(m)])
+        assert found is not None
+        arrays = found
+        asked = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
+        said = strategy.aggregate_evaluate(number, [r for m in asked for r in grid._played(m)])
+        assert said is not None
+        scores.append(float(said["accuracy"]))
+    assert scores[-1] > max(0.5, scores[0])
