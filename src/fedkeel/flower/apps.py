@@ -12,16 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.config import Experiment, load
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.place import folder, site
 from fedkeel.flower.server import Options, told
 from fedkeel.flower.site import Site, note
+from fedkeel.own import one_line
+
+RAISED = 2
+"""Flower's code for a ClientApp that raised an exception."""
 
 Handler = Callable[[Site, RecordDict], RecordDict]
 
@@ -91,12 +95,19 @@ def _answered(file: Path, message: Message, context: Context, handler: Handler) 
     watchdog.start()
     try:
         found = site(read(file, context), dict(context.node_config))
-        return Message(handler(found, message.content), reply_to=message)
+        reply = Message(handler(found, message.content), reply_to=message)
     except FedkeelError as error:
         note(folder(context.node_config), error)
-        raise
+        said = f"{type(error).__name__}: {error.what}"
+    except Exception as error:  # whose words might be the data's: they stay here
+        what = RunError("The node's app failed.", got=one_line(error))
+        note(folder(context.node_config), what)
+        said = type(error).__name__
+    else:
+        return reply
     finally:
         watchdog.cancel()
+    return Message(Error(RAISED, said[:200]), reply_to=message)
 
 
 def _hello(site: Site, content: RecordDict) -> RecordDict:

@@ -1,0 +1,124 @@
+"""``fedkeel flower``, as a user runs it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import call, experiment, shell
+from fedkeel.config import load
+from fedkeel.records import RunFolder
+
+HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals"
+
+
+def hospital(file: Path, seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    lines = ["a,b,diagnosis"]
+    for number in range(40):
+        x = random.normal(size=2) + 2 * (number % 2)
+        lines.append(f"{x[0]:.4f},{x[1]:.4f},{('benign', 'malignant')[number % 2]}")
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
+    """The hospitals' own experiment, with two small ones; nothing is left running."""
+    files = [hospital(tmp_path / f"{i}.csv", i) for i in range(2)]
+    words = ["flower", "up", HOSPITALS / "experiment.toml", "--out", "run", "--json"]
+    words += ["-s", "rounds=1", "-s", "partition.clients=2"]
+    words += [word for file in files for word in ("--data", file.name)]
+    done = shell(*words, folder=tmp_path, seconds=240)
+    assert done.code == 0, done.err
+    assert done.json["status"] == "finished"
+    assert (done.json["rounds"], done.json["faults"]) == (1, {})
+    assert done.json["bytes_up"] > 0
+    assert (tmp_path / "run" / "report.html").exists()
+    record = RunFolder(tmp_path / "run").read_run()
+    assert record.engine["kind"] == "flower"
+    assert record.partition["sizes"] == [32, 32]
+    assert "round 1/1" in done.err
+    assert not _mentioning(tmp_path)
+
+
+def _mentioning(folder: Path) -> list[bytes]:
+    """The command lines of processes that know of a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words and b"pytest" not in words:
+            found.append(words)
+    return found
+
+
+def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = experiment(tmp_path)
+    (tmp_path / "my_net.py").write_text("from torch import nn\n\nNet = nn.Linear\n")
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    pass\n"
+    )
+    done = call("flower", "export", file, "--out", "app", "-s", "model.name=my_net:Net")
+    assert done.code == 0, done.err
+    app = tmp_path / "app"
+    found = sorted(str(p.relative_to(app)) for p in app.rglob("*") if p.is_file())
+    assert found == [
+        "README.md",
+        "federation/__init__.py",
+        "federation/client.py",
+        "federation/experiment.toml",
+        "federation/server.py",
+        "my_net.py",
+        "pyproject.toml",
+    ]
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "federation.server:app",
+        "clientapp": "federation.client:app",
+    }
+    assert load(app / "federation" / "experiment.toml").model.name == "my_net:Net"
+    readme = (app / "README.md").read_text()
+    for words in (
+        "--enable-supernode-auth",
+        "--ssl-certfile",
+        "--root-certificates",
+        "--auth-supernode-private-key",
+        "flwr supernode register",
+        "flwr run",
+        "resume=true",
+    ):
+        assert words in readme
+    assert "$" not in readme.replace("$ ", "")
+    assert "--insecure" not in readme
+    again = call("flower", "export", file, "--out", "app")
+    assert again.code == 2
+    assert "is not empty" in again.err
+
+
+def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = experiment(tmp_path)
+    for words, said in (
+        (["up", file, "--data", "x.csv"], "--data goes with"),
+        (["up", HOSPITALS / "experiment.toml"], "--data goes with"),
+        (["export", file, "--out", "app", "-s", "flower.secure_aggregation=true"], "Secure aggr"),
+        (["export", file, "--out", "app", "-s", "flower.quorum=0"], "flower.quorum"),
+    ):
+        done = call("flower", *words)
+        assert done.code == 2
+        assert said in done.err
+        assert len(done.err.strip().splitlines()) <= 4
+    assert not (tmp_path / "app").exists()
+
+
+def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("flower", "keys", "--host", "localhost", "--nodes", "2")
+    assert done.code == 0, done.err
+    assert (tmp_path / "keys" / "node-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert done.out == ""

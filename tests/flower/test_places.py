@@ -1,0 +1,238 @@
+"""Who plays whom, and data that stays on the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import load_file
+
+from fedkeel import config
+from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError
+from fedkeel.experiment.prepare import gather
+from fedkeel.flower.apps import client_app
+from fedkeel.flower.exchange import Exchange
+from fedkeel.flower.own_data import away
+from fedkeel.flower.place import site
+from fedkeel.flower.roster import Roster
+from fedkeel.flower.server import Options, serve
+from fedkeel.flower.wire import FORMAT, HEAD, Head
+from near import Near, sites
+from toys import federation, prepared
+
+QUICK = config.Flower(deadline_seconds=0.2, poll_seconds=0.01)
+
+
+def roster(grid: Near, clients: int) -> Roster:
+    return Roster(Exchange(grid, QUICK), QUICK, clients)
+
+
+def everybody(where: dict[int, int]) -> bool:
+    return False
+
+
+def test_a_client_belongs_to_the_node_that_is_there(tmp_path: Path) -> None:
+    """A second node that says it plays it waits until the first is gone, and then has it."""
+    made = prepared(clients=federation(2), per_round=2)
+    first, second = sites(made, tmp_path)
+    grid = Near(sites(made, tmp_path))
+    found = roster(grid, 2)
+    found.refresh(0.1, everybody)
+    assert found.where() == {0: first, 1: second}
+    grid.sites[5] = replace(grid.sites[first], root=tmp_path / "thief")
+    found.refresh(0.1, everybody)
+    assert found.where() == {0: first, 1: second}
+    del grid.sites[first]
+    found.refresh(0.1, everybody)
+    assert found.where() == {0: 5, 1: second}
+    assert found.route([0, 1]) == {5: [0], second: [1]}
+    assert found.faults == []
+
+
+def test_other_data_and_strange_numbers_are_turned_away(tmp_path: Path) -> None:
+    made = prepared(clients=federation(3), per_round=2)
+    grid = Near(sites(made, tmp_path, nodes=3))
+    found = roster(grid, 2)
+    found.refresh(0.1, everybody)
+    assert sorted(found.where()) == [0, 1]
+    assert any("it plays client 2, of 2" in words for words in found.faults)
+    found = roster(grid, 3)
+    digest = made.world.federation.data.fingerprint()
+    sizes = made.world.federation.sizes
+    found.pin({0: (int(sizes[0]), digest), 1: (int(sizes[1]) + 1, digest), 2: (int(sizes[2]), "x")})
+    found.refresh(0.1, everybody)
+    assert sorted(found.where()) == [0]
+    assert sum("its data are not those" in words for words in found.faults) == 2
+
+
+def test_nobody_there_is_said_after_the_deadline() -> None:
+    with pytest.raises(RunError, match="nodes of the federation are not there") as error:
+        roster(Near({}), 3).gather(lambda count: count >= 2, "2 clients")
+    assert len(error.value.lines()) <= 4
+
+
+# --- data of one's own ---------------------------------------------------------------------------
+
+
+def own(**changes: object) -> config.Experiment:
+    values = {
+        "method": "scaffold",
+        "rounds": 2,
+        "local": {"lr": 0.1, "epochs": 1, "batch_size": 8},
+        "data": {"source": "nodes", "label": "kind", "labels": ["no", "yes"]},
+        "partition": {"kind": "nodes", "clients": 2},
+        "model": {"name": "mlp", "args": {"hidden": [5]}},
+        "engine": {"dtype": "float64"},
+        "flower": {"deadline_seconds": 2.0, "poll_seconds": 0.01},
+    }
+    return config.build(config.Experiment, {**values, **changes}, "test")
+
+
+def table(file: Path, seed: int, labels: tuple[str, ...] = ("no", "yes")) -> Path:
+    random = np.random.default_rng(seed)
+    lines = ["a,b,c,kind"]
+    for number in range(30 + 10 * seed):
+        label = labels[number % len(labels)]
+        x = random.normal(size=3) + 2 * (label == "yes")
+        lines.append(",".join([*(f"{v:.4f}" for v in x), label]))
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def placed(tmp_path: Path, experiment: config.Experiment, data: list[str]) -> Near:
+    return Near(
+        {
+            100 + i: site(
+                experiment,
+                {
+                    "partition-id": i,
+                    "num-partitions": 2,
+                    "data": text,
+                    "state": str(tmp_path / "s"),
+                },
+            )
+            for i, text in enumerate(data)
+        }
+    )
+
+
+def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
+    """Nothing that the server is sent, or writes, holds an example."""
+    experiment = own()
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = placed(tmp_path, experiment, [str(f) for f in files])
+    result = serve(grid, experiment, Options(tmp_path / "run"))
+    assert result.record.status == "finished"
+    rows = result.rows
+    assert [row.clients for row in rows[1:]] == [[0, 1]] * 2
+    assert rows[-1].test is not None
+    assert rows[-1].test.examples == 6 + 8
+    assert set(rows[-1].sources) == {"client 0", "client 1"}
+    assert rows[-1].test.top1 > rows[0].test.top1
+    assert rows[1].bytes_down["evaluation"] > 0
+    record = result.record
+    assert (record.partition["histogram"], record.partition["sizes"]) == ([], [24, 32])
+    written = "".join(f.read_text(errors="replace") for f in (tmp_path / "run").rglob("*.json*"))
+    values = [line.split(",")[0] for line in files[0].read_text().splitlines()[1:]]
+    assert not any(value in written for value in values)
+    assert load_file(next((tmp_path / "run").rglob("*.safetensors"))).keys()
+
+
+def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path: Path) -> None:
+    """What it sends is a step of gradient descent on its own rows."""
+    experiment = own(
+        method="fedavg",
+        rounds=1,
+        local={"lr": 0.1, "steps": 1, "batch_size": "all"},
+        partition={"kind": "nodes", "clients": 1},
+    )
+    file = table(tmp_path / "0.csv", 0)
+    node = site(experiment, {"partition-id": 0, "data": str(file), "state": str(tmp_path / "s")})
+    result = serve(Near({1: node}), experiment, Options(tmp_path / "run"))
+    world = node.prepared.world
+    rows = torch.from_numpy(world.federation.client(0))
+    x, y = world.federation.data.x[rows], world.federation.data.y[rows]
+    start = {k: v.clone().requires_grad_() for k, v in node.prepared.server.params.items()}
+    loss = torch.nn.functional.cross_entropy(
+        world.bench.network.logits(start, {}, x, train=True), y
+    )
+    grads = torch.autograd.grad(loss, list(start.values()))
+    for (name, v), g in zip(start.items(), grads, strict=True):
+        assert torch.allclose(result.params[name], v - 0.1 * g, rtol=0, atol=1e-12)
+
+
+def test_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n\n"
+        "def load():\n"
+        "    x = np.random.default_rng(0).normal(size=(40, 3))\n"
+        "    return x, (x[:, 0] > 0).astype(int)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    grid = placed(tmp_path, own(), ["mine:load", str(table(tmp_path / "1.csv", 1))])
+    result = serve(grid, own(), Options(tmp_path / "run"))
+    assert result.record.partition["sizes"] == [32, 32]
+    with pytest.raises(DataError, match="no 'lod'"):
+        placed(tmp_path, own(), ["mine:lod", "x.csv"])
+
+
+def test_labels_are_numbered_in_the_same_way_everywhere(tmp_path: Path) -> None:
+    """Also on a node that has only one of them."""
+    one = table(tmp_path / "1.csv", 1, labels=("yes",))
+    node = site(own(), {"partition-id": 1, "num-partitions": 2, "data": str(one), "state": "s"})
+    assert set(node.prepared.world.federation.data.y.tolist()) == {1}
+    strange = table(tmp_path / "2.csv", 1, labels=("yes", "perhaps"))
+    with pytest.raises(DataError, match="a label that the experiment does not know"):
+        site(own(), {"partition-id": 1, "data": str(strange)})
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({}, "needs 'partition-id'"),
+        ({"partition-id": -1}, "needs 'partition-id'"),
+        ({"partition-id": 0}, "needs 'data'"),
+        ({"partition-id": 0, "data": "nowhere.csv"}, "no file or folder"),
+        ({"partition-id": 7, "data": str(table(tmp_path / "0.csv", 0))}, "client 7"),
+    ]
+    for node, words in wrong:
+        with pytest.raises((ConfigError, DataError), match=words) as error:
+            site(own(), node)
+        assert len(error.value.lines()) <= 4
+    with pytest.raises(DataError, match="are on the nodes"):
+        gather(own())
+    with pytest.raises(DataError, match=r"needs data\.source = 'nodes' and"):
+        away(own(partition={"kind": "iid", "clients": 2}))
+    with pytest.raises(DataError, match=r"needs data\.labels"):
+        away(own(data={"source": "nodes"}))
+
+
+def test_what_an_error_says_stays_on_the_node(tmp_path: Path) -> None:
+    """The server is told what kind of error it was, and never the words, which may be data."""
+    file = tmp_path / "experiment.toml"
+    file.write_text(config.to_toml(own()))
+    secret = tmp_path / "secret-patient.py"
+    app = client_app(file)
+    node = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "s")}
+    hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
+    Near({})  # gives this process an identity
+    for data, said in (
+        (str(secret), "DataError"),
+        (str(table(tmp_path / "a.csv", 0)), "WireError"),
+    ):
+        message = Message(hello, 1, "query.hello" if said == "DataError" else "train", ttl=60.0)
+        context = Context(1, 1, {**node, "data": data}, RecordDict(), {})
+        reply = app(message, context)
+        assert reply.has_error()
+        assert reply.error.reason.startswith(said)
+    assert "secret-patient" in (tmp_path / "s" / "node.log").read_text()
+
+
+def test_the_largest_message(tmp_path: Path) -> None:
+    experiment = own(flower={"deadline_seconds": 2.0, "message_mb": 0.0001})
+    grid = placed(tmp_path, experiment, [str(table(tmp_path / f"{i}.csv", i)) for i in range(2)])
+    with pytest.raises(FedkeelError, match="too large"):
+        serve(grid, experiment, Options(tmp_path / "run"))
