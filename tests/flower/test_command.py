@@ -61,8 +61,6 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     file = experiment(tmp_path)
     (tmp_path / "my_net.py").write_text("from torch import nn\n\nNet = nn.Linear\n")
-        "from torch import nn\n\n\nclass Net(nn.Linear):\n    pass\n"
-    )
     done = call("flower", "export", file, "--out", "app", "-s", "model.name=my_net:Net")
     assert done.code == 0, done.err
     app = tmp_path / "app"

@@ -15,7 +15,11 @@ from fedkeel.records import RoundRecord, RunFolder
 from toys import eventually
 
 DEADLINE, LATE = 24.0, 28.0
-BAD = {0: "forgets:3", 1: "shape:0 nan:1 again:2 full:3 hangs:4", 2: "names:0 huge:1 late:2"}
+BAD = {
+    0: "forgets:4",
+    1: "shape:0 nan:1 again:2 full:3 hangs:5",
+    2: "names:0 huge:1 late:2",
+}
 CLIENT = """\
 from pathlib import Path
 
@@ -29,7 +33,7 @@ app = make(Path(__file__).with_name("experiment.toml"))
 def app(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exported app, with nodes that may misbehave."""
     out = tmp_path_factory.mktemp("app") / "toy"
-    words = ["method=scaffold", "rounds=6", "partition.clients=3", "cohort.clients=3"]
+    words = ["method=scaffold", "rounds=7", "partition.clients=3", "cohort.clients=3"]
     words += [f"flower.deadline_seconds={DEADLINE}", "flower.quorum=0.3"]
     export(load(toy, words), out)
     (out / "federation" / "client.py").write_text(CLIENT)
@@ -50,20 +54,20 @@ def test_everything_that_goes_wrong(app: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Federation(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out)})
-        assert eventually(lambda: rows(out) >= 5, 240), federation.tail("superlink")
-        assert eventually((state / "0" / "0" / "began-4").exists, 60)
-        federation.stop("node-2")  # in the middle of the fifth round
-        assert eventually(lambda: rows(out) >= 6, 60)
+        assert eventually(lambda: rows(out) >= 6, 300), federation.tail("superlink")
+        assert eventually((state / "0" / "0" / "began-5").exists, 60)
+        federation.stop("node-2")  # in the middle of the sixth round
+        assert eventually(lambda: rows(out) >= 7, 60)
         federation.stop("node-0")
         federation.stop("node-1")
         folder = RunFolder(out)
         assert eventually(lambda: folder.read_run().status == "failed", 60)
         found = folder.rows()
         record = folder.read_run()
-        assert "Round 6 has no quorum" in record.message
+        assert "Round 7 has no quorum" in record.message
         saved = folder.load()
         assert saved is not None
-        assert saved.round == 5
+        assert saved.round == 6
         for number in range(3):
             federation.start_node(number)
         federation.submit(app, {"out": str(out), "resume": True})
@@ -72,13 +76,13 @@ def test_everything_that_goes_wrong(app: Path, tmp_path: Path) -> None:
         )
         last = folder.rows()[-1]
     check(found)
-    assert last.round == 6
+    assert last.round == 7
     assert last.clients == [0, 1, 2]
 
 
 def check(found: list[RoundRecord]) -> None:
     """Each round has what was good in it, and names what was not."""
-    first, second, third, fourth, fifth = found[1:6]
+    first, second, third, fourth, fifth, sixth = found[1:7]
     assert first.clients == [0]
     assert "has another form" in faults(first)[1]
     assert "other tensors than it should" in faults(first)[2]
@@ -89,9 +93,12 @@ def check(found: list[RoundRecord]) -> None:
     assert "belongs to another round" in faults(third)[1]
     assert faults(third)[2] == "no reply before the deadline"
     assert third.dropped == [1, 2]
-    assert fourth.clients == [2]
-    assert faults(fourth)[0] == "lost what it had kept; the method begins anew"
+    assert 0 in fourth.clients
     assert "cannot be written" in faults(fourth)[1]
-    assert any("came late and was dropped" in words for words in fourth.faults)
-    assert fifth.clients == [0]
-    assert set(faults(fifth)) == {1, 2}
+    assert any(
+        "came late and was dropped" in words for row in (fourth, fifth) for words in row.faults
+    )
+    assert set(fifth.clients) >= {1}
+    assert faults(fifth)[0] == "lost what it had kept; the method begins anew"
+    assert sixth.clients == [0]
+    assert set(faults(sixth)) == {1, 2}
