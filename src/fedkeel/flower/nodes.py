@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fedkeel.data import batches
 from fedkeel.engine.buffers import private
-from fedkeel.engine.loop import Done, Kept, alone, evaluate_shard, evaluated, examples
+from fedkeel.engine.loop import evaluate_shard, evaluated, examples
 from fedkeel.engine.rounds import RoundBuffers, flat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Account, Job, Split, Tick, Trained
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.prepare import Prepared, estimate
+from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.roster import Roster
 from fedkeel.flower.screen import outliers
@@ -43,9 +44,6 @@ from fedkeel.tree import State, Tree, below, branches, nbytes, tensors, unwalk
 
 KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
 """Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
-
-Took = tuple[method.Reply, int, int, str]
-"""A client's reply, local steps, examples processed, digest of what it keeps."""
 
 
 class Nodes:
@@ -102,13 +100,8 @@ class Nodes:
         self._quorum(message, len(clients), len(took))
         found = np.array(sorted(took), dtype=np.int64)
         final = [Job(row, k, jobs[k].done) for row, k in enumerate(found.tolist())]
-        self._pending = {client: took[client][-1] for client in took}
-
-        def trainer(message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
-            for job in jobs:
-                yield alone(job, *took[job.client][:3])
-
-        self._buffers.run(trainer, message, final, lambda count: None)
+        self._pending = {client: one.digest for client, one in took.items()}
+        self._buffers.run(Arrived(took), message, final, lambda count: None)
         trained = self._buffers.gather(found)
         self._screen(trained)
         self._down, self._up = self._by_part(self._down), self._by_part(self._up)
@@ -241,7 +234,7 @@ class Nodes:
                 name: torch.tensor(numbers[name]).to(one.dtype) for name, one in forms.notes.items()
             },
         )
-        return reply, steps, seen, digest
+        return Took(reply, steps, seen, digest)
 
     def _delta(self, state: State) -> Tree:
         """Return the update of a reply, decoded where it was encoded."""
@@ -324,7 +317,7 @@ class Nodes:
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs)
         for job in jobs.values():
-            self._buffers.put_answers(job, _nothing(self._forms))
+            self._buffers.rows.put_answers(job, _nothing(self._forms))
         for reply in self._exchange.ask(orders, SURVEY):
             meant = self._meant(orders, reply.node)
             try:
@@ -335,7 +328,7 @@ class Nodes:
                     raise WireError("A reply belongs to another round or run.")
                 for client in meant:
                     state = unpack(reply.content, of_client(TENSORS, client), self._forms.answer)
-                    self._buffers.put_answers(jobs[client], branches(state))
+                    self._buffers.rows.put_answers(jobs[client], branches(state))
                     for part, own in branches(state).items():
                         _count(self._up, part, nbytes(own))
             except WireError as error:

@@ -23,7 +23,8 @@ from fedkeel.engine.loop import (
     survey_client,
     train_client,
 )
-from fedkeel.engine.rounds import SURVEY, answered, flat, unflat
+from fedkeel.engine.rounds import answered, flat, unflat
+from fedkeel.engine.rows import SURVEY
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import FedkeelError
