@@ -167,5 +167,5 @@ def test_bytes_are_those_of_what_is_sent() -> None:
 def test_one_codec_at_most() -> None:
     from fedkeel.errors import CompositionError
 
-    with pytest.raises(CompositionError, match="codec"):
+    with pytest.raises(CompositionError, match="encoding of the update"):
         parse("topk+quantise")

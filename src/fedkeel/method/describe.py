@@ -37,7 +37,7 @@ def describe(plan: Plan) -> str:
         *_listed("carry to the next step", _names(plan.carries)),
         *_listed("change the update", _names(plan.update_transforms)),
         *_listed("keep for the next round", _names(plan.client_states)),
-        *_listed("send", ["update", *_names(plan.uploads)]),
+        *_listed("send", [_update(plan), *_names(plan.uploads)]),
         "the server's round",
         *_listed("look up", _names(plan.tables)),
         *_listed("change the updates", _names(plan.cohort_transforms)),
@@ -51,6 +51,10 @@ def describe(plan: Plan) -> str:
 
 def _model(plan: Plan) -> str:
     return "model" if plan.dispatch is None else f"model, as {plan.dispatch.name} changes it"
+
+
+def _update(plan: Plan) -> str:
+    return "update" if plan.codec is None else f"update, as {plan.codec.name} encodes it"
 
 
 def _names(parts: Sequence[Part]) -> list[str]:

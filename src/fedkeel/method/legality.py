@@ -11,7 +11,7 @@ from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS, Part
 
 LEGAL, WEIGHTS, TWICE, BREAKS = "+", "w", "=", "B"
-SLOT_CODES = dict(zip(SLOTS, "DLCGRS", strict=True))
+SLOT_CODES = dict(zip(SLOTS, "DLCGERS", strict=True))
 
 REASONS = {
     LEGAL: "they can be combined.",

@@ -356,7 +356,7 @@ ROLES: Mapping[type, str] = {
     Carry: "carry within a round",
     Preparation: "preparation",
     UpdateTransform: "update transform",
-    Codec: "codec of the update",
+    Codec: "encoding of the update",
     ClientState: "client state",
     Upload: "upload",
     Broadcast: "broadcast",
