@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,14 @@ from fedkeel.config import load
 from fedkeel.flower.export import export
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.up import shared
+
+
+@pytest.fixture(scope="session")
+def patience() -> float:
+    """Seconds in which a node answers for certain, by how quick this machine is just now."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import fedkeel.flower.apps"], check=True)
+    return max(12.0, 4 * (time.monotonic() - began))
 
 
 @pytest.fixture(scope="session")

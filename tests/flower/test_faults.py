@@ -14,7 +14,6 @@ from fedkeel.flower.processes import Federation
 from fedkeel.records import RoundRecord, RunFolder
 from toys import eventually
 
-DEADLINE, LATE = 24.0, 28.0
 BAD = {
     0: "forgets:4",
     1: "shape:0 nan:1 again:2 full:3 hangs:5",
@@ -30,11 +29,11 @@ app = make(Path(__file__).with_name("experiment.toml"))
 
 
 @pytest.fixture(scope="module")
-def app(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def app(toy: Path, patience: float, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exported app, with nodes that may misbehave."""
     out = tmp_path_factory.mktemp("app") / "toy"
     words = ["method=scaffold", "rounds=7", "partition.clients=3", "cohort.clients=3"]
-    words += [f"flower.deadline_seconds={DEADLINE}", "flower.quorum=0.3"]
+    words += [f"flower.deadline_seconds={patience}", "flower.quorum=0.3"]
     export(load(toy, words), out)
     (out / "federation" / "client.py").write_text(CLIENT)
     shutil.copyfile(Path(__file__).with_name("bad.py"), out / "bad.py")
@@ -45,17 +44,17 @@ def faults(row: RoundRecord) -> dict[int, str]:
     return {client: words for words, clients in row.faults.items() for client in clients}
 
 
-def test_everything_that_goes_wrong(app: Path, tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_everything_that_goes_wrong(app: Path, patience: float, tmp_path: Path) -> None:
+    state, late = tmp_path / "state", patience + 2
     nodes = [
-        f'partition-id={i} num-partitions=3 state="{state / str(i)}" bad="{way}" late={LATE}'
+        f'partition-id={i} num-partitions=3 state="{state / str(i)}" bad="{way}" late={late}'
         for i, way in BAD.items()
     ]
     out = tmp_path / "run"
     with Federation(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out)})
         assert eventually(lambda: rows(out) >= 6, 300), federation.tail("superlink")
-        assert eventually((state / "0" / "0" / "began-5").exists, 60)
+        assert eventually((state / "2" / "2" / "began-5").exists, 60)
         federation.stop("node-2")  # in the middle of the sixth round
         assert eventually(lambda: rows(out) >= 7, 60)
         federation.stop("node-0")

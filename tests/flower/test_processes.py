@@ -20,14 +20,12 @@ from fedkeel.records import RunFolder
 from toys import eventually
 
 DOZEN = [
-    "scaffold+gcfed",
-    "feddyn+moon",
-    "gradma+fedprox",
-    "fednova+fedgh",
-    "fedgc+momentum",
-    "fedcurv+mime",
+    "scaffold+gcfed+momentum",
+    "feddyn+moon+fedntd",
+    "gradma+fedprox+topk(fraction=0.2)",
+    "fednova+fedcurv+mime",
 ]
-"""A dozen methods and more, those with state among them, two by two to save processes."""
+"""A dozen methods, those with state among them, three by three to save processes."""
 
 
 def same_as_sequential(toy: Path, out: Path, words: list[str]) -> None:

@@ -25,7 +25,8 @@ REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa")
 CODEC = ("topk", "quantise")
 
 ILLEGAL = {
-    # both say where the gradient is taken, both apply the aggregate, both make one update of many, both encode
+    # both say where the gradient is taken, both apply the aggregate, both make one update of many,
+    # both encode the update
     **{pair: SLOT for slot in (GRADIENT, SERVER, REDUCE, CODEC) for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from fedkeel.engine.buffers import private
 from fedkeel.engine.loop import evaluate_shard, evaluated, examples
 from fedkeel.engine.rounds import RoundBuffers, flat
 from fedkeel.engine.sequential import one_thread
-from fedkeel.engine.world import Account, Job, Split, Tick, Trained
+from fedkeel.engine.world import Job, Split, Tick, Trained
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.prepare import Prepared, estimate
 from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
+from fedkeel.flower.ledger import EVALUATION, Ledger
 from fedkeel.flower.roster import Roster
 from fedkeel.flower.screen import outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
@@ -63,7 +64,7 @@ class Nodes:
         self._prepared, self._world = prepared, world
         self._settings = prepared.settings.flower
         self._exchange, self._roster, self._away = exchange, roster, away
-        self._estimate = estimate(prepared)
+        needs = estimate(prepared)
         self._forms, self._terms = Forms.of(prepared), terms(prepared)
         self._buffers = RoundBuffers(world, prepared.spec, capacity, private, away=True)
         clients = len(world.federation)
@@ -71,10 +72,7 @@ class Nodes:
         self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
         self._pending: dict[int, str] = {}  # digests of a round that is not yet taken
         self._round = self._saved = 0
-        self._counted: int | None = None  # the round whose account is open
-        self._down: dict[str, int] = {}  # bytes of the round so far, by part
-        self._up: dict[str, int] = {}
-        self._faults: dict[str, list[int]] = {}
+        self._ledger = Ledger([*needs.down, *needs.up])
 
     # --- training --------------------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class Nodes:
         enough = math.ceil(self._settings.enough * len(clients))
         took: dict[int, Took] = {}
         lost: list[int] = []
-        self._open(message.round)
+        self._ledger.open(message.round)
         self._latecomers()
         orders = self._orders(message, jobs)
         started = time.monotonic()
@@ -104,19 +102,9 @@ class Nodes:
         self._buffers.run(Arrived(took), message, final, lambda count: None)
         trained = self._buffers.gather(found)
         self._screen(trained)
-        self._down, self._up = self._by_part(self._down), self._by_part(self._up)
-        account = Account(self._down, self._up, self._faults, sorted(lost))
+        account = self._ledger.account(lost)
         self._round = message.round
         return Trained(**{**vars(trained), "account": account})
-
-    def _open(self, round: int) -> None:
-        """Open the account of a round. It stays open until the next, for evaluations after it.
-
-        What was sent before the first round counts for that.
-        """
-        if self._counted is not None and self._counted != round:
-            self._down, self._up, self._faults = {}, {}, {}
-        self._counted = round
 
     def _orders(
         self, message: Message, jobs: Mapping[int, Job], whose: str = "model"
@@ -154,11 +142,9 @@ class Nodes:
                 digest=tuple(f"{int(self._digest[k]):016x}" for k in own),
             )
             orders[node] = RecordDict({HEAD: head.record(), TENSORS: arrays})
-            _count(
-                self._down, whose, nbytes({"p": dict(message.params), "b": dict(message.buffers)})
-            )
+            self._ledger.sent(whose, {"p": dict(message.params), "b": dict(message.buffers)})
             for part, state in message.sent.items():
-                _count(self._down, part, nbytes(state))
+                self._ledger.sent(part, {part: state})
         return orders
 
     def _receive(
@@ -176,24 +162,24 @@ class Nodes:
             answer = Answer.read(reply.content)
             self._fits(answer, message, meant)
         except WireError as error:
-            self._fault(_words(error), meant)
+            self._ledger.fault(_words(error), meant)
             return
         for place, client in enumerate(meant):
             status = answer.status[place]
             if status == LOST:
                 lost.append(client)
-                self._fault("lost what it had kept; the method begins anew", [client])
+                self._ledger.fault("lost what it had kept; the method begins anew", [client])
             elif status not in (OK, RESTARTED):
-                self._fault(f"failed: {status:.200}", [client])
+                self._ledger.fault(f"failed: {status:.200}", [client])
             else:
                 try:
                     took[client] = self._take(reply.content, answer, place)
                 except WireError as error:
-                    self._fault(_words(error), [client])
+                    self._ledger.fault(_words(error), [client])
                     continue
                 if status == RESTARTED:
                     lost.append(client)
-                    self._fault("lost what it had kept, and began anew", [client])
+                    self._ledger.fault("lost what it had kept, and began anew", [client])
 
     def _fits(self, answer: Answer, message: Message, meant: tuple[int, ...]) -> None:
         if answer.run != self._prepared.key or answer.round != message.round:
@@ -219,9 +205,9 @@ class Nodes:
         digest = answer.digest[place]
         if forms.mine and not _is_digest(digest):
             raise WireError("A reply's digest is not one.")
-        _count(self._up, "model", nbytes({k: below(state, k) for k in ("delta", "buffers")}))
+        self._ledger.came("model", {k: below(state, k) for k in ("delta", "buffers")})
         for part, own in branches(below(state, "uploads")).items():
-            _count(self._up, part, nbytes(own))
+            self._ledger.came(part, {part: own})
         delta = self._delta(state)
         reply = method.Reply(
             delta=delta,
@@ -253,17 +239,17 @@ class Nodes:
         replies = trained.replies
         for row, words in outliers(replies, self._settings.screen).items():
             replies.finite[row] = False
-            self._fault(words, [int(replies.clients[row])])
+            self._ledger.fault(words, [int(replies.clients[row])])
         for row in np.flatnonzero(~replies.finite).tolist():
             client = int(replies.clients[row])
-            if not any(client in found for found in self._faults.values()):
-                self._fault("sent NaN or infinity", [client])
+            if client not in self._ledger.named():
+                self._ledger.fault("sent NaN or infinity", [client])
 
     def _quorum(self, message: Message, asked: int, came: int) -> None:
         needed = math.ceil(self._settings.quorum * asked)
         if came >= needed:
             return
-        said = "; ".join(f"{words}: {clients}" for words, clients in self._faults.items())
+        said = "; ".join(f"{words}: {clients}" for words, clients in self._ledger.faults.items())
         raise TrainingError(
             f"Round {message.round + 1} has no quorum.",
             got=f"{came} of {asked} clients answered" + (f" ({said:.300})" if said else ""),
@@ -273,37 +259,27 @@ class Nodes:
 
     def _missing(self, clients: Ints, took: Mapping[int, Took], seconds: float) -> None:
         """Write down who has not answered, and is not written down already."""
-        named = {client for found in self._faults.values() for client in found}
+        named = self._ledger.named()
         where = self._roster.where()
         for client in clients.tolist():
             if client in took or client in named:
                 continue
             if client not in where:
-                self._fault("not connected", [client])
+                self._ledger.fault("not connected", [client])
             elif seconds >= self._settings.deadline_seconds:
-                self._fault("no reply before the deadline", [client])
+                self._ledger.fault("no reply before the deadline", [client])
             else:
-                self._fault("not needed: enough had replied", [client])
+                self._ledger.fault("not needed: enough had replied", [client])
 
     def _latecomers(self) -> None:
         said = self._roster.said()
         where = self._roster.where()
         for node in self._exchange.late():
             clients = [c for c in said if where[c] == node]
-            self._fault("a reply to an earlier round came late and was dropped", clients)
+            self._ledger.fault("a reply to an earlier round came late and was dropped", clients)
         for words in self._roster.faults:
-            self._fault(words, [])
+            self._ledger.fault(words, [])
         self._roster.faults.clear()
-
-    def _fault(self, words: str, clients: Iterable[int]) -> None:
-        found = self._faults.setdefault(words, [])
-        found.extend(c for c in clients if c not in found)
-        found.sort()
-
-    def _by_part(self, total: dict[str, int]) -> dict[str, int]:
-        """Return bytes in the order in which every engine's record has them."""
-        order = [*self._estimate.down, *self._estimate.up, "evaluation"]
-        return {part: total[part] for part in dict.fromkeys(order) if part in total}
 
     @staticmethod
     def _meant(orders: Mapping[int, RecordDict], node: int) -> tuple[int, ...]:
@@ -313,7 +289,7 @@ class Nodes:
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys; NaN for who does not answer."""
-        self._open(message.round)
+        self._ledger.open(message.round)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs)
         for job in jobs.values():
@@ -330,9 +306,9 @@ class Nodes:
                     state = unpack(reply.content, of_client(TENSORS, client), self._forms.answer)
                     self._buffers.rows.put_answers(jobs[client], branches(state))
                     for part, own in branches(state).items():
-                        _count(self._up, part, nbytes(own))
+                        self._ledger.came(part, {part: own})
             except WireError as error:
-                self._fault(f"survey: {_words(error)}", meant)
+                self._ledger.fault(f"survey: {_words(error)}", meant)
         return self._buffers.answers(clients)
 
     # --- state -----------------------------------------------------------------------------------
@@ -389,7 +365,7 @@ class Nodes:
         clients = np.unique(group)
         message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        orders = self._orders(message, jobs, "evaluation")
+        orders = self._orders(message, jobs, EVALUATION)
         for reply in self._exchange.ask(orders, EVALUATE):
             meant = self._meant(orders, reply.node)
             try:
@@ -401,7 +377,7 @@ class Nodes:
                     row = [found["top1"], found["top3"], found["loss"]]
                     measured[torch.from_numpy(group == client)] = torch.tensor(row).double()
             except WireError as error:
-                self._fault(f"evaluation: {_words(error)}", meant)
+                self._ledger.fault(f"evaluation: {_words(error)}", meant)
         return measured
 
     def __enter__(self) -> Nodes:
@@ -416,10 +392,6 @@ def _nothing(forms: Forms) -> ByPart:
     return branches(
         unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
     )
-
-
-def _count(total: dict[str, int], part: str, size: int) -> None:
-    total[part] = total.get(part, 0) + size
 
 
 def _words(error: WireError) -> str:
