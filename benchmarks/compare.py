@@ -193,7 +193,7 @@ def wanted(
                     if setting is not None:
                         yield row(name, c, repeat, setting), c
         for c in able:
-            setting = book.best(name, c.name)
+            setting = book.best(name, c.name)  # what could be run at all has one
             if setting is not None and c.peer != "matmul":
                 yield row(name, c, 0, setting, memory=True), c
 
@@ -215,7 +215,9 @@ def run(given: argparse.Namespace, people: list[Contestant], book: Book) -> int:
     """Make what is missing; return the exit code."""
     deadline = time.monotonic() + 60 * given.minutes
     for key, contestant in wanted(given.recipes, people, given.repeats, book):
-        if book.find(**key):
+        if book.find(**key) or (
+            given.only and key["memory"] != (given.only == "memory")
+        ):
             continue
         if time.monotonic() > deadline:
             return 3
@@ -375,6 +377,9 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=900, help="seconds for one measurement"
     )
+    parser.add_argument(
+        "--only", choices=["times", "memory"], help="times need a quiet machine"
+    )
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     path = given.results or HERE / "results" / (
@@ -382,6 +387,8 @@ def main() -> None:
     )
     path.parent.mkdir(exist_ok=True)
     book = Book(path, given.go)
+    if given.table and not book.rows:
+        raise SystemExit(f"nothing has been measured under the name {given.go!r} in {path}")
     if given.table:
         table(book)
         return
