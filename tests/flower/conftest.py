@@ -22,7 +22,7 @@ def patience() -> float:
     """Seconds in which a node answers for certain, by how quick this machine is just now."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import fedkeel.flower.apps"], check=True)
-    return max(12.0, 4 * (time.monotonic() - began))
+    return max(20.0, 6 * (time.monotonic() - began))
 
 
 @pytest.fixture(scope="session")
