@@ -75,7 +75,7 @@ def test_everything_that_goes_wrong(app: Path, patience: float, tmp_path: Path) 
         for number in range(3):
             federation.start_node(number)
         federation.submit(app, {"out": str(out), "resume": True})
-        assert eventually(lambda: folder.read_run().status == "finished", 90), federation.tail(
+        assert eventually(lambda: folder.read_run().status == "finished", 240), federation.tail(
             "superlink"
         )
         last = folder.rows()[-1]
