@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
+from time import perf_counter
 
 Lap = Callable[[str], None]
 """Called with the name of a phase that has just ended."""
@@ -21,11 +21,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self._last = perf_counter()
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap for `phase`."""
-        now = time.perf_counter()
+        now = perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
