@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fedkeel.errors import RunError
 from fedkeel.flower import keys
@@ -49,6 +50,7 @@ class Federation:
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._before: Any = None  # what a polite kill did before
         self.port = free_port()
         self.keys = folder / "keys"
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,6 +67,8 @@ class Federation:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # a polite kill ends all of them
+            self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
@@ -82,6 +86,9 @@ class Federation:
     def __exit__(self, *error: object) -> None:
         for name in list(self._running):
             self.stop(name)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
 
     def _configure(self) -> None:
         home = self.folder / "home"
