@@ -85,7 +85,7 @@ def seed(number: int) -> None:
     that takes longer than a step of a small network.
     """
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
 
 

@@ -85,7 +85,7 @@ class Recordings:
 def _record(
     function: Callable[..., State], flat: Named, values: list[Tensor], owned: int | None
 ) -> tuple[_Recording, State]:
-    """Record a function; also return what it gives, with which the recording is compared."""
+    """Record a function; also return what it gives, which is compared with the function's own."""
     names = [[path for path, _ in part] for part in flat]
     starts = [int(n) for n in np.cumsum([0, *map(len, names)])]
     paths: list[str] = []
@@ -111,7 +111,8 @@ def _record(
     for name, one, other in zip(paths, expected, found, strict=True):
         if not _close(one, other):
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
-    return _Recording(program, tuple(paths)), unwalk(dict(zip(paths, expected, strict=True)))
+    # what the recording gives, also this time: a run that goes on makes it anew
+    return _Recording(program, tuple(paths)), unwalk(dict(zip(paths, found, strict=True)))
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
