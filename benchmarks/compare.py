@@ -15,6 +15,8 @@ import argparse
 import json
 import os
 import platform
+import resource
+import signal
 import statistics
 import subprocess
 import time
@@ -60,11 +62,19 @@ def contestants(peers: list[str], engines: list[str], gpu: bool) -> list[Contest
         Contestant("Flower", "flower", (many,)),
         Contestant("fluke", "fluke", (one,) if gpu else in_one, both),
     ]
-    known = [c for c in known if c.peer in peers and not (gpu and c.name.endswith(" processes"))]
-    known += [Contestant(f"fedkeel {e}", "fedkeel", (f"--engine {e}",), both) for e in engines]
+    known = [
+        c
+        for c in known
+        if c.peer in peers and not (gpu and c.name.endswith(" processes"))
+    ]
+    known += [
+        Contestant(f"fedkeel {e}", "fedkeel", (f"--engine {e}",), both) for e in engines
+    ]
     rate = Contestant("matmul", "matmul", (one if gpu else many,), both)
     return [
-        Contestant(c.name, c.peer, tuple((s + device).strip() for s in c.settings), c.methods)
+        Contestant(
+            c.name, c.peer, tuple((s + device).strip() for s in c.settings), c.methods
+        )
         for c in (rate, *known)
     ]
 
@@ -75,7 +85,9 @@ class Book:
     def __init__(self, path: Path, go: str) -> None:
         self.path, self.go = path, go
         text = path.read_text() if path.exists() else ""
-        self.rows = [row for row in map(json.loads, text.splitlines()) if row["go"] == go]
+        self.rows = [
+            row for row in map(json.loads, text.splitlines()) if row["go"] == go
+        ]
 
     def find(self, **wanted: Any) -> list[Row]:
         """Return the rows that have all the given values."""
@@ -102,29 +114,58 @@ def seconds(row: Row) -> float:
 
 
 def measure(key: Row, peer: str, command: list[str], limit: float) -> Row:
-    """Run one script in its environment, and return the row with what it printed."""
+    """Run one script in its environment, and return the row with what it printed.
+
+    Beside that: the seconds of it all, and how many cores other work kept busy meanwhile.
+    """
     python = HERE / ".envs" / ("plain" if peer == "matmul" else peer) / "bin" / "python"
-    began = time.perf_counter()
     whole = [
         str(python),
         str(HERE / "peers" / f"run_{peer}.py"),
         key["recipe"],
         *command,
     ]
+    began, busy, own = time.perf_counter(), *spent()
+    process = subprocess.Popen(
+        whole,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        ran = subprocess.run(whole, capture_output=True, text=True, timeout=limit)
-        failed = ran.stderr.strip().splitlines()[-1:] if ran.returncode else []
-        values = {"error": failed[0]} if failed else json.loads(ran.stdout.splitlines()[-1])
+        out, said = process.communicate(timeout=limit)
+        failed = (
+            (said.strip().splitlines() or ["failed"])[-1] if process.returncode else ""
+        )
+        values = {"error": failed} if failed else json.loads(out.splitlines()[-1])
     except subprocess.TimeoutExpired:
         values = {"error": f"not done after {limit:.0f} s"}
-    wall = round(time.perf_counter() - began, 2)
-    return {
-        **key,
-        **values,
-        "wall": wall,
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            process.communicate()
+    wall = time.perf_counter() - began
+    busy, own = (
+        after - before for after, before in zip(spent(), (busy, own), strict=True)
+    )
+    values |= {
+        "wall": round(wall, 2),
         "machine": machine(),
         "at": time.strftime("%F %R"),
     }
+    if peer != "flower":  # Ray's actors are not counted as its own
+        values["elsewhere"] = round((busy - own) / wall, 2)
+    return key | values
+
+
+def spent() -> tuple[float, float]:
+    """Return seconds that all cores were busy, and those of this process's finished children."""
+    times = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    user, nice, system, _, _, *interrupts = map(int, times[:8])
+    busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return busy, used.ru_utime + used.ru_stime
 
 
 def machine() -> str:
@@ -157,7 +198,9 @@ def wanted(
                 yield row(name, c, 0, setting, memory=True), c
 
 
-def row(recipe: str, c: Contestant, repeat: int, setting: str, memory: bool = False) -> Row:
+def row(
+    recipe: str, c: Contestant, repeat: int, setting: str, memory: bool = False
+) -> Row:
     """Return what names a measurement."""
     return {
         "recipe": recipe,
@@ -265,12 +308,15 @@ def spread(values: list[float]) -> str:
 
 def table(book: Book) -> None:
     """Print everything that the go has found."""
-    names = [n for n in dict.fromkeys(r["contestant"] for r in book.rows) if n != "matmul"]
+    names = [
+        n for n in dict.fromkeys(r["contestant"] for r in book.rows) if n != "matmul"
+    ]
     peers = [name for name in names if not name.startswith("fedkeel")]
     ours = [name for name in names if name.startswith("fedkeel")]
     names = peers + ours
     found = {
-        name: Found(book, name, names) for name in dict.fromkeys(r["recipe"] for r in book.rows)
+        name: Found(book, name, names)
+        for name in dict.fromkeys(r["recipe"] for r in book.rows)
     }
     every = [row for f in found.values() for rows in f.rows.values() for row in rows]
     versions = sorted({f"{row['peer']} {row['version']}" for row in every})
@@ -279,14 +325,20 @@ def table(book: Book) -> None:
     rates = [rate / 1e9 for f in found.values() for rate in f.rates.values()]
     print(f"{', '.join({row['machine'] for row in every})}; {times[0]} to {times[-1]};")
     print(f"{', '.join(versions)}; fedkeel at {', '.join(commits)};")
-    print(f"matrix products: {spread(rates)} thousand million multiply-adds a second.\n")
+    print(f"matrix products: {spread(rates)} thousand million multiply-adds a second;")
+    others = sum(row.get("elsewhere", 0) > 0.1 for row in every)
+    print(
+        f"other work took more than a tenth of a core during {others} of {len(every)} runs.\n"
+    )
     grid("Seconds of a round", found, names, Found.round)
     for our in ours:
         title = f"Rounds, as multiples of {our}: median (smallest to largest)"
         grid(title, found, peers, lambda f, name, our=our: f.ratio(name, our))
     grid("Share of the measured matrix-product rate", found, names, Found.share)
     grid("Largest memory of all processes together, MB", found, names, Found.peak)
-    grid("Seconds before the first round + of the first round", found, names, Found.start)
+    grid(
+        "Seconds before the first round + of the first round", found, names, Found.start
+    )
     grid("Test accuracy (after so many rounds)", found, names, Found.accuracy)
     grid("Best setting", found, names, Found.setting)
     for recipe, f in found.items():
@@ -294,7 +346,9 @@ def table(book: Book) -> None:
             print(f"{recipe}, {name}: {error}")
 
 
-def grid(title: str, found: dict[str, Found], names: list[str], cell: Callable[..., str]) -> None:
+def grid(
+    title: str, found: dict[str, Found], names: list[str], cell: Callable[..., str]
+) -> None:
     """Print recipes as rows and contestants as columns."""
     print(f"{title}\n\n| recipe | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
     for recipe, f in found.items():
@@ -306,18 +360,26 @@ def grid(title: str, found: dict[str, Found], names: list[str], cell: Callable[.
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipes", nargs="*", help="names in recipes.py")
-    parser.add_argument("--peers", nargs="*", default=["plain", "pfl", "flower", "fluke"])
-    parser.add_argument("--engines", nargs="*", default=["auto"], help="kind[:chunk=..,workers=..]")
+    parser.add_argument(
+        "--peers", nargs="*", default=["plain", "pfl", "flower", "fluke"]
+    )
+    parser.add_argument(
+        "--engines", nargs="*", default=["auto"], help="kind[:chunk=..,workers=..]"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="instead of the recipes' own")
     parser.add_argument("--go", default="first")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--limit", type=float, default=900, help="seconds for one measurement")
+    parser.add_argument(
+        "--limit", type=float, default=900, help="seconds for one measurement"
+    )
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    path = given.results or HERE / "results" / ("gpu.jsonl" if given.gpu else "cpu.jsonl")
+    path = given.results or HERE / "results" / (
+        "gpu.jsonl" if given.gpu else "cpu.jsonl"
+    )
     path.parent.mkdir(exist_ok=True)
     book = Book(path, given.go)
     if given.table:

@@ -3,7 +3,7 @@
     config -> data -> task -> method -> engine -> experiment -> conformance, cli
 
 `solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,
-`rng`, `tree`, `version` and `records` are leaves that anybody may use.
+`clock`, `rng`, `tree`, `version` and `records` are leaves that anybody may use.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
-LEAVES = frozenset({"errors", "own", "rng", "tree", "version", "records"})
+LEAVES = frozenset({"clock", "errors", "own", "rng", "tree", "version", "records"})
 
 ALLOWED: dict[str, frozenset[str]] = {
+    "clock": frozenset(),
     "errors": frozenset(),
     "own": frozenset({"errors"}),
     "version": frozenset(),

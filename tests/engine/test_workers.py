@@ -16,7 +16,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engine import workers as module
 from fedkeel.engine.sequential import Sequential
-from fedkeel.engine.workers import Workers, _guided
+from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Prepared
@@ -170,22 +170,6 @@ def test_evaluations_agree(split: str, buffers: str) -> None:
         assert torch.equal(a, two.evaluate(params, moved, split))
         assert a.shape[1] == 3
         assert not torch.equal(a, one.evaluate(network.params, network.buffers, split))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_pieces_cover_all_jobs_exactly_once(workers: int) -> None:
-    rng = np.random.default_rng(workers)
-    for count in range(60):
-        for costs in ([1] * count, sorted(rng.integers(1, 100, count).tolist(), reverse=True)):
-            pieces = _guided(costs, workers)
-            assert [i for a, b in pieces for i in range(a, b)] == list(range(count))
-            assert all(a < b for a, b in pieces)
-            total = sum(costs)
-            for a, b in pieces:  # nobody gets more than half a share, but for one large client
-                assert b - a == 1 or sum(costs[a:b]) * 2 * workers <= sum(costs[a:]) <= total
-            if count >= workers:
-                assert len(pieces) >= workers  # everybody has something to do
-                assert pieces[-1] == (count - 1, count)  # and nobody waits long for the last
 
 
 # --- errors ---------------------------------------------------------------------------------------

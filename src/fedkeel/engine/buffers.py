@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.errors import RunError
@@ -24,6 +26,9 @@ the same order wherever the tensor lies."""
 
 Allocate = Callable[[int], Tensor]
 """Bytes wanted -> a tensor of that many bytes, type uint8."""
+
+Raw = dict[str, NDArray[np.uint8]]
+"""Rows as they lie in memory, by path: [n, bytes of a row]."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +124,13 @@ class Buffers:
         block = aligned(total, allocate)
         self.nbytes = total
         self.tensors: dict[str, Tensor] = {}
+        self._bytes: dict[str, Tensor] = {}
         for path, one in spec.items():
             start = starts[path]
-            flat = block[start : start + one.nbytes * count].view(one.dtype)
+            flat = block[start : start + one.nbytes * count]
             lead = () if rows is None else (rows,)
-            self.tensors[path] = flat.view((*lead, *one.shape))
+            self.tensors[path] = flat.view(one.dtype).view((*lead, *one.shape))
+            self._bytes[path] = flat.view(count, one.nbytes)
 
     def write(self, state: Mapping[str, Tensor | State], rows: Sequence[int] | None = None) -> None:
         """Copy a state in: tensors [n, ...] into n rows or, without a leading axis, as a whole."""
@@ -143,6 +150,16 @@ class Buffers:
         """Return the first `rows` rows of every tensor, nested by path, as views."""
         flat = self.tensors if rows is None else {k: t[:rows] for k, t in self.tensors.items()}
         return unwalk(flat)
+
+    def raw(self, rows: int = 1) -> Raw:
+        """Return the first rows as bytes, as views; all of it where there is no leading axis."""
+        return {path: t[:rows].numpy() for path, t in self._bytes.items()}
+
+    def fill(self, raw: Raw, rows: Sequence[int] = (0,)) -> None:
+        """Copy the bytes [n, ...] of n rows in."""
+        index = list(rows)
+        for path, found in raw.items():
+            self._bytes[path].numpy()[index] = found
 
     def row(self, index: int) -> State:
         """Return one row of every tensor, nested by path, as views."""

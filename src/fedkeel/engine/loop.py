@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.clock import Clock
 from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip, crops
 from fedkeel.engine.world import Job, Split, World
@@ -32,10 +34,19 @@ from fedkeel.task import metrics
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree, map_tensors
 
+PHASES = ("data", "steps", "upload")
+"""Phases of a client's round: which examples and the examples themselves; what is done before the
+first step, and the steps; what is done after the last one, and writing the reply."""
+
 
 @torch.no_grad()
 def train_client(
-    world: World, message: Message, job: Job, mine: ByPart | None, limit: int | None = None
+    world: World,
+    message: Message,
+    job: Job,
+    mine: ByPart | None,
+    limit: int | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Reply, int, int]:
     """Run one client's round.
 
@@ -45,6 +56,7 @@ def train_client(
         job: the client.
         mine: what the client kept, None the first time.
         limit: at most so many steps; for a rehearsal.
+        clock: counts the seconds of each of `PHASES`.
 
     Returns:
         The reply, the number of steps and the number of examples processed.
@@ -52,8 +64,10 @@ def train_client(
     Raises:
         TrainingError: what the model, the loss or a part raised, with client, step and part.
     """
+    clock = clock or Clock()
     rows = world.federation.client(job.client)
     planned = plan(world, message, job)[:limit]
+    clock.lap("data")
     at = 0
     try:
         with torch.random.fork_rng(devices=[]):
@@ -62,15 +76,19 @@ def train_client(
             augment = generator(world.seed, "augment", message.round, job.client)
             normal = noise(world, message, job.client)
             turn = passes(world, job, planned)
+            clock.lap("steps")
             for at, positions in enumerate(planned, start=1):
                 batch = _batch(world, rows[positions])
                 if world.augment:
                     where = crops(augment, len(batch.y))
                     batch = Batch(crop_flip(batch.x, where), batch.y)
+                clock.lap("data")
                 first = planned[(at - 1) % turn]
                 places = _places(used, positions), _places(used, first)
                 progress = client_step(client, progress, batch, *places, noise=normal())
+                clock.lap("steps")
             reply = client_finish(client, progress, len(planned))
+            clock.lap("upload")
             return reply, len(planned), sum(len(positions) for positions in planned)
     except FedkeelError:
         raise
@@ -187,6 +205,7 @@ class Done:
         finite: [n] whether everything that each sends is finite.
         steps: local steps that each made.
         seen: examples that each processed.
+        seconds: by phase of `PHASES`, of all of them together.
     """
 
     jobs: Sequence[Job]
@@ -195,13 +214,22 @@ class Done:
     finite: Tensor
     steps: Sequence[int]
     seen: Sequence[int]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 Kept = Callable[[int], ByPart | None]
 """Client -> what it kept from its last round, None the first time."""
 
-Trainer = Callable[[Message, Sequence[Job], Kept], Iterator[Done]]
-"""Trains clients from a message, in any order."""
+
+class Trainer(Protocol):
+    """Trains clients from a message, in any order."""
+
+    @property
+    def lanes(self) -> int:
+        """Clients that are trained at once, at most."""
+
+    def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
+        """Train clients."""
 
 
 class OneByOne:
@@ -213,18 +241,17 @@ class OneByOne:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.lanes = 1
 
     def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
         """Train clients from a message."""
         for job in jobs:
-            reply, steps, seen = train_client(self.world, message, job, kept(job.client))
-            yield alone(job, reply, steps, seen)
-
-
-def alone(job: Job, reply: Reply, steps: int, seen: int) -> Done:
-    """Return one client that has ended its round."""
-    state = map_tensors(lambda t: t[None], sent(reply))
-    return Done([job], state, reply.loss[None], reply.finite[None], [steps], [seen])
+            clock = Clock()
+            mine = kept(job.client)
+            reply, steps, seen = train_client(self.world, message, job, mine, clock=clock)
+            state = map_tensors(lambda t: t[None], sent(reply))
+            loss, finite = reply.loss[None], reply.finite[None]
+            yield Done([job], state, loss, finite, [steps], [seen], clock.seconds)
 
 
 def sent(reply: Reply) -> State:

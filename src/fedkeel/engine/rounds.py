@@ -10,23 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.engine.buffers import Allocate, Buffers, Spec, specs
-from fedkeel.engine.loop import Done, Trainer, sent, survey_client, train_client
+from fedkeel.engine.buffers import Allocate, Spec, specs
+from fedkeel.engine.loop import Trainer, sent, survey_client, train_client
+from fedkeel.engine.rows import SURVEY, Rows
 from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Tick, Trained, World
-from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.server import Replies, raw_weights, surveyed, with_answers
-from fedkeel.tree import State, Tree, below, branches, map_tensors, tensors, unwalk, walk
-
-COUNTS = {
-    "loss": torch.float64,
-    "finite": torch.bool,
-    "steps": torch.int64,
-    "seen": torch.int64,
-    "head": torch.int64,
-}
-"""Numbers about each client's round; `head` is the row that its update was added to."""
+from fedkeel.method.server import Replies, surveyed, with_answers
+from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
 
 
 def flat(message: Message) -> State:
@@ -52,8 +43,8 @@ def unflat(state: State, round: int, lr: float) -> Message:
 CLIENTS = "clients/"
 """Where client state stands among the arrays of a checkpoint."""
 
-SURVEY = "survey/"
-"""Where the answers to surveys stand among the specs of a rehearsal."""
+KEPT = "mine/"
+"""Where what a client keeps stands among the specs of a rehearsal."""
 
 
 def rehearse(world: World, message: Message) -> dict[str, Spec]:
@@ -75,6 +66,11 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
     return specs({**sent(reply), "survey": dict(answers)})
 
 
+def kept_spec(spec: Mapping[str, Spec]) -> dict[str, Spec]:
+    """Return shape and type of what a client keeps, by path, from those of its reply."""
+    return {k.removeprefix(KEPT): v for k, v in spec.items() if k.startswith(KEPT)}
+
+
 def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
     """Return the message with room for the answers to surveys, which are not known yet."""
     zeros = {
@@ -83,10 +79,6 @@ def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
         if path.startswith(SURVEY)
     }
     return with_answers(message, branches(unwalk(zeros)))
-
-
-def _of_delta(spec: Mapping[str, Spec], wanted: bool) -> dict[str, Spec]:
-    return {path: one for path, one in spec.items() if path.startswith("delta/") == wanted}
 
 
 class RoundBuffers:
@@ -110,92 +102,23 @@ class RoundBuffers:
         file: Path | None = None,
         sums: bool = False,
     ) -> None:
-        counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
-        asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
-        spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
-        self._asked = asked
-        self._answers = Buffers(asked, capacity, allocate)
-        self._weights = world.bench.plan.weights
-        self._summed = sums and world.bench.plan.sums
-        self._deltas = Buffers(_of_delta(spec, True), capacity, allocate)  # by client, or by piece
-        self._replies = Buffers(_of_delta(spec, False), capacity, allocate)
-        self._counts = Buffers(counts, capacity, allocate)
-        mine = {k.removeprefix("mine/"): v for k, v in spec.items() if k.startswith("mine/")}
-        self.store = client_store(mine, len(world.federation), allocate, file)
-        self._done = np.zeros(len(world.federation), dtype=np.int64)  # [C] local steps made
+        self.rows = Rows(world, spec, capacity, allocate, sums)
+        clients = len(world.federation)
+        self.store = client_store(kept_spec(spec), clients, allocate, file)
+        self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
         self._sizes = world.federation.sizes
-        self._spec = dict(spec)
 
     def run(self, train: Trainer, message: Message, jobs: Sequence[Job], tick: Tick) -> None:
-        """Train clients and write their rows.
+        """Train clients and write their rows. See `Rows.run`."""
+        self.rows.run(train, message, jobs, self.store.get, tick)
 
-        Where updates are added up, their sum is row `jobs[0].row`.
-
-        Raises:
-            TrainingError: what the model, the loss or a part raised, or a part that sends or keeps
-                something else than in the rehearsal.
-        """
-        head = jobs[0].row if jobs else 0
-        if self._summed:
-            for tensor in self._deltas.tensors.values():
-                tensor[head].zero_()
-        for done in train(message, jobs, self.store.get):
-            self._take(done, head)
-            tick(len(done.jobs))
-
-    def _take(self, done: Done, head: int) -> None:
-        found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in walk(done.state)}
-        self._check(found, done.jobs[0].client, self._spec)
-        rows = [job.row for job in done.jobs]
-        delta: State = {"delta": below(done.state, "delta")}
-        rest = {name: state for name, state in done.state.items() if name != "delta"}
-        if self._summed:
-            self._add(tensors(below(delta, "delta")), done, head)
-        else:
-            self._deltas.write(delta, rows)
-        self._replies.write(rest, rows)
-        heads = [head] * len(rows)
-        counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
-        self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
-
-    def _add(self, delta: Tree, done: Done, head: int) -> None:
-        """Add the updates of clients, those that are finite, to the sum of their piece."""
-        sizes = self._sizes[[job.client for job in done.jobs]]
-        raw = raw_weights(self._weights, sizes, np.array(done.seen))
-        good = np.flatnonzero(done.finite.cpu().numpy())
-        for name, rows in delta.items():
-            into = self._deltas.tensors[f"delta/{name}"][head]
-            if len(rows) == 1:
-                if len(good):
-                    into.add_(rows[0].to(into.device), alpha=raw[0])
-                continue
-            if len(good) < len(rows):
-                rows = rows[torch.from_numpy(good).to(rows.device)]
-            weights = torch.from_numpy(raw[good]).to(rows.device, rows.dtype)
-            total = torch.mv(rows.reshape(len(rows), -1).T, weights)
-            into.add_(total.view(into.shape).to(into.device))
-
-    def ask(self, world: World, message: Message, job: Job) -> None:
+    def ask(self, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""
-        answers = survey_client(world, message, job, self.store.get(job.client))
-        self._check(specs(dict(answers)), job.client, self._asked)
-        self._answers.write(map_tensors(lambda t: t[None], dict(answers)), [job.row])
+        self.rows.ask(message, job, self.store.get(job.client))
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
-        return branches(self._answers.nested(len(clients)))
-
-    @staticmethod
-    def _check(found: dict[str, Spec], client: int, first: dict[str, Spec]) -> None:
-        if found == first:
-            return
-        paths = [p for p in {**first, **found} if found.get(p) != first.get(p)]
-        raise TrainingError(
-            f"The reply of client {client} has another form than the first one.",
-            got=f"{paths[0]}: {found.get(paths[0])}",
-            expected=f"{first.get(paths[0])}",
-            why="what a part sends, keeps and notes has the same names, shapes and types each time",
-        )
+        return self.rows.answers(len(clients))
 
     def jobs(self, clients: Ints) -> list[Job]:
         """Return a job for each client of the cohort."""
@@ -204,21 +127,16 @@ class RoundBuffers:
     def gather(self, clients: Ints) -> Trained:
         """Return the rows of a finished round, as views."""
         k = len(clients)
-        state = self._replies.nested(k)
-        counts = {name: t[:k] for name, t in self._counts.tensors.items()}
-        delta = tensors(below(self._deltas.nested(k), "delta"))
-        if self._summed:
-            heads = torch.unique(counts["head"])
-            delta = {name: rows[heads] for name, rows in delta.items()}
+        state, counts = self.rows.replies(k), self.rows.counts(k)
         replies = Replies(
             clients=clients,
             examples=self._sizes[clients],
             processed=np.array(counts["seen"].numpy()),
             finite=np.array(counts["finite"].numpy()),
-            delta=delta,
+            delta=self.rows.deltas(k),
             buffers=tensors(below(state, "buffers")),
             uploads=branches(below(state, "uploads")),
-            summed=self._summed,
+            summed=self.rows.summed,
         )
         notes = tensors(below(state, "notes"))
         return Trained(
@@ -227,6 +145,7 @@ class RoundBuffers:
             loss=np.array(counts["loss"].numpy()),
             steps=np.array(counts["steps"].numpy()),
             notes={name: t.double().numpy() for name, t in notes.items()},
+            seconds=self.rows.seconds(k),
         )
 
     def commit(self, trained: Trained, keep: Ints) -> None:

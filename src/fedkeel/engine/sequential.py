@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -17,9 +17,6 @@ from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Split, Tick, Trained, World
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
-
-if TYPE_CHECKING:
-    from fedkeel.engine.chunks import Chunks
 
 
 class Sequential:
@@ -40,7 +37,7 @@ class Sequential:
         capacity: int,
         *,
         file: Path | None = None,
-        chunks: Chunks | None = None,
+        chunks: Trainer | None = None,
     ) -> None:
         self._world = world
         sums = chunks is not None
@@ -57,7 +54,7 @@ class Sequential:
         """Return the answers of clients [K] to the surveys."""
         with one_thread():
             for job in self._buffers.jobs(clients):
-                self._buffers.ask(self._world, message, job)
+                self._buffers.ask(message, job)
         return self._buffers.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:

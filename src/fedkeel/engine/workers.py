@@ -8,8 +8,6 @@ taken over when the whole round is done.
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import pickle
 import signal
@@ -17,32 +15,24 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
-from fedkeel.data import batches
-from fedkeel.engine import heap
+from fedkeel.engine import heap, pieces
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
 from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
+from fedkeel.engine.pieces import Piece, Tasks, Train
 from fedkeel.engine.rounds import RoundBuffers, flat, unflat
-from fedkeel.engine.world import Job, Split, Tick, Trained, World
-from fedkeel.errors import FedkeelError, RunError, TrainingError
+from fedkeel.engine.world import Split, Tick, Trained, World
+from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
-
-if TYPE_CHECKING:
-    from fedkeel.engine.chunks import Chunks
-
-ATTEMPTS = 3
-"""How often the same clients may end their worker before the run is given up."""
-
 
 Start = Literal["fork", "spawn"]
 START: Start = "fork" if sys.platform.startswith("linux") else "spawn"
@@ -55,7 +45,7 @@ class _Worker:
 
     process: Any
     pipe: Connection
-    busy: Any = None
+    busy: Piece | None = None
 
 
 @dataclass(frozen=True)
@@ -67,32 +57,6 @@ class _Shared:
     rounds: RoundBuffers
     measured: Buffers
     train: Trainer
-    lanes: int = 1
-
-
-@dataclass(frozen=True)
-class _Train:
-    round: int
-    lr: float
-    jobs: tuple[Job, ...]
-    survey: bool = False
-
-
-@dataclass(frozen=True)
-class _Evaluate:
-    split: Split
-    starts: tuple[int, ...]
-
-
-@dataclass
-class _Tasks:
-    """Pieces of work that are still to be given out, largest first."""
-
-    pieces: list[Any]
-    failures: dict[Any, int] = field(default_factory=dict)
-
-    def next(self) -> Any:  # noqa: ANN401
-        return self.pieces.pop(0) if self.pieces else None
 
 
 class Workers:
@@ -119,7 +83,7 @@ class Workers:
         start: Start = START,
         *,
         file: Path | None = None,
-        chunks: Chunks | None = None,
+        chunks: Trainer | None = None,
     ) -> None:
         memory = shared if start == "fork" else segment
         most = max(examples(world, "test"), examples(world, "clients"))
@@ -129,7 +93,6 @@ class Workers:
             rounds=RoundBuffers(world, spec, capacity, memory, file, sums=chunks is not None),
             train=chunks or OneByOne(world),
             measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
-            lanes=1 if chunks is None else chunks.lanes,
         )
         self._method = start
         self._context: Any = multiprocessing.get_context(start)
@@ -163,34 +126,16 @@ class Workers:
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         self._shared.message.write(flat(message))
-        world = self._shared.world
-        local, sizes = world.bench.local, world.federation.sizes
-        found = self._shared.rounds.jobs(clients)
-        costs = {job: batches.processed(local, int(sizes[job.client]), job.done) for job in found}
-        jobs = sorted(found, key=lambda job: costs[job], reverse=True)
-        pieces = [
-            _Train(message.round, message.lr, tuple(jobs[a:b]))
-            for a, b in self._cut([costs[job] for job in jobs])
-        ]
-        self._work(pieces, tick)
+        world, lanes = self._shared.world, self._shared.train.lanes
+        jobs = self._shared.rounds.jobs(clients)
+        self._work(pieces.training(world, message, jobs, len(self._workers), lanes), tick)
         return self._shared.rounds.gather(clients)
-
-    def _cut(self, costs: Sequence[int]) -> list[tuple[int, int]]:
-        """Cut a round's clients into pieces: as many lanes in each as there are, or guided."""
-        lanes, workers = self._shared.lanes, len(self._workers)
-        if lanes == 1:
-            return _guided(costs, workers)
-        return _even(costs, max(workers, workers * math.ceil(len(costs) / (lanes * workers))))
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         self._shared.message.write(flat(message))
         jobs = self._shared.rounds.jobs(clients)
-        pieces = [
-            _Train(message.round, message.lr, tuple(jobs[a:b]), survey=True)
-            for a, b in _guided([1] * len(jobs), len(self._workers))
-        ]
-        self._work(pieces, lambda _: None)
+        self._work(pieces.survey(message, jobs, len(self._workers)), lambda _: None)
         return self._shared.rounds.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
@@ -204,13 +149,10 @@ class Workers:
         if world.bench.buffers == "average":  # otherwise the workers have them
             sent["buffers"] = dict(buffers)
         self._shared.message.write(sent)
-        starts = range(0, examples(world, split), world.eval_batch)
-        pieces = [
-            _Evaluate(split, tuple(starts[a:b]))
-            for a, b in _guided([1] * len(starts), len(self._workers))
-        ]
-        self._work(pieces, lambda _: None)
-        return self._shared.measured.tensors["rows"][: examples(world, split)].clone()
+        count = examples(world, split)
+        work = pieces.evaluation(world, split, count, len(self._workers))
+        self._work(work, lambda _: None)
+        return self._shared.measured.tensors["rows"][:count].clone()
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays."""
@@ -238,9 +180,9 @@ class Workers:
             _collect(worker, patience)
         self._workers.clear()
 
-    def _work(self, pieces: Sequence[Any], tick: Tick) -> None:
+    def _work(self, work: Sequence[Piece], tick: Tick) -> None:
         """Give out pieces of work until all are done."""
-        tasks = _Tasks(list(pieces))
+        tasks = Tasks(list(work))
         for worker in list(self._workers):  # a worker found dead is replaced while we go
             self._give(worker, tasks)
         while busy := [w for w in self._workers if w.busy is not None]:
@@ -254,13 +196,13 @@ class Workers:
                     self._replace(worker, tasks)
                     continue
                 if error is not None:
-                    raise _raised(error)
-                if isinstance(worker.busy, _Train):
+                    raise pieces.raised(error)
+                if isinstance(worker.busy, Train):
                     tick(len(worker.busy.jobs))
                 worker.busy = None
                 self._give(worker, tasks)
 
-    def _give(self, worker: _Worker, tasks: _Tasks) -> None:
+    def _give(self, worker: _Worker, tasks: Tasks) -> None:
         piece = tasks.next()
         if piece is None:
             return
@@ -270,28 +212,14 @@ class Workers:
         except OSError:
             self._replace(worker, tasks)
 
-    def _replace(self, worker: _Worker, tasks: _Tasks) -> None:
-        """Start a new process in place of one that died, and give it the same work.
-
-        Clients that were given out together are given out together again, with the same sums; the
-        second time one by one, so that one which ends every worker is found.
-        """
+    def _replace(self, worker: _Worker, tasks: Tasks) -> None:
+        """Start a new process in place of one that died, and give out its work again."""
         worker.pipe.close()
         _collect(worker, patience=5.0)
         code = worker.process.exitcode
         self._workers.remove(worker)
-        piece = worker.busy
-        failures = tasks.failures.get(piece, 0) + 1
-        if failures >= ATTEMPTS:
-            raise TrainingError(
-                f"A worker process died {ATTEMPTS} times on the same work.",
-                got=f"exit code {code} on {_named(piece)}",
-                why=_DEATHS.get(code),
-                do="use fewer workers (engine.workers), or engine.kind = 'sequential' to see where",
-            )
-        again = [piece] if failures == 1 else _apart(piece)
-        tasks.failures.update(dict.fromkeys(again, failures))
-        tasks.pieces[:0] = again
+        if worker.busy is not None:
+            tasks.again(worker.busy, f"exit code {code}", _DEATHS.get(code))
         fresh = self._start()
         self._workers.append(fresh)
         self._give(fresh, tasks)
@@ -305,70 +233,12 @@ def _collect(worker: _Worker, patience: float) -> None:
         worker.process.join()
 
 
-def _guided(costs: Sequence[int], workers: int) -> list[tuple[int, int]]:
-    """Cut 0..n-1 into pieces that cost less and less, so that all workers end together.
-
-    A piece takes the next ones up to half of a worker's share of what is left, and at least one.
-
-    Args:
-        costs: [n] of each, the largest first.
-        workers: number of workers.
-
-    >>> _guided([1] * 10, 2)
-    [(0, 2), (2, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 10)]
-    >>> _guided([9, 5, 2, 2, 1, 1], 2)
-    [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
-    """
-    pieces, start, left = [], 0, sum(costs)
-    while start < len(costs):
-        stop, spent = start + 1, costs[start]
-        while stop < len(costs) and (spent + costs[stop]) * 2 * workers <= left:
-            spent += costs[stop]
-            stop += 1
-        pieces.append((start, stop))
-        start, left = stop, left - spent
-    return pieces
-
-
-def _even(costs: Sequence[int], pieces: int) -> list[tuple[int, int]]:
-    """Cut 0..n-1 into at most so many pieces of about the same cost.
-
-    >>> _even([3, 3, 2, 2, 1, 1], 2)
-    [(0, 2), (2, 6)]
-    """
-    ends = np.cumsum(costs)
-    cuts = [0]
-    for i in range(1, pieces):
-        cuts.append(int(np.searchsorted(ends, ends[-1] * i / pieces - 1e-9)) + 1)
-    cuts.append(len(costs))
-    return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
-
-
 _DEATHS = {
     -9: "-9 is usually the system's answer to a lack of memory",
     1: "where processes are spawned, a script's own calls have to stand under "
     "`if __name__ == '__main__':`",
 }
 """Why a worker may have died, by its exit code."""
-
-
-def _apart(piece: _Train | _Evaluate) -> list[_Train | _Evaluate]:
-    """Return the clients of a piece as pieces of their own."""
-    if isinstance(piece, _Train):
-        return [replace(piece, jobs=(job,)) for job in piece.jobs]
-    return [piece]
-
-
-def _named(piece: object) -> str:
-    if isinstance(piece, _Train):
-        return "client " + ", ".join(str(job.client) for job in piece.jobs)
-    return "an evaluation"
-
-
-def _raised(error: dict[str, Any]) -> FedkeelError:
-    """Make the error again that a worker sent as plain values."""
-    kinds = {kind.__name__: kind for kind in FedkeelError.__subclasses__()}
-    return kinds.get(error.pop("kind"), TrainingError)(**error)
 
 
 def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> None:
@@ -385,34 +255,20 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
             try:
                 _do(state, piece)
                 pipe.send(None)
-            except FedkeelError as error:
-                pipe.send(_plain(error))
             except Exception as error:
-                pipe.send(_plain(TrainingError(f"A worker failed on {_named(piece)}.", got=error)))
+                pipe.send(pieces.plain(error, piece))
     os._exit(0)
 
 
-def _plain(error: FedkeelError) -> dict[str, Any]:
-    """Return an error as plain values, which pass through a pipe."""
-    return {
-        "kind": type(error).__name__,
-        "what": error.what,
-        "got": None if error.got is None else str(error.got),
-        "expected": None if error.expected is None else str(error.expected),
-        "why": error.why,
-        "do": error.do,
-    }
-
-
-def _do(state: _Shared, piece: _Train | _Evaluate) -> None:
+def _do(state: _Shared, piece: Piece) -> None:
     world, message = state.world, state.message.nested()
-    if isinstance(piece, _Train):
+    if isinstance(piece, Train):
         received = unflat(message, piece.round, piece.lr)
         if not piece.survey:
             state.rounds.run(state.train, received, piece.jobs, lambda _: None)
             return
         for job in piece.jobs:
-            state.rounds.ask(world, received, job)
+            state.rounds.ask(received, job)
         return
     received = unflat(message, 0, 0.0)
     buffers = received.buffers or world.bench.network.buffers

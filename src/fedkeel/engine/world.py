@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -70,6 +70,7 @@ class Trained:
         loss: [K] mean training loss of each client.
         steps: [K] local steps that each client made.
         notes: diagnostics by ``part.name``, [K].
+        seconds: by phase of local training, summed over clients, whoever trained them at once.
     """
 
     replies: Replies
@@ -77,6 +78,7 @@ class Trained:
     loss: NDArray[np.float64]
     steps: Ints
     notes: dict[str, NDArray[np.float64]]
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -25,7 +25,8 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
 from fedkeel.engine.buffers import Layout, Spec, specs
-from fedkeel.engine.rounds import SURVEY, answered, rehearse
+from fedkeel.engine.rounds import answered, rehearse
+from fedkeel.engine.rows import SURVEY
 from fedkeel.engine.world import World
 from fedkeel.errors import ModelError, RunError
 from fedkeel.method.client import Bench

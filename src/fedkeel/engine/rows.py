@@ -1,0 +1,213 @@
+"""Where replies are written: one row for each client, whoever trains it and wherever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.clock import Clock
+from fedkeel.engine.buffers import Allocate, Buffers, Raw, Spec, specs
+from fedkeel.engine.loop import PHASES, Done, Kept, Trainer, survey_client
+from fedkeel.engine.world import Job, Tick, World
+from fedkeel.errors import TrainingError
+from fedkeel.method.context import ByPart, Message
+from fedkeel.method.server import raw_weights
+from fedkeel.tree import State, Tree, below, branches, map_tensors, tensors, walk
+
+COUNTS = {
+    "loss": torch.float64,
+    "finite": torch.bool,
+    "steps": torch.int64,
+    "seen": torch.int64,
+    "head": torch.int64,
+}
+"""Numbers about each client's round; `head` is the row of the piece that it was trained in."""
+
+SURVEY = "survey/"
+"""Where the answers to surveys stand among the specs of a rehearsal."""
+
+
+class Rows:
+    """Replies, a row for each client; where updates are added up, one sum for each piece of work.
+
+    Args:
+        world: method, model, data and seed.
+        spec: shape and type of each tensor of a reply, by path, from `rounds.rehearse`.
+        capacity: the most clients.
+        allocate: where the memory comes from.
+        sums: whether updates are added up as they come, where the method allows it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        spec: Mapping[str, Spec],
+        capacity: int,
+        allocate: Allocate,
+        sums: bool = False,
+    ) -> None:
+        self._world = world
+        self._asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
+        self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
+        self.summed = sums and world.bench.plan.sums
+        delta = {k: v for k, v in self._spec.items() if k.startswith("delta/")}
+        rest = {k: v for k, v in self._spec.items() if not k.startswith("delta/")}
+        counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
+        seconds = {k: Spec((), torch.float64) for k in PHASES}
+        self._deltas = Buffers(delta, capacity, allocate)  # by client, or by piece
+        self._replies = Buffers(rest, capacity, allocate)
+        self._counts = Buffers(counts, capacity, allocate)
+        self._seconds = Buffers(seconds, capacity, allocate)  # by piece
+        self._answers = Buffers(self._asked, capacity, allocate)
+
+    # ---- written ----------------------------------------------------------------------------
+
+    def run(
+        self, train: Trainer, message: Message, jobs: Sequence[Job], kept: Kept, tick: Tick
+    ) -> None:
+        """Train the clients of a piece of work and write their rows.
+
+        The seconds of all of them, and their sum where updates are added up, are written into row
+        `jobs[0].row`.
+
+        Raises:
+            TrainingError: what the model, the loss or a part raised, or a part that sends or keeps
+                something else than in the rehearsal.
+        """
+        head = jobs[0].row if jobs else 0
+        if self.summed:
+            for tensor in self._deltas.tensors.values():
+                tensor[head].zero_()
+        spent = dict.fromkeys(PHASES, 0.0)
+        for done in train(message, jobs, kept):
+            clock = Clock()
+            self._take(done, head)
+            clock.lap("upload")
+            for phase, seconds in (*done.seconds.items(), *clock.seconds.items()):
+                spent[phase] += seconds
+            tick(len(done.jobs))
+        if jobs:
+            for phase, seconds in spent.items():
+                self._seconds.tensors[phase][head] = seconds
+
+    def _take(self, done: Done, head: int) -> None:
+        found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in walk(done.state)}
+        _check(found, done.jobs[0].client, self._spec)
+        rows = [job.row for job in done.jobs]
+        delta: State = {"delta": below(done.state, "delta")}
+        rest = {name: state for name, state in done.state.items() if name != "delta"}
+        if self.summed:
+            self._add(tensors(below(delta, "delta")), done, head)
+        else:
+            self._deltas.write(delta, rows)
+        self._replies.write(rest, rows)
+        heads = [head] * len(rows)
+        counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
+        self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
+
+    def _add(self, delta: Tree, done: Done, head: int) -> None:
+        """Add the updates of clients, those that are finite, to the sum of their piece."""
+        world = self._world
+        sizes = world.federation.sizes[[job.client for job in done.jobs]]
+        raw = raw_weights(world.bench.plan.weights, sizes, np.array(done.seen))
+        good = np.flatnonzero(done.finite.cpu().numpy())
+        for name, rows in delta.items():
+            into = self._deltas.tensors[f"delta/{name}"][head]
+            if len(rows) == 1:
+                if len(good):
+                    into.add_(rows[0].to(into.device), alpha=raw[0])
+                continue
+            if len(good) < len(rows):
+                rows = rows[torch.from_numpy(good).to(rows.device)]
+            weights = torch.from_numpy(raw[good]).to(rows.device, rows.dtype)
+            total = torch.mv(rows.reshape(len(rows), -1).T, weights)
+            into.add_(total.view(into.shape).to(into.device))
+
+    def ask(self, message: Message, job: Job, mine: ByPart | None) -> None:
+        """Write one client's answers to the surveys into its row."""
+        answers = survey_client(self._world, message, job, mine)
+        _check(specs(dict(answers)), job.client, self._asked)
+        self._answers.write(map_tensors(lambda t: t[None], dict(answers)), [job.row])
+
+    # ---- read -------------------------------------------------------------------------------
+
+    def answers(self, count: int) -> ByPart:
+        """Return the answers of the first clients, tensors [count, ...] by part, as views."""
+        return branches(self._answers.nested(count))
+
+    def replies(self, count: int) -> State:
+        """Return what the first clients sent and keep but for their updates, as views."""
+        return self._replies.nested(count)
+
+    def counts(self, count: int) -> dict[str, Tensor]:
+        """Return numbers about the first clients' rounds, [count] by the names of `COUNTS`."""
+        return {name: t[:count] for name, t in self._counts.tensors.items()}
+
+    def deltas(self, count: int) -> Tree:
+        """Return the updates [count, ...] of the first clients; where summed, their G sums."""
+        delta = tensors(below(self._deltas.nested(count), "delta"))
+        if not self.summed:
+            return delta
+        heads = self._heads(count)
+        return {name: rows[heads] for name, rows in delta.items()}
+
+    def seconds(self, count: int) -> dict[str, float]:
+        """Return the seconds of the first clients by phase, summed over them."""
+        heads = self._heads(count)
+        return {phase: float(t[heads].sum()) for phase, t in self._seconds.tensors.items()}
+
+    def _heads(self, count: int) -> Tensor:
+        heads: Tensor = torch.unique(self._counts.tensors["head"][:count])
+        return heads
+
+    # ---- carried from one process to another --------------------------------------------------
+
+    def packed(self, count: int, survey: bool) -> Packed:
+        """Return the rows of a piece, which are the first `count`, as bytes that are views."""
+        if survey:
+            return {"answers": self._answers.raw(count)}
+        return {
+            "deltas": self._deltas.raw(1 if self.summed else count),
+            "replies": self._replies.raw(count),
+            "counts": self._counts.raw(count),
+            "seconds": self._seconds.raw(1),
+        }
+
+    def unpack(self, packed: Packed, rows: Sequence[int]) -> None:
+        """Write the rows of a piece that was trained elsewhere.
+
+        Args:
+            packed: from `packed`.
+            rows: where its clients stand here.
+        """
+        into = {
+            "answers": self._answers,
+            "deltas": self._deltas,
+            "replies": self._replies,
+            "counts": self._counts,
+            "seconds": self._seconds,
+        }
+        for name, raw in packed.items():
+            one = name == "seconds" or (name == "deltas" and self.summed)
+            into[name].fill(raw, rows[:1] if one else rows)
+        if "counts" in packed:
+            self._counts.tensors["head"][list(rows)] = rows[0]
+
+
+Packed = dict[str, Raw]
+"""Bytes of tensors by what they are and by path, uint8 [n, bytes of a row]."""
+
+
+def _check(found: dict[str, Spec], client: int, first: dict[str, Spec]) -> None:
+    if found == first:
+        return
+    paths = [p for p in {**first, **found} if found.get(p) != first.get(p)]
+    raise TrainingError(
+        f"The reply of client {client} has another form than the first one.",
+        got=f"{paths[0]}: {found.get(paths[0])}",
+        expected=f"{first.get(paths[0])}",
+        why="what a part sends, keeps and notes has the same names, shapes and types each time",
+    )
