@@ -19,7 +19,7 @@ from fedkeel.engine.loop import noise, passes, plan
 from fedkeel.engine.world import Job, World
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
-from fedkeel.tree import State
+from fedkeel.tree import State, Tree
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,12 @@ class Feed:
         if self._world.augment:
             out["x"] = self._augmented(x, positions[:going], rows.shape)
         if group.used is not None:
-            out.update(self._places(step, positions, width))
+            places = self._places(step, positions, width)
+            out.update({name: t.to(x.device) for name, t in places.items()})
         drawn = [one for draw in self._noise[:live] if (one := draw()) is not None]
         if drawn:
-            out["noise"] = dict(drawn[0]) if self._single else tree.stack(drawn)
+            normal: State = dict(drawn[0]) if self._single else tree.stack(drawn)
+            out["noise"] = tree.map_tensors(lambda t: t.to(x.device), normal)
         return out
 
     def prepared(self) -> State:
@@ -191,7 +193,7 @@ class Feed:
         changed = crop_flip(images, where).reshape(x.shape)
         return channels_last(changed) if self._single and self._examples.channels_last else changed
 
-    def _places(self, step: int, positions: Sequence[Ints], width: int) -> State:
+    def _places(self, step: int, positions: Sequence[Ints], width: int) -> Tree:
         """Return where the examples of a step stand among those that parts have prepared."""
         used = self._group.used or ()
         turns = [step % count for count in self._passes]

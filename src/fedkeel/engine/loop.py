@@ -319,4 +319,4 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]
-    return metrics.measure(world.bench.network, params, buffers, x, y)
+    return metrics.measure(world.bench.network, params, buffers, x, y).cpu()

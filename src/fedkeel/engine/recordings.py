@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.capture import Captured
+from fedkeel.engine.graphs import Graphed
 from fedkeel.tree import State, unwalk, walk
 
 MOST = 128
@@ -26,7 +27,7 @@ class NotTheSame(Exception):  # noqa: N818 - a reason to do without a recording
 class _Recording:
     """A recorded function, and the paths of the state that it returns."""
 
-    program: Captured
+    program: Callable[..., Sequence[Tensor]]
     paths: tuple[str, ...]
 
 
@@ -72,11 +73,16 @@ class Recordings:
         if rate is not None:
             values.append(rate)
         form = (name, tuple((path, t.shape) for path, t in flat[varies]))
+        on_gpu = values[0].is_cuda
+        if on_gpu and rate is not None:
+            form = (*form, float(rate))  # a graph has it built in
         known = self._known.get(form)
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
             known, found = _record(function, flat, values, owned)
+            if on_gpu:
+                known = replace(known, program=_graphed(known.program, values))
             self._known[form] = known
             return found
         return unwalk(dict(zip(known.paths, known.program(*values), strict=True)))
@@ -113,6 +119,18 @@ def _record(
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
     # what the recording gives, also this time: a run that goes on makes it anew
     return _Recording(program, tuple(paths)), unwalk(dict(zip(paths, found, strict=True)))
+
+
+def _graphed(
+    program: Callable[..., Sequence[Tensor]], values: Sequence[Tensor]
+) -> Callable[..., Sequence[Tensor]]:
+    """Return a recording as a graph, or as it is where the GPU's libraries cannot capture it."""
+    try:
+        return Graphed(program, values)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return program
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
