@@ -16,12 +16,13 @@ from fedkeel import config
 from fedkeel.engine.capture import Captured
 from fedkeel.engine.chunks import Chunks
 from fedkeel.engine.loop import Done, OneByOne
+from fedkeel.engine.recordings import Recordings
 from fedkeel.engine.world import Job
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
 from fedkeel.method.server import server_message
-from fedkeel.tree import walk
+from fedkeel.tree import below, branches, map_tensors, walk
 
 RAGGED = (9, 4, 13, 6, 1)
 ALIKE = (6, 6, 6, 6, 9)
@@ -250,3 +251,43 @@ def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers
         same = [(row.clients, row.steps, row.examples, row.bytes_up) for row in (a, b)]
         assert same[0] == same[1]
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"momentum": 0.9, "augment": True},
+        {"method": "scaffold"},
+        {"method": "fedreg", "epochs": 1},
+        {"method": "dpsgd"},
+        {"method": "fedlc+gcfed"},
+        {"method": "moon"},
+        {"method": "fednova+gradma.w"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+    ],
+    ids=str,
+)
+def test_nothing_of_a_round_is_left_on_another_device(
+    given: dict[str, Any], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that is not there: tensors without numbers, which know where they would be."""
+    monkeypatch.setattr(
+        Recordings,
+        "run",
+        lambda self, name, function, states, **more: function(*states, *rates(more)),
+    )
+    p = ready(**given)
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
+    chunks = Chunks(p.world, lanes, "meta")
+    done = list(chunks(message, jobs, lambda _: None))
+    mine = {job.client: branches(below(one.state, "mine")) for one in done for job in one.jobs}
+    own = branches(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), mine[0]))
+    done += chunks(message, jobs, lambda _: own or None)
+    assert chunks.reasons == []
+    assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}
+
+
+def rates(more: dict[str, Any]) -> list[Tensor]:
+    return [more["rate"]] if "rate" in more else []

@@ -299,7 +299,8 @@ class Chunks:
             return _batch(self._examples.take(federation.client(job.client)[None], None, True))
 
         client = _client(self._bench, message, held, everything)
-        client = replace(client, facts=facts(self.placed, job.client))
+        about = Facts(job.client, len(federation.client(job.client)), client.facts.counts)
+        client = replace(client, facts=about)
         return _ended(client_finish(client, _progress(moving), group.steps[lane]))
 
 

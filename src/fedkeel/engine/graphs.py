@@ -48,7 +48,7 @@ class Graphed:
 
 def on_cuda(run: Run) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """Capture a run on the current GPU, after the runs that libraries need to set themselves up."""
-    aside = torch.cuda.Stream()
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):

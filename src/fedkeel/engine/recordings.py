@@ -72,7 +72,7 @@ class Recordings:
         values = [tensor for part in flat for _, tensor in part]
         if rate is not None:
             values.append(rate)
-        form = (name, tuple((path, t.shape) for path, t in flat[varies]))
+        form: tuple[Any, ...] = (name, tuple((path, t.shape) for path, t in flat[varies]))
         on_gpu = values[0].is_cuda
         if on_gpu and rate is not None:
             form = (*form, float(rate))  # a graph has it built in
