@@ -68,7 +68,7 @@ def ready(
         rounds=3,
         local=fk.Local(**{"lr": 0.1, "epochs": 2, "batch_size": 4, **local}),
         cohort=fk.Cohort(clients=len(sizes)),
-        engine=fk.Engine(dtype="float64", **(engine or {"kind": "sequential"})),
+        engine=fk.Engine(**{"dtype": "float64", "kind": "sequential", **(engine or {})}),
     )
     task = fk.Task(model or net(), buffers=buffers)
     return prepare(settings, Ingredients(task, lambda _: federation, test, "net", augment))
@@ -291,3 +291,15 @@ def test_nothing_of_a_round_is_left_on_another_device(
 
 def rates(more: dict[str, Any]) -> list[Tensor]:
     return [more["rate"]] if "rate" in more else []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_single_precision(method: str) -> None:
+    """The type that runs have by default: counts are kept in others."""
+    runs = [
+        start(ready(method=method, engine={"dtype": "float32", **engine}))
+        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 3})
+    ]
+    for name, one in runs[0].params.items():
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-5)

@@ -228,7 +228,7 @@ class Federation:
         """Return the row numbers of client `k`, a view."""
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
 
-    @property
+    @cached_property
     def sizes(self) -> Ints:
         """[C] number of training examples of each client."""
         return np.diff(self.offsets)

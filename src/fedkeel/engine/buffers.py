@@ -141,7 +141,7 @@ class Buffers:
             index = torch.tensor(rows)
             for path, tensor in walk(state):
                 target = self.tensors[path]
-                target.index_copy_(0, index.to(target.device), tensor.to(target.device))
+                target.index_copy_(0, index.to(target.device), tensor.to(target))
         else:
             for path, tensor in walk(state):
                 self.tensors[path].copy_(tensor)

@@ -180,18 +180,18 @@ class Chunks:
             fresh, _ = kept(self._bench, message, None)
             own = [fresh if one is None else one for one in own]
         about = [facts(self._world, job.client) for job in group.jobs]
-        told: list[State] = [
-            {
-                "client": torch.tensor(one.client),
-                "examples": torch.tensor(one.examples),
-                **({} if one.counts is None else {"counts": one.counts}),
-            }
-            for one in about
-        ]
-        both: list[State] = [
-            {"mine": dict(mine or {}), "facts": one} for mine, one in zip(own, told, strict=True)
-        ]
-        return self._place(both[0] if len(both) == 1 else tree.stack(both))
+        told: State = {
+            "client": torch.tensor([one.client for one in about]),
+            "examples": torch.tensor([one.examples for one in about]),
+        }
+        counts = [one.counts for one in about if one.counts is not None]
+        if counts:
+            told["counts"] = torch.stack(counts)
+        mine: list[State] = [dict(one or {}) for one in own]
+        if len(mine) == 1:
+            told = map_tensors(lambda t: t[0], told)
+        held: State = {"mine": mine[0] if len(mine) == 1 else tree.stack(mine), "facts": told}
+        return self._place(held)
 
     def _start(self, shared: State, held: State, feed: Feed | None, single: bool) -> State:
         """Begin the round of each lane; what parts prepare is added to what it holds."""

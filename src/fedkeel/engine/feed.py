@@ -119,7 +119,8 @@ class Feed:
         pairs = zip(group.jobs, group.planned, strict=True)
         self._passes = [passes(world, job, planned) for job, planned in pairs]
         clients = [job.client for job in group.jobs]
-        self._crops = [generator(world.seed, "augment", message.round, k) for k in clients]
+        own = clients if world.augment else []
+        self._crops = [generator(world.seed, "augment", message.round, k) for k in own]
         self._noise = [noise(world, message, k) for k in clients]
 
     def batch(self, step: int, live: int, going: int) -> State:
