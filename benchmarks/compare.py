@@ -62,19 +62,11 @@ def contestants(peers: list[str], engines: list[str], gpu: bool) -> list[Contest
         Contestant("Flower", "flower", (many,)),
         Contestant("fluke", "fluke", (one,) if gpu else in_one, both),
     ]
-    known = [
-        c
-        for c in known
-        if c.peer in peers and not (gpu and c.name.endswith(" processes"))
-    ]
-    known += [
-        Contestant(f"fedkeel {e}", "fedkeel", (f"--engine {e}",), both) for e in engines
-    ]
+    known = [c for c in known if c.peer in peers and not (gpu and c.name.endswith(" processes"))]
+    known += [Contestant(f"fedkeel {e}", "fedkeel", (f"--engine {e}",), both) for e in engines]
     rate = Contestant("matmul", "matmul", (one if gpu else many,), both)
     return [
-        Contestant(
-            c.name, c.peer, tuple((s + device).strip() for s in c.settings), c.methods
-        )
+        Contestant(c.name, c.peer, tuple((s + device).strip() for s in c.settings), c.methods)
         for c in (rate, *known)
     ]
 
@@ -85,9 +77,7 @@ class Book:
     def __init__(self, path: Path, go: str) -> None:
         self.path, self.go = path, go
         text = path.read_text() if path.exists() else ""
-        self.rows = [
-            row for row in map(json.loads, text.splitlines()) if row["go"] == go
-        ]
+        self.rows = [row for row in map(json.loads, text.splitlines()) if row["go"] == go]
 
     def find(self, **wanted: Any) -> list[Row]:
         """Return the rows that have all the given values."""
@@ -135,9 +125,7 @@ def measure(key: Row, peer: str, command: list[str], limit: float) -> Row:
     )
     try:
         out, said = process.communicate(timeout=limit)
-        failed = (
-            (said.strip().splitlines() or ["failed"])[-1] if process.returncode else ""
-        )
+        failed = (said.strip().splitlines() or ["failed"])[-1] if process.returncode else ""
         values = {"error": failed} if failed else json.loads(out.splitlines()[-1])
     except subprocess.TimeoutExpired:
         values = {"error": f"not done after {limit:.0f} s"}
@@ -146,9 +134,7 @@ def measure(key: Row, peer: str, command: list[str], limit: float) -> Row:
             os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
             process.communicate()
     wall = time.perf_counter() - began
-    busy, own = (
-        after - before for after, before in zip(spent(), (busy, own), strict=True)
-    )
+    busy, own = (after - before for after, before in zip(spent(), (busy, own), strict=True))
     values |= {
         "wall": round(wall, 2),
         "machine": machine(),
@@ -193,14 +179,12 @@ def wanted(
                     if setting is not None:
                         yield row(name, c, repeat, setting), c
         for c in able:
-            setting = book.best(name, c.name)
+            setting = book.best(name, c.name)  # what could be run at all has one
             if setting is not None and c.peer != "matmul":
                 yield row(name, c, 0, setting, memory=True), c
 
 
-def row(
-    recipe: str, c: Contestant, repeat: int, setting: str, memory: bool = False
-) -> Row:
+def row(recipe: str, c: Contestant, repeat: int, setting: str, memory: bool = False) -> Row:
     """Return what names a measurement."""
     return {
         "recipe": recipe,
@@ -215,7 +199,7 @@ def run(given: argparse.Namespace, people: list[Contestant], book: Book) -> int:
     """Make what is missing; return the exit code."""
     deadline = time.monotonic() + 60 * given.minutes
     for key, contestant in wanted(given.recipes, people, given.repeats, book):
-        if book.find(**key):
+        if book.find(**key) or (given.only and key["memory"] != (given.only == "memory")):
             continue
         if time.monotonic() > deadline:
             return 3
@@ -308,15 +292,12 @@ def spread(values: list[float]) -> str:
 
 def table(book: Book) -> None:
     """Print everything that the go has found."""
-    names = [
-        n for n in dict.fromkeys(r["contestant"] for r in book.rows) if n != "matmul"
-    ]
+    names = [n for n in dict.fromkeys(r["contestant"] for r in book.rows) if n != "matmul"]
     peers = [name for name in names if not name.startswith("fedkeel")]
     ours = [name for name in names if name.startswith("fedkeel")]
     names = peers + ours
     found = {
-        name: Found(book, name, names)
-        for name in dict.fromkeys(r["recipe"] for r in book.rows)
+        name: Found(book, name, names) for name in dict.fromkeys(r["recipe"] for r in book.rows)
     }
     every = [row for f in found.values() for rows in f.rows.values() for row in rows]
     versions = sorted({f"{row['peer']} {row['version']}" for row in every})
@@ -327,18 +308,14 @@ def table(book: Book) -> None:
     print(f"{', '.join(versions)}; fedkeel at {', '.join(commits)};")
     print(f"matrix products: {spread(rates)} thousand million multiply-adds a second;")
     others = sum(row.get("elsewhere", 0) > 0.1 for row in every)
-    print(
-        f"other work took more than a tenth of a core during {others} of {len(every)} runs.\n"
-    )
+    print(f"other work took more than a tenth of a core during {others} of {len(every)} runs.\n")
     grid("Seconds of a round", found, names, Found.round)
     for our in ours:
         title = f"Rounds, as multiples of {our}: median (smallest to largest)"
         grid(title, found, peers, lambda f, name, our=our: f.ratio(name, our))
     grid("Share of the measured matrix-product rate", found, names, Found.share)
     grid("Largest memory of all processes together, MB", found, names, Found.peak)
-    grid(
-        "Seconds before the first round + of the first round", found, names, Found.start
-    )
+    grid("Seconds before the first round + of the first round", found, names, Found.start)
     grid("Test accuracy (after so many rounds)", found, names, Found.accuracy)
     grid("Best setting", found, names, Found.setting)
     for recipe, f in found.items():
@@ -346,9 +323,7 @@ def table(book: Book) -> None:
             print(f"{recipe}, {name}: {error}")
 
 
-def grid(
-    title: str, found: dict[str, Found], names: list[str], cell: Callable[..., str]
-) -> None:
+def grid(title: str, found: dict[str, Found], names: list[str], cell: Callable[..., str]) -> None:
     """Print recipes as rows and contestants as columns."""
     print(f"{title}\n\n| recipe | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
     for recipe, f in found.items():
@@ -360,28 +335,23 @@ def grid(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipes", nargs="*", help="names in recipes.py")
-    parser.add_argument(
-        "--peers", nargs="*", default=["plain", "pfl", "flower", "fluke"]
-    )
-    parser.add_argument(
-        "--engines", nargs="*", default=["auto"], help="kind[:chunk=..,workers=..]"
-    )
+    parser.add_argument("--peers", nargs="*", default=["plain", "pfl", "flower", "fluke"])
+    parser.add_argument("--engines", nargs="*", default=["auto"], help="kind[:chunk=..,workers=..]")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="instead of the recipes' own")
     parser.add_argument("--go", default="first")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument(
-        "--limit", type=float, default=900, help="seconds for one measurement"
-    )
+    parser.add_argument("--limit", type=float, default=900, help="seconds for one measurement")
+    parser.add_argument("--only", choices=["times", "memory"], help="times need a quiet machine")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    path = given.results or HERE / "results" / (
-        "gpu.jsonl" if given.gpu else "cpu.jsonl"
-    )
+    path = given.results or HERE / "results" / ("gpu.jsonl" if given.gpu else "cpu.jsonl")
     path.parent.mkdir(exist_ok=True)
     book = Book(path, given.go)
+    if given.table and not book.rows:
+        raise SystemExit(f"nothing has been measured under the name {given.go!r} in {path}")
     if given.table:
         table(book)
         return

@@ -291,11 +291,14 @@ class Engine(Settings):
     Args:
         kind: ``sequential``, one client after the other, the definition of correct; ``workers``,
             the same in several processes, with the same bits; ``vectorised``, by recorded steps and
-            side by side, the same up to rounding; or ``auto``, the fastest of them by a short
-            measurement, which is recorded with the run.
+            side by side, the same up to rounding; ``ray``, what ``workers`` does in Ray actors,
+            on several machines where there is a cluster; or ``auto``, the fastest of the first
+            three by a short measurement, which is recorded with the run.
         workers: number of processes; None takes one for each core, as far as there are clients.
         chunk: clients that a process of ``vectorised`` trains side by side, at most; 1 trains them
-            one after the other by recorded steps; None measures.
+            one after the other by recorded steps; None measures. For ``ray`` the same, but None
+            trains as ``workers`` does, with the same bits.
+        address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
             0 saves after every round.
@@ -305,13 +308,20 @@ class Engine(Settings):
             is free, and for ``auto`` 1 GB for the clients'.
     """
 
-    kind: Literal["auto", "sequential", "workers", "vectorised"] = "auto"
+    kind: Literal["auto", "sequential", "workers", "vectorised", "ray"] = "auto"
     workers: int | None = Field(None, ge=1)
     chunk: int | None = Field(None, ge=1)
+    address: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint_seconds: float = Field(20.0, ge=0.0)
     state: Literal["auto", "memory", "disk"] = "auto"
     memory_gb: float | None = Field(None, gt=0.0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.address is not None and self.kind != "ray":
+            raise ValueError(f"'address' is for kind 'ray', and this is kind {self.kind!r}")
+        return self
 
 
 class Compare(Settings):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedkeel import config
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import OneByOne, Trainer
 from fedkeel.engine.rounds import answered
@@ -64,6 +65,8 @@ def choose(prepared: Prepared) -> dict[str, Any]:
         return {**engine, "workers": 1}
     if asked.kind == "workers":
         return engine
+    if asked.kind == "ray":
+        return {**engine, **_on_ray(asked, per_round)}
     if asked.kind == "vectorised" and asked.chunk is not None:
         return {**engine, "chunk": min(asked.chunk, per_round)}
     found = _measured(prepared, workers)
@@ -81,6 +84,17 @@ def choose(prepared: Prepared) -> dict[str, Any]:
     if found.reasons:
         engine["reasons"] = found.reasons
     return engine
+
+
+def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
+    """Return what is different on Ray: one actor for each core of a cluster, exact as a rule."""
+    count, address = asked.workers, asked.address
+    if address is not None:
+        from fedkeel.engine.cluster import cores as all_cores
+
+        count = count or all_cores(address)
+    chunk = None if asked.chunk is None else min(asked.chunk, per_round)
+    return {"workers": min(count or cores(), per_round), "chunk": chunk, "address": address}
 
 
 def _chunk(name: str) -> int:

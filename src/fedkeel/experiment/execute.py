@@ -19,12 +19,10 @@ from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import evaluated
-from fedkeel.engine.rounds import answered
-from fedkeel.engine.sequential import Sequential
-from fedkeel.engine.workers import Workers
 from fedkeel.engine.world import Engine, Split, Trained
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.checkpoint import packed, unpacked
+from fedkeel.experiment.engines import make
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_rate
@@ -112,7 +110,7 @@ class Run:
             kept(),
             interrupts(self._watcher.stopping) as stop,
             self._state(resume) as state,
-            self._engine(record, state) as engine,
+            make(self._prepared, record.engine, state) as engine,
         ):
             try:
                 file = None if state is None else state / "table.bin"
@@ -148,21 +146,6 @@ class Run:
                 yield Path(aside)
         else:
             yield None
-
-    def _engine(self, record: RunRecord, state: Path | None) -> Engine:
-        file = None if state is None else state / "clients.bin"
-        prepared, capacity = self._prepared, self._prepared.population.per_round
-        count, chunks = record.engine["workers"], None
-        if record.engine["kind"] == "vectorised":
-            from fedkeel.engine.chunks import Chunks  # takes half a second to import
-
-            chunks = Chunks(self._world, record.engine["chunk"])
-        if record.engine["kind"] != "workers" and count == 1:
-            return Sequential(self._world, prepared.spec, capacity, file=file, chunks=chunks)
-        message = answered(server_message(prepared.plan, self._server, 1.0), prepared.spec)
-        return Workers(
-            self._world, prepared.spec, capacity, message, count, file=file, chunks=chunks
-        )
 
     def _begin(self, engine: Engine, resume: bool) -> None:
         """Take up the checkpoint, or evaluate the initial model as round 0."""

@@ -1,0 +1,236 @@
+"""Ray actors, on two nodes, make the bits of one loop; those that die leave no trace.
+
+One Ray serves all tests of this file: two nodes on this machine, of one core each.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.engine import cluster
+from fedkeel.engine import ray as module
+from fedkeel.engine.ray import Ray
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.progress import Silent
+from fedkeel.method.server import server_message
+from toys import MODELS, Kills, Net, Raises, Slow, federation, prepared, same
+
+LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+class Nodes:
+    """A Ray of two nodes, and this process connected to it."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100_000_000}
+        self.ray: Any = cluster.module()
+        self.cluster = Cluster(initialize_head=True, head_node_args=node)
+        self.address: str = self.cluster.address
+        self.second = self.cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+        self.ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+
+    def close(self) -> None:
+        self.ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    before = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Nodes()
+        gc.collect()
+    yield found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found.close()
+        gc.collect()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every actor that is started, in order."""
+    begin, found = Ray._start, []
+
+    def noted(self: Ray) -> None:
+        begin(self)
+        found.append(self._workers[-1].actor)
+
+    monkeypatch.setattr(Ray, "_start", noted)
+    return found
+
+
+def on_ray(nodes: Nodes, method: str = "fedavg", model: Any = Net, **more: Any) -> Prepared:
+    more = {"kind": "ray", "workers": 2, "address": nodes.address, "per_round": 6, **more}
+    return prepared(method, model, **more)
+
+
+class AtClient(Silent):
+    """Does something once a client of the first round has been trained."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act, self.seen = act, []
+
+    def clients(self, trained: int, of: int) -> None:
+        self.seen.append((trained, of))
+        act, self._act = self._act, lambda: None
+        act()
+
+
+# --- the same bits --------------------------------------------------------------------------------
+
+
+def test_actors_make_the_bits_of_one_loop(nodes: Nodes) -> None:
+    more = {"local": LOCAL, "per_round": 6, "rounds": 2}
+    watcher = AtClient(lambda: None)
+    one, two = (
+        start(prepared("mime", **more)),
+        start(on_ray(nodes, "mime", **more), None, watcher=watcher),
+    )
+    assert (two.record.engine["kind"], two.record.engine["workers"]) == ("ray", 2)
+    assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
+    assert same(one, two)
+    assert watcher.seen[-1] == (6, 6)
+    assert len(watcher.seen) > 4
+
+
+def test_so_do_they_with_buffers_a_clients_evaluation_and_state_in_a_file(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    evaluation = fk.Evaluation(batch_size=7, clients_every=1)
+    clients = federation().hold_out(0.3, seed=1)
+    more = {"buffers": "local", "evaluation": evaluation, "clients": clients, "state": "disk"}
+    one = start(prepared("scaffold", MODELS["norm"], per_round=6, **more), tmp_path / "one")
+    two = start(on_ray(nodes, "scaffold", MODELS["norm"], **more), tmp_path / "two")
+    assert same(one, two)
+
+
+def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nodes) -> None:
+    more = {"chunk": 3, "workers": 2, "per_round": 6}
+    one = start(prepared("scaffold", kind="vectorised", **more))
+    two = start(on_ray(nodes, "scaffold", **more))
+    assert two.record.engine["chunk"] == 3
+    for name, tensor in one.params.items():  # a first step and its recording differ in rounding
+        torch.testing.assert_close(tensor, two.params[name], rtol=1e-5, atol=1e-6)
+    assert [row.steps for row in one.rows] == [row.steps for row in two.rows]
+
+
+def test_actors_stand_on_both_nodes_and_one_too_many_harms_nobody(nodes: Nodes) -> None:
+    ready = prepared()
+    params = ready.world.bench.network.params
+    message = server_message(ready.plan, ready.server, 0.05)
+    with Ray(ready.world, ready.spec, 6, message, 3, nodes.address) as engine:
+        assert engine.evaluate(params, {}, "test").shape == (60, 3)
+        assert engine.evaluate(params, {}, "clients").shape == (len(ready.world.federation.rows), 3)
+        assert nodes.ray.available_resources().get("CPU", 0.0) == 0.0  # of one core on each
+
+
+# --- deaths ---------------------------------------------------------------------------------------
+
+
+def test_an_actor_killed_in_mid_round_leaves_no_trace(
+    nodes: Nodes, tmp_path: Path, actors: list[Any]
+) -> None:
+    """It dies while it trains client 3, the first time that client takes part."""
+    more = {"clients": federation(marked=3), "per_round": 6, "rounds": 2}
+    one = start(prepared("scaffold", Kills, **more))
+    once = tmp_path / "once"
+    two = start(on_ray(nodes, "scaffold", partial(Kills, once), **more))
+    assert once.exists()
+    assert len(actors) == 3
+    assert same(one, two)
+
+
+def test_all_actors_killed_at_once_leave_no_trace(nodes: Nodes, actors: list[Any]) -> None:
+    one = start(prepared("scaffold", per_round=6))
+
+    def kill() -> None:
+        for actor in list(actors):
+            nodes.ray.kill(actor)
+
+    assert same(one, start(on_ray(nodes, "scaffold"), watcher=AtClient(kill)))
+    assert len(actors) > 2
+
+
+def test_a_client_that_always_kills_its_actor_is_named(nodes: Nodes) -> None:
+    ready = on_ray(nodes, model=Kills, clients=federation(marked=3))
+    with pytest.raises(TrainingError, match="died 3 times on the same work") as found:
+        start(ready)
+    assert found.value.got == "an actor that ended on client 3"
+    assert "exit" in found.value.why
+    assert "sequential" in found.value.do
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_an_error_is_the_same_wherever_it_happens(nodes: Nodes) -> None:
+    more = {"clients": federation(marked=3), "per_round": 6}
+    with pytest.raises(TrainingError, match="client 3, step 1") as one:
+        start(prepared(model=Raises, **more))
+    with pytest.raises(TrainingError) as two:
+        start(on_ray(nodes, model=Raises, **more))
+    assert two.value.lines() == one.value.lines()
+
+
+def test_an_interrupt_ends_the_actors(nodes: Nodes, actors: list[Any]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(on_ray(nodes, model=Slow), watcher=AtClient(interrupt))
+    for actor in actors:
+        with pytest.raises(nodes.ray.exceptions.RayActorError):
+            nodes.ray.get(actor.ready.remote(), timeout=10)
+
+
+def test_a_cluster_without_a_free_core_is_refused(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 1.0)
+    ready = prepared(per_round=6)
+    message = server_message(ready.plan, ready.server, 0.05)
+    network = ready.world.bench.network
+    full = nodes.ray.util.placement_group([{"CPU": 1}] * 2, strategy="SPREAD")
+    assert full.wait(30)
+    try:
+        with (
+            Ray(ready.world, ready.spec, 6, message, 1, nodes.address) as engine,
+            pytest.raises(RunError, match="no room"),
+        ):
+            engine.evaluate(network.params, {}, "test")
+    finally:
+        nodes.ray.util.remove_placement_group(full)
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RunError, match="not installed") as found:
+        start(prepared(kind="ray", workers=2))
+    assert "pip install 'fedkeel[ray]'" in found.value.do
+    assert len(found.value.lines()) <= 4
+
+
+def test_an_address_is_for_ray() -> None:
+    with pytest.raises(fk.errors.ConfigError, match="address"):
+        prepared(kind="workers", address="10.0.0.7:6379")
