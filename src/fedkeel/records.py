@@ -79,7 +79,14 @@ class RoundRecord:
         train_loss: mean task loss over the local steps; None where nobody trained.
         bytes_down: bytes sent to clients, by part; ``model`` is the model itself.
         bytes_up: bytes sent to the server, by part.
-        seconds: seconds by phase.
+        seconds: seconds by phase; they add up to the round's wall time. ``sampling``: choosing the
+            cohort and making the message. ``train.survey``, ``train.data`` (which examples, and
+            the examples themselves), ``train.steps``, ``train.upload`` (what is done after the last
+            step, and writing the reply): local training; clients that are trained at the same time
+            count one by one, and the sums are scaled to the wall time of training, waiting
+            included. ``projection``: transforms of the cohort and the aggregate. ``server``: all
+            else of the server's step. ``evaluation``. ``records``: making this row, and writing
+            the one before and its checkpoint.
         test: scores on the test set; None where the round was not evaluated.
         sources: scores on the test examples of each source, where there are several.
         per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,

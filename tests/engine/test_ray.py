@@ -6,8 +6,11 @@ One Ray serves all tests of this file: two nodes on this machine, of one core ea
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -229,6 +232,61 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
         start(prepared(kind="ray", workers=2))
     assert "pip install 'fedkeel[ray]'" in found.value.do
     assert len(found.value.lines()) <= 4
+
+
+def test_where_no_cluster_answers_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = cluster.module()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RunError, match="no Ray cluster") as found:
+        start(prepared(kind="ray", address="127.0.0.1:1"))
+    assert found.value.got.startswith("127.0.0.1:1: ")
+    assert "ray start --head" in found.value.do
+
+
+OWN = {
+    "own_net.py": """
+import own_helper
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, own_helper.CLASSES)
+
+    def forward(self, x):
+        return own_helper.act(self.layer(x))
+""",
+    "own_helper.py": """
+import torch
+
+CLASSES = 3
+
+def act(x):
+    return torch.tanh(x)
+""",
+}
+
+
+def test_modules_that_others_cannot_import_go_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those in the folder where a run is started: found once, and not by another process."""
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    with monkeypatch.context() as here:
+        here.syspath_prepend(tmp_path)
+        net = importlib.import_module("own_net").Net
+    carried = cluster.carried(prepared(model=net).world)
+    (tmp_path / "world").write_bytes(pickle.dumps(carried, protocol=4))
+    code = (
+        "import pickle, pathlib, sys; from fedkeel.engine.cluster import opened; "
+        "world = opened(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())); "
+        "n = world.bench.network; "
+        "print(n.logits(n.params, {}, world.test.x[:1], train=False).shape[1])"
+    )
+    command = [sys.executable, "-P", "-W", "error", "-c", code, str(tmp_path / "world")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("3", "")
 
 
 def test_an_address_is_for_ray() -> None:

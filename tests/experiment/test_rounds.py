@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,12 @@ import fedkeel as fk
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.progress import Silent
 from fedkeel.method.server import server_message
-from fedkeel.records import RunFolder
+from fedkeel.records import RoundRecord, RunFolder
 from fedkeel.task.metrics import measure
 from fedkeel.tree import nbytes
-from toys import MODELS, NaN, Net, federation, held, prepared, same
+from toys import MODELS, NaN, Net, Slow, federation, held, prepared, same
 
 
 def evaluated(result: Result) -> list[int]:
@@ -53,8 +55,43 @@ def test_a_row_says_what_happened() -> None:
     assert row.steps == sum(2 * -(-n // 4) for n in sizes[row.clients])
     assert 0.1 < row.train_loss < 3.0
     assert (row.dropped, row.excluded, row.lr) == ([], [], 0.05)
-    assert set(row.seconds) == {"select", "train", "server", "evaluate", "save"}
+    assert set(row.seconds) == PHASES
     assert all(value >= 0 for value in row.seconds.values())
+    assert set(start(prepared("mime")).rows[1].seconds) == PHASES | {"train.survey"}
+
+
+PHASES = {"sampling", "train.data", "train.steps", "train.upload"}
+PHASES |= {"projection", "server", "evaluation", "records"}
+
+
+@pytest.mark.parametrize("engine", [{}, {"kind": "workers", "workers": 2}])
+def test_the_phases_of_all_rounds_are_the_time_that_they_took(
+    tmp_path: Path, engine: dict[str, object]
+) -> None:
+    """Slow steps, of which two processes make two at a time, and a slow projection."""
+    ready = prepared("gcfed", partial(Slow, 0.01), local=fk.Local(lr=0.1, steps=5), **engine)
+    times: list[float] = []
+    end = Ends(lambda: times.append(time.perf_counter()))
+    result = start(ready, tmp_path / "run", watcher=end)
+    took = times[-1] - times[0]
+    rows = [sum(row.seconds.values()) for row in result.rows]
+    assert sum(rows[2:]) == pytest.approx(took, rel=0.05)  # from the end of round 1
+    for row in result.rows[1:]:
+        training = {k: v for k, v in row.seconds.items() if k.startswith("train")}
+        assert max(training, key=lambda k: training[k]) == "train.steps"
+        at_once = engine.get("workers", 1)
+        assert sum(training.values()) >= 0.01 * row.steps / at_once
+        assert sum(training.values()) < 0.9 * 0.01 * row.steps or at_once == 1
+
+
+class Ends(Silent):
+    """Does something at the end of every round."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def row(self, row: RoundRecord) -> None:
+        self._act()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import sys
 import typer
 from rich.console import Console
 
+from fedkeel.cli.bench import bench
 from fedkeel.cli.check import check
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
@@ -35,6 +36,7 @@ app.command()(compare)
 app.command()(methods)
 app.command()(check)
 app.command()(report)
+app.command()(bench)
 app.add_typer(data, name="data")
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.clock import Clock
 from fedkeel.engine.feed import Examples, Feed, Group
 from fedkeel.engine.loop import Done, Kept, OneByOne, facts, seed, sent
 from fedkeel.engine.recordings import Recordings
@@ -75,20 +76,23 @@ class Chunks:
 
     def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
         """Train clients from a message."""
+        clock = Clock()
         message = self._placed_message(message)
         left = [Group.of(self._world, message, job) for job in jobs]
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             while left and self.recorded:
                 group, rest = self._next(left)
                 try:
-                    found = self._train(message, group, kept)
+                    found = self._train(message, group, kept, clock)
                 except torch.OutOfMemoryError:
                     self._halve(group)
                 except Exception as error:  # whatever a module may do that cannot be recorded
                     self._give_up(error, group)
                 else:
                     left = rest
-                    yield from found
+                    yield from found[:-1]
+                    yield replace(found[-1], seconds=clock.seconds)
+                    clock = Clock()
             yield from self._plain(message, [group.jobs[0] for group in left], self._placing(kept))
 
     def _placed_message(self, message: Message) -> Message:
@@ -122,6 +126,11 @@ class Chunks:
         rest = [g for g in ordered if g.widths != ordered[0].widths]
         return Group.join(alike[: self.lanes]), alike[self.lanes :] + rest
 
+    @property
+    def _pads(self) -> bool:
+        """Whether padding changes nothing: neither other examples nor random numbers see it."""
+        return not (self._bench.network.mixes_examples or self._recordings.random)
+
     def _halve(self, group: Group) -> None:
         """Use half as many lanes after memory has run out."""
         self._recordings.clear()
@@ -148,28 +157,35 @@ class Chunks:
 
     # ---- one group ------------------------------------------------------------------------------
 
-    def _train(self, message: Message, group: Group, kept: Kept) -> list[Done]:
+    def _train(self, message: Message, group: Group, kept: Kept, clock: Clock) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
         single = len(group.jobs) == 1
         if single:
             client = group.jobs[0].client
             seed(torch_seed(self._world.seed, "torch", message.round, client))
         feed = Feed(self._world, self._examples, message, group)
+        clock.lap("data")
         shared, rate = _shared(message), torch.tensor(message.lr, dtype=torch.float64)
         held = self._held(message, group, kept)
         moving = self._start(shared, held, feed if group.used else None, single)
         done: list[Done] = []
         live, left = len(group.jobs), group
+        clock.lap("steps")
         for step in range(group.steps[0]):
             going = sum(steps > step for steps in left.steps)
             if not single and going <= live // 2:
                 while live // 2 >= going:
                     live //= 2
                 done.append(self._finish(message, left, held, moving, live))
+                clock.lap("upload")
                 left = left.part(slice(live))
                 held, moving = (map_tensors(lambda t, n=live: t[:n], s) for s in (held, moving))  # type: ignore[misc]
-            moving = self._step(shared, held, moving, feed.batch(step, live, going), rate, single)
+            batch = feed.batch(step, live, going, self._pads)
+            clock.lap("data")
+            moving = self._step(shared, held, moving, batch, rate, single)
+            clock.lap("steps")
         done.append(self._finish(message, left, held, moving, None if single else 0))
+        clock.lap("upload")
         return done
 
     def _held(self, message: Message, group: Group, get: Kept) -> State:

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,9 @@ from torch import Tensor
 
 from fedkeel.engine.world import World
 from fedkeel.errors import RunError
+
+PATIENCE = 5.0
+"""Seconds in which a cluster has to answer."""
 
 
 def module() -> Any:  # noqa: ANN401 - Ray is not installed everywhere, so it has no types here
@@ -70,7 +74,7 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
             _connect(ray, address, workers)
             gc.collect()  # Ray leaves files open, which Python would warn of later
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        with suppress(Exception):
+        if ray.is_initialized():
             ray.shutdown()
         raise RunError(
             "Ray cannot be started."
@@ -89,9 +93,17 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
             ray.shutdown()
 
 
+def _probe(address: str) -> None:
+    """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+
+
 def _connect(ray: Any, address: str | None, workers: int) -> None:  # noqa: ANN401
     common = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
+        _probe(address)
         ray.init(address=address, **common)
         return
     ray.init(
@@ -202,7 +214,7 @@ def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:  # noqa:
 def _local() -> list[ModuleType]:
     """Return the modules that were imported from where no other process would look."""
     places = _fresh_path()
-    known: dict[str, bool] = {"__main__": True, "fedkeel": True}
+    known = dict.fromkeys((*sys.stdlib_module_names, "__main__", "fedkeel"), True)
     found = []
     for name, one in list(sys.modules.items()):
         top = name.partition(".")[0]

@@ -123,15 +123,16 @@ class Feed:
         self._crops = [generator(world.seed, "augment", message.round, k) for k in own]
         self._noise = [noise(world, message, k) for k in clients]
 
-    def batch(self, step: int, live: int, going: int) -> State:
+    def batch(self, step: int, live: int, going: int, pads: bool) -> State:
         """Return what the first `live` lanes see in a step; the first `going` of them train.
 
         Beside the examples, where they are wanted: ``active`` [n], ``rows`` and ``first`` [n, B] as
-        `client_step` means them, and ``noise``.
+        `client_step` means them, and ``noise``. Where the model must see no padding (`pads` is
+        false), lanes have to agree in the size of their batches.
         """
         group = self._group
         positions = [one[min(step, len(one) - 1)] for one in group.planned[:live]]
-        width = self._width([len(one) for one in positions[:going]])
+        width = self._width([len(one) for one in positions[:going]], pads)
         rows, weight = self.rows(positions, width)
         out = self._examples.take(rows, weight, self._single)
         x = tree.leaf(out, "x")
@@ -172,12 +173,11 @@ class Feed:
             weight[lane, : len(real)] = 1
         return rows, weight
 
-    def _width(self, sizes: Sequence[int]) -> int:
+    def _width(self, sizes: Sequence[int], pads: bool) -> int:
         """Return how wide the batch is: one of a few widths, so that few steps are recorded."""
-        most = max(sizes)
-        if min(sizes) == most:
+        most, width = max(sizes), self._full
+        if not pads or min(sizes) == width:
             return most
-        width = self._full
         while width // 2 >= most:
             width //= 2
         return width

@@ -90,6 +90,8 @@ class Ray:
             self._class = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
             for _ in range(workers):
                 self._start()
+            first = [worker.answer for worker in self._workers]
+            self._ray.wait(first, timeout=PATIENCE)  # who can start does so before round 0
             self._open = open_now.pop_all()
 
     # ---- what every engine does ---------------------------------------------------------------

@@ -40,6 +40,7 @@ class Recordings:
 
     def __init__(self) -> None:
         self._known: dict[Any, _Recording] = {}
+        self.random = False  # whether one of the functions draws random numbers
 
     def clear(self) -> None:
         """Forget all."""
@@ -80,7 +81,8 @@ class Recordings:
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            known, found = _record(function, flat, values, owned)
+            program, known, found = _record(function, flat, values, owned)
+            self.random = self.random or program.random
             if on_gpu:
                 known = replace(known, program=_graphed(known.program, values))
             self._known[form] = known
@@ -90,7 +92,7 @@ class Recordings:
 
 def _record(
     function: Callable[..., State], flat: Named, values: list[Tensor], owned: int | None
-) -> tuple[_Recording, State]:
+) -> tuple[Captured, _Recording, State]:
     """Record a function; also return what it gives, which is compared with the function's own."""
     names = [[path for path, _ in part] for part in flat]
     starts = [int(n) for n in np.cumsum([0, *map(len, names)])]
@@ -118,7 +120,8 @@ def _record(
         if not _close(one, other):
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
     # what the recording gives, also this time: a run that goes on makes it anew
-    return _Recording(program, tuple(paths)), unwalk(dict(zip(paths, found, strict=True)))
+    states = unwalk(dict(zip(paths, found, strict=True)))
+    return program, _Recording(program, tuple(paths)), states
 
 
 def _graphed(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import config
+from fedkeel.clock import Clock, shares
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
@@ -91,7 +92,7 @@ class Run:
         self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
         self._saved = time.monotonic()
-        self._saving = 0.0
+        self._clock = Clock()
 
     def execute(self, record: RunRecord, resume: bool) -> Result:
         """Make all rounds that are still to be made.
@@ -157,23 +158,25 @@ class Run:
             engine.restore(saved.arrays)
             self._table.restore(saved.arrays)
             self._rows = self._folder.keep_rows(saved.round)
+            self._clock = Clock()
             return
         if self._folder is not None:
             self._folder.keep_rows(-1)
-        started = time.perf_counter()
+        self._clock = Clock()
         test, sources = self._test(engine)
-        seconds = {"evaluate": time.perf_counter() - started}
-        self._add(RoundRecord(0, test=test, sources=sources, seconds=seconds))
+        self._clock.lap("evaluation")
+        self._add(RoundRecord(0, test=test, sources=sources, seconds=self._clock.restart()))
 
     def _round(self, engine: Engine) -> None:
         """Make one round, record it, and save where it is time to."""
-        clock = Clock()
+        clock = self._clock
+        clock.lap("records")  # of the round before
         server, number = self._server, self._server.round + 1
         lr = learning_rate(self._settings, self._world.bench, server.round)
         sizes = self._world.federation.sizes
         chosen = select(self._settings.cohort, sizes, self._settings.seed, server.round)
         message = server_message(self._prepared.plan, server, lr)
-        clock.lap("select")
+        clock.lap("sampling")
         count = len(chosen.clients)
         done = 0
 
@@ -184,6 +187,7 @@ class Run:
 
         if self._prepared.plan.surveys and count:
             message = self._ask(engine, message, chosen)
+            clock.lap("train.survey")
         trained = engine.train(message, chosen.clients, tick)
         clock.lap("train")
         result = server_round(
@@ -194,12 +198,14 @@ class Run:
             self._prepared.population,
             self._settings.seed,
             self._table.remembered(server.params, trained.replies.clients),
+            clock.lap,
         )
         self._server = result.server  # first: what fails from here on is not saved
         engine.commit(trained, result.clients)
         self._table.put(result)
         clock.lap("server")
         row = self._record(number, lr, chosen, trained, result, message)
+        clock.lap("records")
         last = number == self._settings.rounds
         evaluation = self._settings.evaluation
         if last or number % evaluation.every == 0:
@@ -208,8 +214,10 @@ class Run:
         every = evaluation.clients_every
         if last or (every and number % every == 0):
             row = replace(row, per_client=self._per_client(engine))
-        clock.lap("evaluate")
-        row = replace(row, seconds={**clock.seconds, "save": self._saving})
+        clock.lap("evaluation")
+        spent = clock.restart()
+        training = shares("train", spent.pop("train"), trained.seconds)
+        row = replace(row, seconds={**spent, **training})
         self._add(row)
         self._watcher.row(row)
         self._save(engine, due=self._settings.engine.checkpoint_seconds)
@@ -293,13 +301,11 @@ class Run:
             return
         if not self._rows or self._rows[-1].round != self._server.round:
             return
-        started = time.monotonic()
         arrays = {**packed(self._server), **engine.state(), **self._table.snapshot()}
         self._folder.save(Checkpoint(self._server.round, arrays, {"key": self._prepared.key}))
         engine.saved()
         self._table.saved()
         self._saved = time.monotonic()
-        self._saving = self._saved - started
 
     def _finish(
         self, record: RunRecord, status: Status, message: str, engine: Engine | None
@@ -318,20 +324,6 @@ class Run:
         return Result(
             record, self._rows, server.params, server.buffers, folder.path if folder else None
         )
-
-
-class Clock:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """Count the time since the last lap for `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._last
-        self._last = now
 
 
 def start(

@@ -101,8 +101,18 @@ def footprint(method: str) -> Footprint:
     return Footprint(estimate(prepared), gradients, numel(params), nbytes(dict(params)))
 
 
+def multiply_adds(prepared: Prepared) -> float:
+    """Return the multiply-adds of matrix products and convolutions in a client's round.
+
+    Returns:
+        For each example that the client processes, forward and backward; nothing else is counted.
+    """
+    with one_thread():
+        return _multiplications(prepared) / 2  # the one and the other
+
+
 def _multiplications(prepared: Prepared) -> float:
-    """Return what a client's round multiplies and adds in matrix products, for each example."""
+    """Return a client's multiplications and additions in matrix products, for each example."""
     world, job = prepared.world, Job(row=0, client=0, done=0)
     message = answered(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
     with _Counter() as counter:

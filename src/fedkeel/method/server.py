@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedkeel import tree
+from fedkeel.clock import Lap
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.compose import Plan
@@ -189,6 +190,7 @@ def server_round(
     population: Population,
     seed: int,
     remembered: Remembered | None = None,
+    lap: Lap = lambda _: None,
 ) -> Aggregated:
     """Aggregate the replies of a round.
 
@@ -204,6 +206,8 @@ def server_round(
         population: how many clients there are.
         seed: seed of the run.
         remembered: what is remembered of the clients; for methods with tables.
+        lap: hears of ``projection``, when a transform of the cohort or the aggregate ends, and of
+            ``server``, when something else does.
 
     Raises:
         TrainingError: there were replies and none of them is finite.
@@ -240,7 +244,7 @@ def server_round(
     updates = Span(replies.delta)
     if replies.summed:
         updates = Sums(replies.delta, weights=raw[keep])
-    after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort)
+    after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
     return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
@@ -251,6 +255,7 @@ def _aggregate(
     received: tuple[Replies, Span],
     rows: ByPart,
     cohort: Cohort,
+    lap: Lap,
 ) -> tuple[Server, ByPart]:
     """Run the server roles in their order; return the server, and what it remembers of clients."""
     replies, updates = received
@@ -265,11 +270,15 @@ def _aggregate(
             part=part,
         )
 
+    lap("server")
     for transform in plan.cohort_transforms:
         updates = transform.transform_cohort(updates, view(transform.name))
+    lap("projection")
     delta = plan.reduction.reduce(updates, view(plan.reduction.name))
+    lap("server")
     for part in plan.aggregate_transforms:
         delta = part.transform_aggregate(delta, updates, view(part.name))
+    lap("projection")
     optimiser = plan.server_optimiser
     params, state = optimiser.apply(server.params, delta, updates, view(optimiser.name))
     memory: ByPart = {optimiser.name: state}

@@ -15,8 +15,6 @@ from fedkeel.report.runs import Entry, Run
 from fedkeel.report.summary import TRAINING, finite
 from fedkeel.report.words import megabytes, number, percent
 
-_QUIET = ("model", TRAINING)
-
 POINTED = 60
 """Clients up to which each is drawn as a point of its own."""
 
@@ -230,14 +228,18 @@ def _rows(figure: go.Figure, number_of: int, step: float, above: float) -> None:
 
 
 def _in_order(entries: Sequence[Entry], *figures: str) -> list[str]:
-    """Return the names of all entries' parts or phases, largest first; the model leads."""
+    """Return the names of all entries' parts or phases: the model or training, then the largest."""
     total: dict[str, float] = {}
     for entry in entries:
         for figure in figures:
             for name, value in entry.group.by_name(figure).items():
                 total[name] = total.get(name, 0.0) + value
     names = [name for name, value in total.items() if value > 0]
-    return sorted(names, key=lambda name: (name not in _QUIET, -total[name], name))
+    return sorted(names, key=lambda name: (not _leads(name), -total[name], name))
+
+
+def _leads(name: str) -> bool:
+    return name == "model" or name.startswith(TRAINING)
 
 
 def _once(entry: Entry) -> float:
