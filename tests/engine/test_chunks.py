@@ -215,11 +215,11 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     train = Chunks._train
     sizes = []
 
-    def short(self: Chunks, message: Any, group: Any, kept: Any) -> list[Done]:
+    def short(self: Chunks, message: Any, group: Any, kept: Any, clock: Any) -> list[Done]:
         sizes.append(len(group.jobs))
         if len(group.jobs) > 2:
             raise torch.OutOfMemoryError("no room")
-        return train(self, message, group, kept)
+        return train(self, message, group, kept, clock)
 
     monkeypatch.setattr(Chunks, "_train", short)
     chunks = agree(ready(), 5)
