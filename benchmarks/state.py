@@ -42,12 +42,13 @@ class Meter(Silent):
         used = sum(proportional(pid) for pid in pids)
         self.most = max(self.most, used)
         self._clients.update(row.clients)
-        if row.seconds["save"] not in self.saves:
-            self.saves.append(row.seconds["save"])
+        if row.seconds["records"] not in self.saves:
+            self.saves.append(row.seconds["records"])
         if row.round % self._every and row.round != 1:
             return
         on_disk = sum(file.stat().st_size for file in (self._out / "state").glob("*"))
-        phases = ", ".join(f"{name} {row.seconds[name]:.2f}" for name in ("train", "server"))
+        train = sum(s for phase, s in row.seconds.items() if phase.startswith("train"))
+        phases = f"train {train:.2f}, server {row.seconds['server']:.2f}"
         print(
             f"round {row.round:3}: {time.perf_counter() - self._began:4.0f} s ({phases}), "
             f"{len(self._clients)} clients seen, resident {size(used)}, file {size(on_disk)}",

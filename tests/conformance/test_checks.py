@@ -211,7 +211,7 @@ def replies_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_weightless_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave clients that weigh nothing among the others."""
-    monkeypatch.setattr(server, "_raw_weights", lambda kind, replies: replies.examples + 1e-3)
+    monkeypatch.setattr(server, "raw_weights", lambda kind, examples, processed: examples + 1e-3)
 
 
 def half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

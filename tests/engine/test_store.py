@@ -342,7 +342,7 @@ def test_another_process_sees_what_is_written(
 def test_a_file_stays_on_disk_where_a_store_is_sent(tmp_path: Path) -> None:
     store = on_disk(tmp_path / "rows")
     store.put(np.arange(100), stacked(*range(100)))
-    assert len(pickle.dumps(store)) < 0.2 * 100 * ROW
+    assert len(pickle.dumps(store)) < 0.3 * 100 * ROW
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel import records
+from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
@@ -401,7 +402,7 @@ def test_a_failed_evaluation_does_not_leave_a_round_out(
     whole = start(prepared("scaffold", rounds=4))
     out = tmp_path / "run"
     ready = prepared("scaffold", rounds=4, kind=kind, workers=2)
-    engine = Workers if kind == "workers" else fk.experiment.execute.Sequential
+    engine = Workers if kind == "workers" else Sequential
     evaluate, calls = engine.evaluate, []
 
     def third_fails(self: object, *args: object) -> torch.Tensor:

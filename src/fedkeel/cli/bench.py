@@ -23,6 +23,7 @@ def bench(seconds: float = SECONDS, only: str = ONLY, as_json: bool = JSON) -> N
     chosen = workloads(only)
     machine = environment()
     peaks = [peak(cores(), seconds), *gpus(seconds)]
+    gpu = peaks[1].rate if len(peaks) > 1 else None
     found: dict[str, Any] = {"environment": machine, "peaks": [asdict(one) for one in peaks]}
     found["workloads"] = {}
     if not as_json:
@@ -32,7 +33,7 @@ def bench(seconds: float = SECONDS, only: str = ONLY, as_json: bool = JSON) -> N
             print(f"\n{work.name}: {work.words}")
             print(f"  {'engine':<36}{'clients/s':>12}{'steps/s':>12}{'of peak':>12}")
         rows = []
-        for speed in speeds(work, peaks[0].rate, seconds):
+        for speed in speeds(work, peaks[0].rate, seconds, gpu):
             rows.append(asdict(speed))
             if not as_json:
                 print(

@@ -304,6 +304,8 @@ class Engine(Settings):
         chunk: clients that a process of ``vectorised`` trains side by side, at most; 1 trains them
             one after the other by recorded steps; None measures. For ``ray`` the same, but None
             trains as ``workers`` does, with the same bits.
+        device: where ``vectorised`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
+            ``auto``: on a GPU where there is one. The server's part stays on the processor.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
@@ -317,6 +319,7 @@ class Engine(Settings):
     kind: Literal["auto", "sequential", "workers", "vectorised", "ray"] = "auto"
     workers: int | None = Field(None, ge=1)
     chunk: int | None = Field(None, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     address: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint_seconds: float = Field(20.0, ge=0.0)
@@ -327,6 +330,8 @@ class Engine(Settings):
     def _complete(self) -> Self:
         if self.address is not None and self.kind != "ray":
             raise ValueError(f"'address' is for kind 'ray', and this is kind {self.kind!r}")
+        if self.device == "cuda" and self.kind not in ("auto", "vectorised"):
+            raise ValueError(f"'cuda' is for kind 'vectorised', and this is kind {self.kind!r}")
         return self
 
 

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +21,18 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.stand import PER_ROUND, ROUNDS, Linear, Stand
+from fedkeel.engine.loop import Done, sent
 from fedkeel.engine.rounds import flat
 from fedkeel.engine.sequential import one_thread
+from fedkeel.engine.world import Job
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.experiment.execute import Result, start
 from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
-from fedkeel.method.client import client_finish, client_start, client_step, wired
-from fedkeel.method.context import ByPart, Facts
+from fedkeel.method.client import wired
 from fedkeel.method.docstring import read
+from fedkeel.method.server import Server
 from fedkeel.records import RoundRecord
-from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree, walk
 
 TOLERANCE = 1e-11
@@ -232,81 +232,39 @@ def _payload(state: State) -> int:
 
 
 def _vectorises(stand: Stand) -> str:
-    """Run the client functions under vmap, for three clients at once, and one by one."""
-    clients, server = [1, 3, 5], stand.prepared.server
-    single = [stand.reply(server, k)[0] for k in clients]
-    bench = replace(stand.bench, autograd="functional")
+    """Train clients side by side by recorded steps, and one by one; then a run of either kind."""
+    from fedkeel.engine.chunks import Chunks  # takes half a second to import
+
+    server, world = stand.prepared.server, stand.prepared.world
     message = stand.message(server)
-    planned = [stand.planned(k, 0) for k in clients]
-    passes = torch.tensor([stand.per_pass(k) for k in clients])
-    steps, width = max(map(len, planned)), max(len(b) for p in planned for b in p)
-    x, y, weight, active = _stacked(stand, clients, planned, steps, width)
-    counts = torch.tensor([len(p) for p in planned])
-    labels = torch.stack([torch.bincount(stand.everything(k).y, minlength=3) for k in clients])
-    sources = [stand.noise(message, k) for k in clients]
-    noise = _noise([[draw() for _ in range(steps)] for draw in sources])
+    jobs = [Job(row, k, 0) for row, k in enumerate((1, 3, 5))]
+    for lanes in (3, 1):
+        chunks = Chunks(world, lanes)
+        for _ in range(2):  # the second time by the recordings of the first
+            for done in chunks(message, jobs, lambda _: None):
+                found = _apart(stand, server, done)
+                if found:
+                    return f"{lanes} side by side: {found}"
+        if chunks.reasons:
+            return chunks.reasons[0]
+    result = start(stand.prepare(kind="vectorised", workers=1, chunk=2))
+    return _differ(stand.reference.params, result.params, TOLERANCE)
 
-    def client(
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        active: Tensor,
-        passes: Tensor,
-        labels: Tensor,
-        noise: Tree,
-    ) -> tuple[Tree, ByPart]:
-        whole = Batch(x.flatten(0, 1), y.flatten(), weight.flatten())
-        held, progress = client_start(bench, message, None, Facts(0, 1, labels), lambda: whole)
-        rows = torch.arange(steps * width).reshape(steps, width)
-        for s in range(steps):
-            batch = Batch(x[s], y[s], weight[s])
-            first = rows[0] + s % passes * width
-            normal = {k: t[s] for k, t in noise.items()} or None
-            progress = client_step(held, progress, batch, rows[s], first, active[s], normal)
-        return progress.params, {}
 
-    with torch.no_grad():
-        given = (x, y, weight, active, passes, labels, noise)
-        ends, _ = torch.func.vmap(client, randomness="error")(*given)
-    for i, (k, reply) in enumerate(zip(clients, single, strict=True)):
-        end = {name: t[i] for name, t in ends.items()}
-        held, progress = client_start(
-            stand.bench, message, None, stand.facts(k), partial(stand.everything, k)
-        )
-        done = client_finish(held, replace(progress, params=end), int(counts[i]))
-        found = _differ(reply.delta, done.delta, TOLERANCE)
-        if found:
-            return f"client {k}: {found}"
+def _apart(stand: Stand, server: Server, done: Done) -> str:
+    """Return how far clients are from what they reply when each trains by itself."""
+    for lane, job in enumerate(done.jobs):
+        expected = dict(walk(sent(stand.reply(server, job.client)[0])))
+        found = {path: t[lane] for path, t in walk(done.state)}
+        if found.keys() != expected.keys():
+            return f"client {job.client} replies {sorted(found.keys() ^ expected.keys())[:2]}"
+        for path, one in expected.items():
+            if one.dtype != found[path].dtype or one.shape != found[path].shape:
+                return f"client {job.client}: {path} has another form"
+            worst = float((one.double() - found[path].double()).abs().max()) if one.numel() else 0.0
+            if not worst <= TOLERANCE:
+                return f"client {job.client}: {path} differs by {worst:.1e}"
     return ""
-
-
-def _noise(drawn: list[list[Tree | None]]) -> Tree:
-    """Return [K, S, ...] random numbers by parameter, none where the method takes none."""
-    rows = [[tree_ for tree_ in steps if tree_ is not None] for steps in drawn]
-    if not rows[0]:
-        return {}
-    return {
-        k: torch.stack([torch.stack([step[k] for step in steps]) for steps in rows])
-        for k in rows[0][0]
-    }
-
-
-def _stacked(
-    stand: Stand, clients: list[int], planned: list[list[np.ndarray]], steps: int, width: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return [K, S, B, ...] inputs, [K, S, B] labels and weights, and [K, S] real steps."""
-    shape = (len(clients), steps, width)
-    x = torch.zeros(*shape, 5, dtype=torch.float64)
-    y = torch.zeros(shape, dtype=torch.int64)
-    weight = torch.zeros(shape, dtype=torch.float64)
-    weight[:, :, 0] = 1.0  # a padded step still needs something to take a mean of
-    active = torch.zeros(shape[:2], dtype=torch.bool)
-    for i, k in enumerate(clients):
-        for s, positions in enumerate(planned[i]):
-            batch = stand.batch(k, positions)
-            x[i, s, : len(positions)], y[i, s, : len(positions)] = batch.x, batch.y
-            weight[i, s, : len(positions)], active[i, s] = 1.0, True
-    return x, y, weight, active
 
 
 def _learns(stand: Stand) -> str:

@@ -79,6 +79,12 @@ class Dataset:
             return self
         return replace(self, x=self.x.to(dtype))
 
+    def on(self, device: torch.device) -> Dataset:
+        """Return the dataset with inputs and labels on a device; itself where they are there."""
+        if self.x.device == device:
+            return self
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
     def fingerprint(self) -> str:
         """Return a digest of all that training can see, 16 hexadecimal digits."""
         return self._digest
@@ -222,7 +228,7 @@ class Federation:
         """Return the row numbers of client `k`, a view."""
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
 
-    @property
+    @cached_property
     def sizes(self) -> Ints:
         """[C] number of training examples of each client."""
         return np.diff(self.offsets)

@@ -57,6 +57,7 @@ class Captured:
         graph.eliminate_dead_code()
         if rate is not None:
             _fuse_updates(graph, inputs[rate], {inputs[i] for i in owned})
+        _line_up(graph)
         _reuse(graph)
         graph.eliminate_dead_code()
         graph.lint()
@@ -278,6 +279,27 @@ def accumulate(
                 else out.baddbmm_(*parts, alpha=alpha)
             )
     return out
+
+
+# ---- layout -------------------------------------------------------------------------------------
+
+
+def _line_up(graph: fx.Graph) -> None:
+    """Lay out what flows back into a pooling as what went in; torch takes longer by itself."""
+    for node in list(graph.nodes):
+        if node.target is not aten.max_pool2d_with_indices_backward.default:
+            continue
+        back, pooled = node.args[0].meta.get("val"), node.args[1].meta.get("val")
+        if not (isinstance(back, Tensor) and isinstance(pooled, Tensor)) or pooled.ndim != 4:
+            continue
+        last = torch.channels_last
+        if pooled.is_contiguous(memory_format=last) and not back.is_contiguous(memory_format=last):
+            with graph.inserting_before(node):
+                turned = graph.call_function(
+                    aten.clone.default, (node.args[0],), {"memory_format": last}
+                )
+            turned.meta["val"] = back.contiguous(memory_format=last)
+            node.update_arg(0, turned)
 
 
 # ---- temporaries --------------------------------------------------------------------------------

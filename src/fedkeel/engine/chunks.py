@@ -36,7 +36,7 @@ from fedkeel.method.client import (
     kept,
     path,
 )
-from fedkeel.method.context import Facts, Message
+from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.rng import torch_seed
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, below, branches, map_tensors, tensors
@@ -54,26 +54,30 @@ class Chunks:
     Args:
         world: method, model, data and seed.
         lanes: clients on the leading axis, at most.
+        device: where they train.
     """
 
-    def __init__(self, world: World, lanes: int) -> None:
+    def __init__(self, world: World, lanes: int, device: str = "cpu") -> None:
         self.lanes = lanes
+        self.device = torch.device(device)
         self.recorded = True
         self.reasons: list[str] = []
         self._world = world
-        self._bench = replace(world.bench, autograd="functional")
-        self._plain = OneByOne(world)
+        self.placed = world.on(self.device)
+        self._bench = replace(self.placed.bench, autograd="functional")
+        self._plain = OneByOne(self.placed)
         self._recordings = Recordings()
-        self._examples = Examples(world.federation.data, world.bench.network.dtype)
+        self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
         self._apart = False  # whether lanes end their round one by one
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave recordings behind: another process makes its own."""
-        return Chunks, (self._world, self.lanes)
+        return Chunks, (self._world, self.lanes, str(self.device))
 
     def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
         """Train clients from a message."""
         clock = Clock()
+        message = self._placed_message(message)
         left = [Group.of(self._world, message, job) for job in jobs]
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             while left and self.recorded:
@@ -89,7 +93,27 @@ class Chunks:
                     yield from found[:-1]
                     yield replace(found[-1], seconds=clock.seconds)
                     clock = Clock()
-            yield from self._plain(message, [group.jobs[0] for group in left], kept)
+            yield from self._plain(message, [group.jobs[0] for group in left], self._placing(kept))
+
+    def _placed_message(self, message: Message) -> Message:
+        return replace(
+            message,
+            params=tensors(self._place(dict(message.params))),
+            buffers=tensors(self._place(dict(message.buffers))),
+            sent=branches(self._place(dict(message.sent))),
+        )
+
+    def _placing(self, kept: Kept) -> Kept:
+        """Return what gives clients' states on the device."""
+
+        def placed(client: int) -> ByPart | None:
+            own = kept(client)
+            return None if own is None else branches(self._place(dict(own)))
+
+        return placed
+
+    def _place(self, state: State) -> State:
+        return map_tensors(lambda t: t.to(self.device), state)
 
     def _next(self, left: list[Group]) -> tuple[Group, list[Group]]:
         """Return the clients that are trained next, side by side, and the others."""
@@ -102,9 +126,16 @@ class Chunks:
         rest = [g for g in ordered if g.widths != ordered[0].widths]
         return Group.join(alike[: self.lanes]), alike[self.lanes :] + rest
 
+    @property
+    def _pads(self) -> bool:
+        """Whether padding changes nothing: neither other examples nor random numbers see it."""
+        return not (self._bench.network.mixes_examples or self._recordings.random)
+
     def _halve(self, group: Group) -> None:
         """Use half as many lanes after memory has run out."""
         self._recordings.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         self.lanes = max(1, len(group.jobs) // 2)
         self.recorded = len(group.jobs) > 1
         found = f"chunks of {self.lanes}" if self.recorded else "steps that are not recorded"
@@ -149,7 +180,7 @@ class Chunks:
                 clock.lap("upload")
                 left = left.part(slice(live))
                 held, moving = (map_tensors(lambda t, n=live: t[:n], s) for s in (held, moving))  # type: ignore[misc]
-            batch = feed.batch(step, live, going)
+            batch = feed.batch(step, live, going, self._pads)
             clock.lap("data")
             moving = self._step(shared, held, moving, batch, rate, single)
             clock.lap("steps")
@@ -159,23 +190,24 @@ class Chunks:
 
     def _held(self, message: Message, group: Group, get: Kept) -> State:
         """Return what stays the same in each lane: what it keeps, and facts about it."""
-        own = [get(job.client) for job in group.jobs]
+        placed = self._placing(get)
+        own = [placed(job.client) for job in group.jobs]
         if any(one is None for one in own):
             fresh, _ = kept(self._bench, message, None)
             own = [fresh if one is None else one for one in own]
         about = [facts(self._world, job.client) for job in group.jobs]
-        told: list[State] = [
-            {
-                "client": torch.tensor(one.client),
-                "examples": torch.tensor(one.examples),
-                **({} if one.counts is None else {"counts": one.counts}),
-            }
-            for one in about
-        ]
-        both: list[State] = [
-            {"mine": dict(mine or {}), "facts": one} for mine, one in zip(own, told, strict=True)
-        ]
-        return both[0] if len(both) == 1 else tree.stack(both)
+        told: State = {
+            "client": torch.tensor([one.client for one in about]),
+            "examples": torch.tensor([one.examples for one in about]),
+        }
+        counts = [one.counts for one in about if one.counts is not None]
+        if counts:
+            told["counts"] = torch.stack(counts)
+        mine: list[State] = [dict(one or {}) for one in own]
+        if len(mine) == 1:
+            told = map_tensors(lambda t: t[0], told)
+        held: State = {"mine": mine[0] if len(mine) == 1 else tree.stack(mine), "facts": told}
+        return self._place(held)
 
     def _start(self, shared: State, held: State, feed: Feed | None, single: bool) -> State:
         """Begin the round of each lane; what parts prepare is added to what it holds."""
@@ -254,8 +286,8 @@ class Chunks:
     def _together(self, message: Message, group: Group, held: State, moving: State) -> State:
         """End the round of all lanes of a group."""
         lengths = [path(self._bench, count, message.lr) for count in group.steps]
-        steps = torch.tensor(group.steps)
-        unit = torch.tensor(lengths, dtype=torch.float64)
+        steps = torch.tensor(group.steps, device=self.device)
+        unit = torch.tensor(lengths, dtype=torch.float64, device=self.device)
 
         def finish(held: State, moving: State, steps: Tensor, unit: Tensor) -> State:
             client = _client(self._bench, message, held, _refuse)
@@ -283,7 +315,8 @@ class Chunks:
             return _batch(self._examples.take(federation.client(job.client)[None], None, True))
 
         client = _client(self._bench, message, held, everything)
-        client = replace(client, facts=facts(self._world, job.client))
+        about = Facts(job.client, len(federation.client(job.client)), client.facts.counts)
+        client = replace(client, facts=about)
         return _ended(client_finish(client, _progress(moving), group.steps[lane]))
 
 

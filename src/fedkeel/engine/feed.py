@@ -19,7 +19,7 @@ from fedkeel.engine.loop import noise, passes, plan
 from fedkeel.engine.world import Job, World
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
-from fedkeel.tree import State
+from fedkeel.tree import State, Tree
 
 
 @dataclass(frozen=True)
@@ -119,18 +119,20 @@ class Feed:
         pairs = zip(group.jobs, group.planned, strict=True)
         self._passes = [passes(world, job, planned) for job, planned in pairs]
         clients = [job.client for job in group.jobs]
-        self._crops = [generator(world.seed, "augment", message.round, k) for k in clients]
+        own = clients if world.augment else []
+        self._crops = [generator(world.seed, "augment", message.round, k) for k in own]
         self._noise = [noise(world, message, k) for k in clients]
 
-    def batch(self, step: int, live: int, going: int) -> State:
+    def batch(self, step: int, live: int, going: int, pads: bool) -> State:
         """Return what the first `live` lanes see in a step; the first `going` of them train.
 
         Beside the examples, where they are wanted: ``active`` [n], ``rows`` and ``first`` [n, B] as
-        `client_step` means them, and ``noise``.
+        `client_step` means them, and ``noise``. Where the model must see no padding (`pads` is
+        false), lanes have to agree in the size of their batches.
         """
         group = self._group
         positions = [one[min(step, len(one) - 1)] for one in group.planned[:live]]
-        width = self._width([len(one) for one in positions[:going]])
+        width = self._width([len(one) for one in positions[:going]], pads)
         rows, weight = self.rows(positions, width)
         out = self._examples.take(rows, weight, self._single)
         x = tree.leaf(out, "x")
@@ -139,10 +141,12 @@ class Feed:
         if self._world.augment:
             out["x"] = self._augmented(x, positions[:going], rows.shape)
         if group.used is not None:
-            out.update(self._places(step, positions, width))
+            places = self._places(step, positions, width)
+            out.update({name: t.to(x.device) for name, t in places.items()})
         drawn = [one for draw in self._noise[:live] if (one := draw()) is not None]
         if drawn:
-            out["noise"] = dict(drawn[0]) if self._single else tree.stack(drawn)
+            normal: State = dict(drawn[0]) if self._single else tree.stack(drawn)
+            out["noise"] = tree.map_tensors(lambda t: t.to(x.device), normal)
         return out
 
     def prepared(self) -> State:
@@ -169,12 +173,11 @@ class Feed:
             weight[lane, : len(real)] = 1
         return rows, weight
 
-    def _width(self, sizes: Sequence[int]) -> int:
+    def _width(self, sizes: Sequence[int], pads: bool) -> int:
         """Return how wide the batch is: one of a few widths, so that few steps are recorded."""
-        most = max(sizes)
-        if min(sizes) == most:
+        most, width = max(sizes), self._full
+        if not pads or min(sizes) == width:
             return most
-        width = self._full
         while width // 2 >= most:
             width //= 2
         return width
@@ -191,7 +194,7 @@ class Feed:
         changed = crop_flip(images, where).reshape(x.shape)
         return channels_last(changed) if self._single and self._examples.channels_last else changed
 
-    def _places(self, step: int, positions: Sequence[Ints], width: int) -> State:
+    def _places(self, step: int, positions: Sequence[Ints], width: int) -> Tree:
         """Return where the examples of a step stand among those that parts have prepared."""
         used = self._group.used or ()
         turns = [step % count for count in self._passes]

@@ -228,6 +228,10 @@ class Trainer(Protocol):
     def lanes(self) -> int:
         """Clients that are trained at once, at most."""
 
+    @property
+    def placed(self) -> World:
+        """Method, model and data where they are used, on a GPU, say."""
+
     def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
         """Train clients."""
 
@@ -240,7 +244,7 @@ class OneByOne:
     """
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.placed = world
         self.lanes = 1
 
     def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
@@ -248,7 +252,7 @@ class OneByOne:
         for job in jobs:
             clock = Clock()
             mine = kept(job.client)
-            reply, steps, seen = train_client(self.world, message, job, mine, clock=clock)
+            reply, steps, seen = train_client(self.placed, message, job, mine, clock=clock)
             state = map_tensors(lambda t: t[None], sent(reply))
             loss, finite = reply.loss[None], reply.finite[None]
             yield Done([job], state, loss, finite, [steps], [seen], clock.seconds)
@@ -319,4 +323,4 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]
-    return metrics.measure(world.bench.network, params, buffers, x, y)
+    return metrics.measure(world.bench.network, params, buffers, x, y).cpu()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.capture import Captured
+from fedkeel.engine.graphs import Graphed
 from fedkeel.tree import State, unwalk, walk
 
 MOST = 128
@@ -26,7 +27,7 @@ class NotTheSame(Exception):  # noqa: N818 - a reason to do without a recording
 class _Recording:
     """A recorded function, and the paths of the state that it returns."""
 
-    program: Captured
+    program: Callable[..., Sequence[Tensor]]
     paths: tuple[str, ...]
 
 
@@ -39,6 +40,7 @@ class Recordings:
 
     def __init__(self) -> None:
         self._known: dict[Any, _Recording] = {}
+        self.random = False  # whether one of the functions draws random numbers
 
     def clear(self) -> None:
         """Forget all."""
@@ -71,12 +73,18 @@ class Recordings:
         values = [tensor for part in flat for _, tensor in part]
         if rate is not None:
             values.append(rate)
-        form = (name, tuple((path, t.shape) for path, t in flat[varies]))
+        form: tuple[Any, ...] = (name, tuple((path, t.shape) for path, t in flat[varies]))
+        on_gpu = values[0].is_cuda
+        if on_gpu and rate is not None:
+            form = (*form, float(rate))  # a graph has it built in
         known = self._known.get(form)
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            known, found = _record(function, flat, values, owned)
+            program, known, found = _record(function, flat, values, owned)
+            self.random = self.random or program.random
+            if on_gpu:
+                known = replace(known, program=_graphed(known.program, values))
             self._known[form] = known
             return found
         return unwalk(dict(zip(known.paths, known.program(*values), strict=True)))
@@ -84,8 +92,8 @@ class Recordings:
 
 def _record(
     function: Callable[..., State], flat: Named, values: list[Tensor], owned: int | None
-) -> tuple[_Recording, State]:
-    """Record a function; also return what it gives, with which the recording is compared."""
+) -> tuple[Captured, _Recording, State]:
+    """Record a function; also return what it gives, which is compared with the function's own."""
     names = [[path for path, _ in part] for part in flat]
     starts = [int(n) for n in np.cumsum([0, *map(len, names)])]
     paths: list[str] = []
@@ -111,7 +119,21 @@ def _record(
     for name, one, other in zip(paths, expected, found, strict=True):
         if not _close(one, other):
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
-    return _Recording(program, tuple(paths)), unwalk(dict(zip(paths, expected, strict=True)))
+    # what the recording gives, also this time: a run that goes on makes it anew
+    states = unwalk(dict(zip(paths, found, strict=True)))
+    return program, _Recording(program, tuple(paths)), states
+
+
+def _graphed(
+    program: Callable[..., Sequence[Tensor]], values: Sequence[Tensor]
+) -> Callable[..., Sequence[Tensor]]:
+    """Return a recording as a graph, or as it is where the GPU's libraries cannot capture it."""
+    try:
+        return Graphed(program, values)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return program
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -163,8 +163,7 @@ class Rows:
         return {phase: float(t[heads].sum()) for phase, t in self._seconds.tensors.items()}
 
     def _heads(self, count: int) -> Tensor:
-        heads: Tensor = torch.unique(self._counts.tensors["head"][:count])
-        return heads
+        return torch.from_numpy(np.unique(self._counts.tensors["head"][:count].numpy()))
 
     # ---- carried from one process to another --------------------------------------------------
 

@@ -39,7 +39,6 @@ class Sequential:
         file: Path | None = None,
         chunks: Trainer | None = None,
     ) -> None:
-        self._world = world
         sums = chunks is not None
         self._buffers = RoundBuffers(world, spec, capacity, private, file, sums)
         self._train: Trainer = chunks or OneByOne(world)
@@ -63,7 +62,9 @@ class Sequential:
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
-        world = self._world
+        world = self._train.placed
+        like = next(iter(world.bench.network.params.values()))
+        params, buffers = ({k: t.to(like.device) for k, t in s.items()} for s in (params, buffers))
         with one_thread():
             parts = [
                 evaluate_shard(world, params, buffers, split, start)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,6 +43,16 @@ class World:
     seed: int
     augment: bool = False
     eval_batch: int = 1000
+
+    def on(self, device: torch.device) -> World:
+        """Return the world with network and data on a device."""
+        train = self.federation.data.on(device)
+        return replace(
+            self,
+            bench=replace(self.bench, network=self.bench.network.on(device)),
+            federation=replace(self.federation, data=train),
+            test=self.test.on(device),
+        )
 
 
 @dataclass(frozen=True)

@@ -189,23 +189,30 @@ def _rate(
 # ---- engines ------------------------------------------------------------------------------------
 
 
-def speeds(work: Workload, rate: float, seconds: float) -> Iterator[Speed]:
+def speeds(
+    work: Workload, rate: float, seconds: float, gpu: float | None = None
+) -> Iterator[Speed]:
     """Measure each engine on a workload, and mark or add the one that auto chooses.
 
     Args:
         work: the workload.
         rate: multiply-adds a second at the peak.
         seconds: how long each engine trains, about; it makes three rounds at least.
+        gpu: multiply-adds a second at the peak of the GPU; None where there is none.
     """
     ready = _prepared(work)
     adds = multiply_adds(ready)
     chosen = choose(ready)
-    tried = list(_engines(work.clients))
-    auto = {name: chosen[name] for name in ("kind", "workers", "chunk")}
+    tried = [{**one, "device": "cpu"} for one in _engines(work.clients)]
+    if gpu is not None:
+        one = {"kind": "vectorised", "workers": 1, "device": "cuda"}
+        tried += [{**one, "chunk": chunk} for chunk in sorted({1, work.clients})]
+    auto = {name: chosen[name] for name in ("kind", "workers", "chunk", "device")}
     if auto not in tried:
         tried.append(auto)
     for engine in tried:
-        yield _speed(ready, work, engine, adds / rate, seconds, engine == auto)
+        most = gpu if engine["device"] == "cuda" and gpu else rate
+        yield _speed(ready, work, engine, adds / most, seconds, engine == auto)
 
 
 def _engines(clients: int) -> Iterator[dict[str, Any]]:
@@ -274,4 +281,6 @@ def words(engine: dict[str, Any]) -> str:
     found = str(engine["kind"])
     if found == "vectorised":
         found += f", chunk {engine['chunk']}"
+    if engine.get("device") == "cuda":
+        found += ", GPU"
     return found + (f", {engine['workers']} processes" if engine["workers"] > 1 else "")

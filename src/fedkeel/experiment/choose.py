@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fedkeel import config
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import OneByOne, Trainer
 from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
+from fedkeel.errors import RunError
 from fedkeel.experiment.prepare import Prepared, cores, learning_rate
 from fedkeel.method.context import Message
 from fedkeel.method.server import server_message
@@ -58,22 +61,27 @@ def choose(prepared: Prepared) -> dict[str, Any]:
         "kind": asked.kind,
         "workers": workers,
         "chunk": 1,
+        "device": _device(asked),
         "dtype": asked.dtype,
         "asked": asked.kind,
     }
+    if engine["device"] == "cuda":  # one process keeps a GPU busy
+        engine.update(kind="vectorised", workers=workers if asked.workers else 1)
+        workers = engine["workers"]
     if asked.kind == "sequential":
         return {**engine, "workers": 1}
     if asked.kind == "workers":
         return engine
     if asked.kind == "ray":
         return {**engine, **_on_ray(asked, per_round)}
-    if asked.kind == "vectorised" and asked.chunk is not None:
+    if engine["kind"] == "vectorised" and asked.chunk is not None:
         return {**engine, "chunk": min(asked.chunk, per_round)}
-    found = _measured(prepared, workers)
+    found = _measured(prepared, workers, engine["device"])
     seconds = dict(found.seconds)
     exact = seconds.pop("sequential")
     best = min(seconds, key=lambda name: seconds[name], default=None)
-    if asked.kind == "vectorised" or (best is not None and seconds[best] <= GAIN * exact):
+    better = best is not None and seconds[best] <= GAIN * exact
+    if engine["kind"] == "vectorised" or better:
         engine["kind"] = "vectorised"
         engine["chunk"] = _chunk(best or "vectorised(chunk=1)")
     if asked.workers is None and min(seconds.get(best or "", exact), exact) * per_round < TINY:
@@ -84,6 +92,26 @@ def choose(prepared: Prepared) -> dict[str, Any]:
     if found.reasons:
         engine["reasons"] = found.reasons
     return engine
+
+
+def _device(asked: config.Engine) -> str:
+    """Return the device that clients train on.
+
+    Raises:
+        RunError: a GPU is asked for, and torch finds none.
+    """
+    if asked.kind not in ("auto", "vectorised") or asked.device == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked.device == "cuda":
+        raise RunError(
+            "There is no GPU that torch can use.",
+            got=f"torch {torch.__version__}",
+            expected="torch.cuda.is_available()",
+            do="install a build of torch for CUDA, or set engine.device = 'cpu'",
+        )
+    return "cpu"
 
 
 def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
@@ -101,7 +129,7 @@ def _chunk(name: str) -> int:
     return int(name.removeprefix("vectorised(chunk=").removesuffix(")"))
 
 
-def _measured(prepared: Prepared, workers: int) -> Measured:
+def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
     """Measure the engines, or look up what was found for a run like this one."""
     world, plan = prepared.world, prepared.plan
     data = world.federation.data
@@ -116,14 +144,15 @@ def _measured(prepared: Prepared, workers: int) -> Measured:
         prepared.settings.engine.model_dump_json(),
         world.augment,
         workers,
+        device,
     )
     if key not in _KNOWN:
         with one_thread(), kept():
-            _KNOWN[key] = _measure(prepared, workers)
+            _KNOWN[key] = _measure(prepared, workers, device)
     return _KNOWN[key]
 
 
-def _measure(prepared: Prepared, workers: int) -> Measured:
+def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     """Train some clients of the first round by each engine and throw them away."""
     world, per_round = prepared.world, max(prepared.population.per_round, 1)
     lr = learning_rate(prepared.settings, world.bench, 0)
@@ -137,18 +166,18 @@ def _measure(prepared: Prepared, workers: int) -> Measured:
     found.seconds["sequential"] = one
     total = one * per_round * prepared.settings.rounds
     asked = prepared.settings.engine.kind
-    if total < SHORT and asked == "auto":
+    if total < SHORT and asked == "auto" and device == "cpu":
         return found
     from fedkeel.engine.chunks import Chunks  # takes half a second to import
 
     budget = max(1.0, SHARE * total)
     began = time.perf_counter()
-    slower, chunks = 0, Chunks(world, 1)
+    slower, chunks = 0, Chunks(world, 1, device)
     for lanes in _sizes(per_round, workers):
         spent = time.perf_counter() - began
         if lanes > 1 and (spent + lanes * one > budget or slower >= 2 or not chunks.recorded):
             break
-        chunks = Chunks(world, lanes)
+        chunks = Chunks(world, lanes, device)
         some = jobs[:lanes] if lanes > 1 else jobs[:2]
         _seconds(chunks, message, some)  # records
         seconds = min(_seconds(chunks, message, some) for _ in range(2))

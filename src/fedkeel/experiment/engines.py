@@ -39,7 +39,7 @@ def make(prepared: Prepared, chosen: Mapping[str, Any], state: Path | None = Non
     if kind == "vectorised":
         from fedkeel.engine.chunks import Chunks  # takes half a second to import
 
-        chunks = Chunks(world, chosen["chunk"])
+        chunks = Chunks(world, chosen["chunk"], chosen.get("device", "cpu"))
     if kind != "workers" and count == 1:
         return Sequential(world, spec, capacity, file=file, chunks=chunks)
     return Workers(world, spec, capacity, message, count, file=file, chunks=chunks)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedkeel.engine.loop import Done, Kept, sent
-from fedkeel.engine.world import Job
+from fedkeel.engine.world import Job, World
 from fedkeel.method.client import Reply
 from fedkeel.method.context import Message
 from fedkeel.tree import map_tensors
@@ -33,13 +33,12 @@ class Arrived:
     """A `Trainer` whose clients have trained already.
 
     Args:
+        world: method, model and data.
         took: what came of each.
     """
 
-    lanes = 1
-
-    def __init__(self, took: Mapping[int, Took]) -> None:
-        self._took = took
+    def __init__(self, world: World, took: Mapping[int, Took]) -> None:
+        self.lanes, self.placed, self._took = 1, world, took
 
     def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
         """Return what has come."""

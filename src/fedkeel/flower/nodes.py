@@ -99,7 +99,7 @@ class Nodes:
         found = np.array(sorted(took), dtype=np.int64)
         final = [Job(row, k, jobs[k].done) for row, k in enumerate(found.tolist())]
         self._pending = {client: one.digest for client, one in took.items()}
-        self._buffers.run(Arrived(took), message, final, lambda count: None)
+        self._buffers.run(Arrived(self._world, took), message, final, lambda count: None)
         trained = self._buffers.gather(found)
         self._screen(trained)
         account = self._ledger.account(lost)

@@ -181,7 +181,7 @@ def client_start(
         buffers=tree.clone(buffers),
         optimiser=bench.optimiser.init(start),
         carry={part.name: part.init_carry(start, of(mine, part.name)) for part in plan.carries},
-        loss=torch.zeros((), dtype=bench.network.dtype),
+        loss=next(iter(start.values())).new_zeros(()),
     )
     return Client(bench, message, facts, mine, prepared, everything), progress
 

@@ -103,6 +103,18 @@ class Network:
         }
         self.buffers: Tree = {n: b.detach().clone() for n, b in self._train.named_buffers()}
 
+    def on(self, device: torch.device) -> Network:
+        """Return the network on a device; itself where it is there."""
+        if all(t.device == device for t in self.everything().values()):
+            return self
+        twin = copy.copy(self)
+        twin._train = copy.deepcopy(self._train).to(device)
+        twin._eval = copy.deepcopy(self._eval).to(device)
+        twin._functions = {True: Functional(twin._train), False: Functional(twin._eval)}
+        twin.params = {k: t.to(device) for k, t in self.params.items()}
+        twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
+        return twin
+
     def everything(self) -> Tree:
         """Return every parameter and buffer of the initial module, frozen ones too."""
         return {k: v.detach() for k, v in self._train.state_dict(keep_vars=True).items()}

@@ -1,0 +1,132 @@
+"""Recorded functions: what they may save, and what they may not change."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedkeel.engine.capture import Captured
+
+D = torch.float64
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def dense(w: Tensor, b: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
+    """One step of gradient descent of a linear layer."""
+
+    def loss(pair: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(F.linear(x, *pair), y)
+
+    grads = torch.func.grad(loss)((w, b))
+    return [w - lr * grads[0], b - lr * grads[1]]
+
+
+def arguments() -> list[Tensor]:
+    return [numbers(3, 5), numbers(3), numbers(4, 5), torch.tensor([0, 2, 1, 1]), torch.tensor(0.3)]
+
+
+def test_a_step_writes_over_what_it_owns_and_makes_no_gradient_of_the_weights() -> None:
+    given = arguments()
+    expected = dense(*given)
+    recorded = Captured(dense, given, rate=4, owned=frozenset({0, 1}))
+    found = recorded(*given)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
+    assert found[0].data_ptr() == given[0].data_ptr()
+    assert re.search(
+        r"accumulate\(w_1, float_1, \(\(1.0, \(t_\d+, x_1\)\),\), True\)", recorded.code
+    )
+
+
+def test_what_is_not_owned_stays() -> None:
+    given = arguments()
+    before = [t.clone() for t in given]
+    recorded = Captured(dense, given, rate=4)
+    expected = dense(*given)
+    for one, other in zip(expected, recorded(*given), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+def test_the_rate_may_change_from_call_to_call() -> None:
+    recorded = Captured(dense, arguments(), rate=4, owned=frozenset({0, 1}))
+    for rate in (0.1, 0.7):
+        given = [*arguments()[:4], torch.tensor(rate)]
+        expected = dense(*given)
+        for one, other in zip(expected, recorded(*given), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda p, q, g, lr: [p - lr * g, p],  # the old value is wanted too
+        lambda p, q, g, lr: [p - lr * q, q - lr * p],  # each needs the other's old value
+        lambda p, q, g, lr: [p - lr * (g + 0.1 * p), q],  # weight decay
+        lambda p, q, g, lr: [p - lr * (g @ q + 0.5 * (p - q)), q],  # a product and a penalty
+        lambda p, q, g, lr: [p - lr * (g @ p), q - lr * (p.T @ q)],  # products of what is owned
+        lambda p, q, g, lr: [p - lr * p, (p - lr * g).T @ q],  # one target twice
+        lambda p, q, g, lr: [(p - lr * g.T) * 2.0, q - lr * (g - g.T - 3.0 * p)],
+        lambda p, q, g, lr: [p - lr * torch.add(g, q, alpha=0.9), torch.add(g, q, alpha=0.9)],
+        lambda p, q, g, lr: [p[:2] - lr * g[:2], q - lr * g.sum(0, keepdim=True)],  # broadcast
+        lambda p, q, g, lr: [p.relu() + g.relu() * g.relu().tanh(), (g - 1.0).neg() * p + q],
+    ],
+)
+def test_the_result_is_the_functions_own(step: object) -> None:
+    """Whatever is fused or reused, for functions that would notice."""
+    given = [numbers(3, 3, seed=1), numbers(3, 3, seed=2), numbers(3, 3, seed=3), torch.tensor(0.3)]
+    expected = step(*given)
+    recorded = Captured(step, given, rate=3, owned=frozenset({0, 1}))
+    copies = [t.clone() for t in given]
+    for one, other in zip(expected, recorded(*copies), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
+    assert torch.equal(copies[2], given[2])
+
+
+def test_batch_normalisation_keeps_its_buffers() -> None:
+    def step(x: Tensor, mean: Tensor, var: Tensor) -> list[Tensor]:
+        mean, var = mean.clone(), var.clone()
+        out = F.batch_norm(x.relu(), mean, var, training=True)
+        return [out.tanh(), mean, var]
+
+    given = [numbers(6, 4), torch.zeros(4, dtype=D), torch.ones(4, dtype=D)]
+    expected = step(*given)
+    for one, other in zip(expected, Captured(step, given)(*given), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
+    assert torch.equal(given[1], torch.zeros(4, dtype=D))
+
+
+def test_pooled_images_with_channels_last() -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        return [torch.func.grad(lambda z: F.max_pool2d(z.tanh(), 2).flatten(1).pow(2).sum())(x)]
+
+    x = numbers(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(Captured(step, [x])(x)[0], step(x)[0], rtol=0, atol=1e-15)
+
+
+def test_random_numbers_are_drawn_anew_and_known() -> None:
+    def drop(x: Tensor) -> list[Tensor]:
+        return [F.dropout(x, 0.5)]
+
+    x = torch.ones(1000, dtype=D)
+    recorded = Captured(drop, [x])
+    assert recorded.random
+    assert not Captured(lambda x: [x + 1], [x]).random
+    torch.manual_seed(3)
+    expected = [drop(x)[0], drop(x)[0]]
+    torch.manual_seed(3)
+    found = [recorded(x)[0], recorded(x)[0]]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert not torch.equal(*found)
+
+
+def test_a_function_that_branches_on_values_cannot_be_recorded() -> None:
+    with pytest.raises(Exception, match="guard"):
+        Captured(lambda x: [x if x.sum() > 0 else -x], [numbers(3)])

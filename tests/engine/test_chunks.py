@@ -1,0 +1,305 @@
+"""The vectorised engine against the sequential one: whatever the model, the data and the chunk."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.engine.capture import Captured
+from fedkeel.engine.chunks import Chunks
+from fedkeel.engine.loop import Done, OneByOne
+from fedkeel.engine.recordings import Recordings
+from fedkeel.engine.world import Job
+from fedkeel.errors import TrainingError
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.method.server import server_message
+from fedkeel.tree import below, branches, map_tensors, walk
+
+RAGGED = (9, 4, 13, 6, 1)
+ALIKE = (6, 6, 6, 6, 9)
+
+
+def images(sizes: tuple[int, ...]) -> fk.Federation:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(sizes), 3, 8, 8, generator=random, dtype=torch.float64)
+    y = torch.randint(0, 4, (sum(sizes),), generator=random)
+    ends = np.cumsum(sizes)
+    return fk.federation(
+        fk.dataset(x, y, classes=4),
+        [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)],
+    )
+
+
+def net(*middle: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        *middle,
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+        nn.Tanh(),
+        nn.Linear(5, 4),
+    )
+
+
+def ready(
+    model: Callable[[], nn.Module] | None = None,
+    sizes: tuple[int, ...] = RAGGED,
+    method: str = "fedavg",
+    buffers: str = "refuse",
+    augment: bool = False,
+    engine: dict[str, Any] | None = None,
+    **local: Any,
+) -> Prepared:
+    federation = images(sizes)
+    test = fk.Dataset(federation.data.x[:8], federation.data.y[:8], 4)
+    settings = config.Run(
+        method=method,
+        rounds=3,
+        local=fk.Local(**{"lr": 0.1, "epochs": 2, "batch_size": 4, **local}),
+        cohort=fk.Cohort(clients=len(sizes)),
+        engine=fk.Engine(**{"dtype": "float64", "kind": "sequential", **(engine or {})}),
+    )
+    task = fk.Task(model or net(), buffers=buffers)
+    return prepare(settings, Ingredients(task, lambda _: federation, test, "net", augment))
+
+
+def trained(train: Any, p: Prepared) -> dict[int, dict[str, Tensor]]:
+    """What each client replies, by path, with its counts."""
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.world.federation)))]
+    found: dict[int, dict[str, Tensor]] = {}
+    done: Done
+    for done in train(message, jobs, lambda _: None):
+        flat = dict(walk(done.state))
+        for lane, job in enumerate(done.jobs):
+            counts = {"loss": done.loss[lane], "finite": done.finite[lane]}
+            counts["steps"] = torch.tensor([done.steps[lane], done.seen[lane]])
+            found[job.client] = {path: t[lane].clone() for path, t in flat.items()} | counts
+    return found
+
+
+def agree(p: Prepared, lanes: int) -> Chunks:
+    """Check that side by side is as one by one, also by recordings; return what trained."""
+    expected, chunks = trained(OneByOne(p.world), p), Chunks(p.world, lanes)
+    for _ in range(2):
+        found = trained(chunks, p)
+        assert found.keys() == expected.keys()
+        for k, reply in expected.items():
+            assert found[k].keys() == reply.keys()
+            for path, one in reply.items():
+                torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
+    return chunks
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": True},
+        {"epochs": None, "steps": 3},
+        {"epochs": None, "steps": 5, "sampling": "random"},
+        {"batch_size": "all"},
+        {"augment": True},
+        {"method": "fedprox(mu=0.1)+gcfed"},
+        {"method": "scaffold"},
+        {"method": "fedreg", "epochs": 1},
+        {"method": "dpsgd"},
+        {"model": net(nn.GroupNorm(2, 4))},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "local"},
+    ],
+    ids=str,
+)
+def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> None:
+    chunks = agree(ready(**given), lanes)
+    assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
+
+
+def test_batch_normalisation_is_not_padded() -> None:
+    """Clients whose batches differ in size are not joined, because examples see each other."""
+    p = ready(net(nn.BatchNorm2d(4)), ALIKE, buffers="average")
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(k, k, 0) for k in range(5)]
+    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
+    assert sorted(sorted(job.client for job in one.jobs) for one in done) == [[0, 1, 2, 3], [4]]
+
+
+def test_dropout_draws_what_each_client_would_draw_by_itself() -> None:
+    chunks = agree(ready(net(nn.Dropout(0.3))), 3)
+    assert chunks.lanes == 1
+    assert chunks.recorded
+    assert "draws random numbers" in chunks.reasons[0]
+
+
+class Branches(nn.Module):
+    """A model whose Python depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fc(x.flatten(1))
+        return out if out.sum() > 0 else 2 * out
+
+
+class OutOfTorch(Branches):
+    """A model that computes in NumPy, which no recording sees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.flatten(1)) * float(np.abs(x.detach().numpy()).mean())
+
+
+class Views(Branches):
+    """A model that wants images laid out as usual."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.view(len(x), -1))
+
+
+@pytest.mark.parametrize("model", [Branches, OutOfTorch])
+def test_what_cannot_be_recorded_is_trained_all_the_same(model: type[nn.Module]) -> None:
+    chunks = agree(ready(model), 3)
+    assert not chunks.recorded
+    assert len(chunks.reasons) == 2
+    assert chunks.reasons[0].startswith("clients are not trained side by side: ")
+    assert chunks.reasons[1].startswith("steps are not recorded: ")
+
+
+def test_a_model_that_wants_the_usual_layout_gets_it() -> None:
+    chunks = agree(ready(Views), 1)
+    assert chunks.recorded
+    assert chunks.reasons == []
+
+
+class Fails(Branches):
+    """A model that fails on one client's examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and len(x) == 1:
+            raise ValueError("one example is not enough")
+        return self.fc(x.flatten(1))
+
+
+def test_a_models_own_error_names_the_client() -> None:
+    with pytest.raises(TrainingError, match="client 4, step 1"):
+        trained(Chunks(ready(Fails, batch_size="all").world, 2), ready(Fails, batch_size="all"))
+
+
+def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each recording is compared with the step it was made of."""
+
+    class Off(Captured):
+        def __call__(self, *given: Tensor) -> list[Tensor]:
+            return [t * 1.001 if t.is_floating_point() else t for t in super().__call__(*given)]
+
+    monkeypatch.setattr("fedkeel.engine.recordings.Captured", Off)
+    chunks = agree(ready(), 1)
+    assert not chunks.recorded
+    assert "gives another" in chunks.reasons[0]
+
+
+def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Chunks._train
+    sizes = []
+
+    def short(self: Chunks, message: Any, group: Any, kept: Any, clock: Any) -> list[Done]:
+        sizes.append(len(group.jobs))
+        if len(group.jobs) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return train(self, message, group, kept, clock)
+
+    monkeypatch.setattr(Chunks, "_train", short)
+    chunks = agree(ready(), 5)
+    assert sizes[:2] == [5, 2]
+    assert chunks.lanes == 2
+    assert chunks.recorded
+    assert chunks.reasons == ["chunks of 2: more does not fit into memory"]
+
+
+def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
+    p = ready(lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)))
+    chunks = agree(p, 2)
+    again = pickle.loads(pickle.dumps(chunks))
+    expected, found = trained(chunks, p), trained(again, p)
+    assert all(
+        torch.equal(found[k][path], t) for k, reply in expected.items() for path, t in reply.items()
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fednova", "gcfed", "fedgh", "feddyn", "fedadam"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers: int) -> None:
+    expected = start(ready(method=method))
+    engine = {"kind": "vectorised", "workers": workers, "chunk": 2}
+    found = start(ready(method=method, engine=engine))
+    for name, one in expected.params.items():
+        torch.testing.assert_close(found.params[name], one, rtol=0, atol=1e-12)
+    for a, b in zip(expected.rows, found.rows, strict=True):
+        same = [(row.clients, row.steps, row.examples, row.bytes_up) for row in (a, b)]
+        assert same[0] == same[1]
+        assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"momentum": 0.9, "augment": True},
+        {"method": "scaffold"},
+        {"method": "fedreg", "epochs": 1},
+        {"method": "dpsgd"},
+        {"method": "fedlc+gcfed"},
+        {"method": "moon"},
+        {"method": "fednova+gradma.w"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+    ],
+    ids=str,
+)
+def test_nothing_of_a_round_is_left_on_another_device(
+    given: dict[str, Any], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that is not there: tensors without numbers, which know where they would be."""
+    monkeypatch.setattr(
+        Recordings,
+        "run",
+        lambda self, name, function, states, **more: function(*states, *rates(more)),
+    )
+    p = ready(**given)
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
+    chunks = Chunks(p.world, lanes, "meta")
+    done = list(chunks(message, jobs, lambda _: None))
+    mine = {job.client: branches(below(one.state, "mine")) for one in done for job in one.jobs}
+    own = branches(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), mine[0]))
+    done += chunks(message, jobs, lambda _: own or None)
+    assert chunks.reasons == []
+    assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}
+
+
+def rates(more: dict[str, Any]) -> list[Tensor]:
+    return [more["rate"]] if "rate" in more else []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_single_precision(method: str) -> None:
+    """The type that runs have by default: counts are kept in others."""
+    runs = [
+        start(ready(method=method, engine={"dtype": "float32", **engine}))
+        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 3})
+    ]
+    for name, one in runs[0].params.items():
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-5)
