@@ -90,6 +90,13 @@ def test_the_result_is_the_functions_own(step: object) -> None:
     assert torch.equal(copies[2], given[2])
 
 
+def test_a_tensor_that_is_given_twice_stays_two_arguments() -> None:
+    """As a client's last model is the received one when it takes part for the first time."""
+    x = numbers(3)
+    recorded = Captured(lambda a, b: [a - 2.0 * b], [x, x])
+    assert torch.equal(recorded(x, 3.0 * x)[0], x - 6.0 * x)
+
+
 def test_batch_normalisation_keeps_its_buffers() -> None:
     def step(x: Tensor, mean: Tensor, var: Tensor) -> list[Tensor]:
         mean, var = mean.clone(), var.clone()

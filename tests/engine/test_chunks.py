@@ -293,6 +293,17 @@ def rates(more: dict[str, Any]) -> list[Tensor]:
     return [more["rate"]] if "rate" in more else []
 
 
+@pytest.mark.parametrize("method", ["moon", "feddyn+gradma.w"])
+def test_what_clients_keep_is_used_in_later_rounds(method: str) -> None:
+    """One lane: in their first round, what clients keep is what they have received."""
+    runs = [
+        start(ready(method=method, engine=engine))
+        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 1})
+    ]
+    for name, one in runs[0].params.items():
+        torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_single_precision(method: str) -> None:
     """The type that runs have by default: counts are kept in others."""

@@ -47,8 +47,13 @@ class Captured:
         rate: int | None = None,
         owned: frozenset[int] = frozenset(),
     ) -> None:
+        seen: set[int] = set()
+        apart = []  # a tensor that is given twice would be recorded as one
+        for tensor in example:
+            apart.append(tensor.clone() if id(tensor) in seen else tensor)
+            seen.add(id(tensor))
         with torch.no_grad():
-            module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
+            module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
         graph = module.graph
         self.random = any(_is_random(node) for node in graph.nodes)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
