@@ -120,7 +120,7 @@ def agree(p: Prepared, lanes: int) -> Chunks:
         {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
         {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "local"},
     ],
-    ids=str,
+    ids=lambda given: "+".join(given) or "plain",
 )
 def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> None:
     chunks = agree(ready(**given), lanes)
@@ -266,7 +266,7 @@ def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers
         {"method": "fednova+gradma.w"},
         {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
     ],
-    ids=str,
+    ids=lambda given: "+".join(given) or "plain",
 )
 def test_nothing_of_a_round_is_left_on_another_device(
     given: dict[str, Any], lanes: int, monkeypatch: pytest.MonkeyPatch

@@ -72,7 +72,7 @@ def local(**more: object) -> fk.Local:
         {"clients": federation().hold_out(0.3, seed=0)},
         {"test": held(61)},
     ],
-    ids=str,
+    ids=lambda given: "+".join(given),
 )
 def test_the_key_changes_with_what_decides_numbers(change: dict[str, object]) -> None:
     method = str(change.pop("method", "fedavg"))
@@ -89,7 +89,7 @@ def test_the_key_changes_with_what_decides_numbers(change: dict[str, object]) ->
         {"name": "another"},
         {"method": "fedavg+fedavg"},
     ],
-    ids=str,
+    ids=lambda given: "+".join(given),
 )
 def test_the_key_does_not_change_with_anything_else(change: dict[str, object]) -> None:
     method = str(change.pop("method", "fedavg"))
