@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test format clean
+.PHONY: demo test test-flower format clean
 
 demo: $(READY)
 	$(BIN)/fedkeel compare --preset digits --out runs/digits
@@ -14,6 +14,9 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-flower: $(READY)
+	$(BIN)/python -m pytest -m processes tests/flower
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

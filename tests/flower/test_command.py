@@ -12,6 +12,8 @@ from commands import call, experiment, shell
 from fedkeel.config import load
 from fedkeel.records import RunFolder
 
+pytestmark = pytest.mark.processes
+
 HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals"
 
 

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from bad import app as make
 
+pytestmark = pytest.mark.processes
+
 app = make(Path(__file__).with_name("experiment.toml"))
 """
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from commands import rows
 from fedkeel.config import load
@@ -18,6 +19,8 @@ from fedkeel.flower.processes import Federation
 from fedkeel.method.server import Server
 from fedkeel.records import RunFolder
 from toys import eventually
+
+pytestmark = pytest.mark.processes
 
 DOZEN = [
     "scaffold+gcfed+momentum",

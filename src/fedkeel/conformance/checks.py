@@ -39,6 +39,15 @@ TOLERANCE = 1e-11
 """Largest difference where two ways of computing may round differently, in float64."""
 
 
+BESIDE = 1e-9
+"""The same for one round of clients that train side by side by recorded steps: their rounding is
+within 1e-12 for most methods, and FedReg divides by squared slopes that may be small."""
+
+GROWN = 1e-7
+"""The same after several rounds: constraints that just hold or just do not, as FedGC's, turn the
+last digit of one round into more in the next."""
+
+
 class ConformanceError(FedkeelError):
     """A method does not do what every method has to do."""
 
@@ -248,7 +257,7 @@ def _vectorises(stand: Stand) -> str:
         if chunks.reasons:
             return chunks.reasons[0]
     result = start(stand.prepare(kind="vectorised", workers=1, chunk=2))
-    return _differ(stand.reference.params, result.params, TOLERANCE)
+    return _differ(stand.reference.params, result.params, GROWN)
 
 
 def _apart(stand: Stand, server: Server, done: Done) -> str:
@@ -262,7 +271,7 @@ def _apart(stand: Stand, server: Server, done: Done) -> str:
             if one.dtype != found[path].dtype or one.shape != found[path].shape:
                 return f"client {job.client}: {path} has another form"
             worst = float((one.double() - found[path].double()).abs().max()) if one.numel() else 0.0
-            if not worst <= TOLERANCE:
+            if not worst <= BESIDE:
                 return f"client {job.client}: {path} differs by {worst:.1e}"
     return ""
 
