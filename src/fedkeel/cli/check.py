@@ -16,13 +16,15 @@ def check(
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
     from dataclasses import asdict
 
+    from fedkeel.experiment.choose import choose
     from fedkeel.experiment.manifest import describe_run
     from fedkeel.experiment.prepare import check_disk, estimate, gather, prepare, size
 
     chosen = experiment(path, preset, settings)
     prepared = prepare(chosen, gather(chosen))
     check_disk(prepared, Path("runs") / chosen.name)
-    record, needs = describe_run(prepared), estimate(prepared)
+    record = describe_run(prepared, choose(prepared, measure=False))
+    needs = estimate(prepared)
     rounds, per_round = chosen.rounds, prepared.population.per_round
     total = (sum(needs.down.values()) + sum(needs.up.values())) * rounds * per_round
     if as_json:

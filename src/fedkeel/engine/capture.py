@@ -173,8 +173,7 @@ def _fuse_updates(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
         scaled = _update_of(node, rate)
         if scaled is None:
             continue
-        target = node.args[0]
-        assert isinstance(target, fx.Node)
+        target = node.all_input_nodes[0]
         terms = _terms(scaled, 1.0, owned)
         if _form(target) != _form(node) or any(_form(node) != _term_form(t, node) for t in terms):
             continue
@@ -212,7 +211,7 @@ def _update_of(node: fx.Node, rate: fx.Node) -> fx.Node | None:
     if not isinstance(scaled, fx.Node) or scaled.target is not aten.mul.Tensor:
         return None
     pair = list(scaled.args)
-    if rate not in pair or len(scaled.users) > 1:
+    if rate not in pair or len(scaled.users) > 1 or not isinstance(node.args[0], fx.Node):
         return None
     pair.remove(rate)
     return pair[0] if isinstance(pair[0], fx.Node) and pair[0] is not rate else None

@@ -53,8 +53,13 @@ _KNOWN: dict[Any, Measured] = {}
 """What has been measured in this process: a comparison's seeds run on the same engine."""
 
 
-def choose(prepared: Prepared) -> dict[str, Any]:
-    """Return the engine of a run: ``kind``, ``workers``, ``chunk``, and what was measured."""
+def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
+    """Return the engine of a run: ``kind``, ``workers``, ``chunk``, and what was measured.
+
+    Args:
+        prepared: the run.
+        measure: whether clients may be trained to find out; otherwise what was asked for stays.
+    """
     asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
     workers = min(asked.workers or cores(), per_round)
     engine: dict[str, Any] = {
@@ -76,6 +81,8 @@ def choose(prepared: Prepared) -> dict[str, Any]:
         return {**engine, **_on_ray(asked, per_round)}
     if engine["kind"] == "vectorised" and asked.chunk is not None:
         return {**engine, "chunk": min(asked.chunk, per_round)}
+    if not measure:
+        return engine
     found = _measured(prepared, workers, engine["device"])
     seconds = dict(found.seconds)
     exact = seconds.pop("sequential")

@@ -213,5 +213,6 @@ def _numpy(dtype: torch.dtype) -> np.dtype[np.generic]:
 def _plain(value: object) -> int | float | str | list[int] | list[str]:
     if isinstance(value, tuple):
         return list(value)
-    assert isinstance(value, (int, float, str))
+    if not isinstance(value, (int, float, str)):
+        raise TypeError(f"a field of a head is a {type(value).__name__}")
     return value
