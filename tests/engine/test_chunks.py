@@ -16,7 +16,7 @@ from fedkeel import config
 from fedkeel.engine.capture import Captured
 from fedkeel.engine.chunks import Chunks
 from fedkeel.engine.loop import Done, OneByOne
-from fedkeel.engine.recordings import Recordings
+from fedkeel.engine.recordings import Flat, Recordings
 from fedkeel.engine.world import Job
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import start
@@ -127,6 +127,85 @@ def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> Non
     assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
 
 
+SHORT = (8, 8, 8, 8, 8)
+
+
+def wide() -> nn.Module:
+    """Its first layer is so large that two steps of four examples change it little."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sizes": (8, 8, 7, 8, 7)},
+        {"momentum": 0.9},
+        {"augment": True},
+        {"method": "fedprox(mu=0.1)+gcfed"},
+        {"method": "scaffold"},
+        {"method": "fedreg"},
+        {"method": "dpsgd"},
+        {"method": "fedgc"},
+        {"model": net(nn.Dropout(0.3))},
+    ],
+    ids=lambda given: "+".join(given) or "plain",
+)
+def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int) -> None:
+    p = ready(**{"model": wide, "sizes": SHORT, "epochs": 1, **given})
+    chunks = agree(p, lanes)
+    assert chunks._short == ("model" not in given or lanes == 1)
+    names = {name for name, *_ in chunks._lanes.recordings._known}
+    assert not chunks._short or names == {"round"}
+
+
+def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
+    """The weighted sum of all updates, as `Rows` adds them up."""
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.world.federation)))]
+    out: dict[str, Tensor] = {}
+    for done in train(message, jobs, lambda _: None, True):
+        weights = torch.from_numpy(p.world.raw_weights(done.jobs, done.seen))
+        rows = torch.ones(1, dtype=torch.float64) if done.added else weights
+        for path, t in walk(below(done.state, "delta")):
+            one = torch.tensordot(rows, t, 1)
+            out[path] = out[path] + one if path in out else one
+    return out
+
+
+@pytest.mark.parametrize("lanes", [2, 5])
+def test_lanes_may_be_added_up_without_ever_being_made(lanes: int) -> None:
+    p = ready(wide, SHORT, epochs=1)
+    chunks = Chunks(p.world, lanes)
+    expected = total(Chunks(ready(wide, SHORT, epochs=1).world, 1), p)
+    for _ in range(2):
+        found = total(chunks, p)
+        assert found.keys() == expected.keys()
+        for path, one in expected.items():
+            torch.testing.assert_close(found[path], one, rtol=0, atol=1e-12, msg=path)
+    (recording,) = [
+        one
+        for (name, *_), one in chunks._lanes.recordings._known.items()
+        if name == "round, added up" and chunks.lanes == lanes
+    ][:1]
+    code = recording.program.code
+    assert code.count("factors_times(") == 1  # the second step; its input needs no gradient
+    assert code.count("factors_added(") == code.count("factors_entries(") == 1
+
+
+def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk() -> None:
+    results = []
+    for kind in ("sequential", "vectorised"):
+        p = ready(wide, SHORT, epochs=1, engine={"kind": kind, "workers": 1, "chunk": 5})
+        p.world.federation.data.x[p.world.federation.client(2)] = float("nan")
+        results.append(start(p))
+    for one, other in zip(results[0].rows[1:], results[1].rows[1:], strict=True):
+        assert one.excluded == other.excluded == [2]
+    for path, t in results[0].params.items():
+        torch.testing.assert_close(results[1].params[path], t, rtol=0, atol=1e-12, msg=path)
+
+
 def test_batch_normalisation_is_not_padded() -> None:
     """Clients whose batches differ in size are not joined, because examples see each other."""
     p = ready(net(nn.BatchNorm2d(4)), ALIKE, buffers="average")
@@ -215,11 +294,11 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     train = Chunks._train
     sizes = []
 
-    def short(self: Chunks, message: Any, group: Any, kept: Any, clock: Any) -> list[Done]:
+    def short(self: Chunks, message: Any, group: Any, *others: Any) -> list[Done]:
         sizes.append(len(group.jobs))
         if len(group.jobs) > 2:
             raise torch.OutOfMemoryError("no room")
-        return train(self, message, group, kept, clock)
+        return train(self, message, group, *others)
 
     monkeypatch.setattr(Chunks, "_train", short)
     chunks = agree(ready(), 5)
@@ -275,7 +354,9 @@ def test_nothing_of_a_round_is_left_on_another_device(
     monkeypatch.setattr(
         Recordings,
         "run",
-        lambda self, name, function, states, **more: function(*states, *rates(more)),
+        lambda self, name, function, given, **more: Flat.of(
+            function(*(flat.state for flat in given), *rates(more))
+        ),
     )
     p = ready(**given)
     message = server_message(p.plan, p.server, 0.1)

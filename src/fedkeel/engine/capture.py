@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedkeel.engine.factors import factor
+
 Flat = Sequence[Tensor]
 Function = Callable[..., Sequence[Tensor]]
 """Tensors -> tensors."""
@@ -59,11 +61,15 @@ class Captured:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
         _skip_idle(graph)
+        _fold(module)
+        _share(graph)
         graph.eliminate_dead_code()
         if rate is not None:
             _fuse_updates(graph, inputs[rate], {inputs[i] for i in owned})
+            factor(graph, accumulate)
+            graph.eliminate_dead_code()
         _line_up(graph)
-        _reuse(graph)
+        _reuse(graph, {inputs[i] for i in owned})
         graph.eliminate_dead_code()
         graph.lint()
         module.recompile()
@@ -156,6 +162,71 @@ def _turns(node: fx.Node) -> bool:
     return node.target in (aten.t.default, aten.transpose.int)
 
 
+# ---- what need not be worked out again -----------------------------------------------------------
+
+_SMALL = 1 << 16
+"""Entries of a constant that is kept, at most."""
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Work out once what depends on the arguments' forms alone."""
+    graph = module.graph
+    known: dict[fx.Node, Tensor] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or _schema(node) is None or not isinstance(value, Tensor):
+            continue
+        if _is_random(node) or _mutates(node) or value.numel() > _SMALL:
+            continue
+        if node.target in _BLANK:
+            given = node.args[0].meta["val"]
+            like = torch.empty_strided(
+                given.shape, given.stride(), dtype=given.dtype, device=given.device
+            )
+            known[node] = node.target(like, *node.args[1:], **node.kwargs)
+        elif all(one in known for one in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    output = next(node for node in graph.nodes if node.op == "output")
+    for number, (node, constant) in enumerate(known.items()):
+        if all(user in known for user in node.users):
+            continue
+        name = f"constant_{number}"
+        module.register_buffer(name, constant.contiguous())
+        with graph.inserting_before(node):
+            kept = graph.get_attr(name)
+            kept.meta["val"] = node.meta["val"].contiguous()
+            # what is returned may be written over by whoever gets it
+            own = graph.call_function(aten.clone.default, (kept,)) if output in node.users else kept
+            own.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(own)
+
+
+_BLANK = {
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+}
+"""Operations that look at a tensor's form, not at its numbers."""
+
+
+def _share(graph: fx.Graph) -> None:
+    """Do once what is done twice to the same arguments."""
+    if any(_mutates(node) for node in graph.nodes):
+        return
+    known: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or _is_random(node):
+            continue
+        first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
 # ---- updates ------------------------------------------------------------------------------------
 
 Term = tuple[float, tuple[fx.Node, ...]]
@@ -175,10 +246,11 @@ def _fuse_updates(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
             continue
         target = node.all_input_nodes[0]
         terms = _terms(scaled, 1.0, owned)
-        if _form(target) != _form(node) or any(_form(node) != _term_form(t, node) for t in terms):
+        if not _fits(target, node) or any(_form(node) != _term_form(t, node) for t in terms):
             continue
         in_place = (
             target in owned
+            and _form(target) == _form(node)
             and target not in returned
             and last[target] <= order[node]
             and not any(_base(one) is target for _, parts in terms for one in parts)
@@ -192,6 +264,16 @@ def _fuse_updates(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
         node.replace_all_uses_with(fused)
         graph.erase_node(node)
         order[fused] = order[node]
+        last[fused] = last.get(node, -1)
+        owned.add(fused)
+
+
+def _fits(target: fx.Node, result: fx.Node) -> bool:
+    """Return whether a target has a result's form, or is the same for all lanes of it."""
+    one, other = _form(target), _form(result)
+    if one is None or other is None or one == other:
+        return one == other is not None
+    return bool(one[0] == other[0][1:] and one[2] == other[2])
 
 
 def _last_uses(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[fx.Node, int]:
@@ -267,12 +349,12 @@ def accumulate(
         in_place: whether the target itself becomes the result.
     """
     out = target
-    for number, (factor, parts) in enumerate(terms):
-        alpha = -rate * factor
+    for number, (scale, parts) in enumerate(terms):
+        alpha = -rate * scale
         fresh = number == 0 and not in_place
         if len(parts) == 1:
             out = torch.add(out, parts[0], alpha=alpha) if fresh else out.add_(*parts, alpha=alpha)
-        elif out.ndim == 2:
+        elif parts[0].ndim == 2:
             out = (
                 torch.addmm(out, *parts, alpha=alpha) if fresh else out.addmm_(*parts, alpha=alpha)
             )
@@ -323,13 +405,15 @@ _IN_PLACE = {
 """Operations that may write their result over their first argument."""
 
 
-def _reuse(graph: fx.Graph) -> None:
-    """Write a result over its first argument where that is a temporary nobody else looks at."""
+def _reuse(graph: fx.Graph, owned: set[fx.Node]) -> None:
+    """Write a result over its first argument where nobody else looks at that."""
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _IN_PLACE:
             continue
         source = node.args[0]
-        if not isinstance(source, fx.Node) or source.op != "call_function":
+        if not isinstance(source, fx.Node):
+            continue
+        if source.op != "call_function" and source not in owned:
             continue
         if _is_view(source) or source.target is accumulate or len(source.users) > 1:
             continue

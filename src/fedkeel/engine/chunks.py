@@ -11,39 +11,28 @@ fills the machine, and a recorded step saves the rest.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.clock import Clock
+from fedkeel.data import batches
 from fedkeel.engine.feed import Examples, Feed, Group
-from fedkeel.engine.loop import Done, Kept, OneByOne, facts, seed, sent
-from fedkeel.engine.recordings import Recordings
+from fedkeel.engine.lanes import Common, Lanes
+from fedkeel.engine.loop import Done, Kept, OneByOne, facts, seed
+from fedkeel.engine.recordings import Flat
 from fedkeel.engine.world import Job, World
-from fedkeel.method.client import (
-    Bench,
-    Client,
-    Progress,
-    Reply,
-    client_finish,
-    client_start,
-    client_step,
-    kept,
-    path,
-)
+from fedkeel.method.client import kept, path
 from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.rng import torch_seed
-from fedkeel.task.network import Batch
-from fedkeel.tree import State, below, branches, map_tensors, tensors
+from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors
 
-
-class _WantsAll(Exception):  # noqa: N818 - never leaves this module
-    """A part asks for all examples of a client, which are not laid out in lanes."""
+SHORT = 8
+"""Steps of a round that is recorded as a whole, at most."""
 
 
 class Chunks:
@@ -66,15 +55,17 @@ class Chunks:
         self.placed = world.on(self.device)
         self._bench = replace(self.placed.bench, autograd="functional")
         self._plain = OneByOne(self.placed)
-        self._recordings = Recordings()
+        self._lanes = Lanes(self._bench)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
-        self._apart = False  # whether lanes end their round one by one
+        self._short = _short(world)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave recordings behind: another process makes its own."""
         return Chunks, (self._world, self.lanes, str(self.device))
 
-    def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
+    def __call__(
+        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+    ) -> Iterator[Done]:
         """Train clients from a message."""
         clock = Clock()
         message = self._placed_message(message)
@@ -83,7 +74,7 @@ class Chunks:
             while left and self.recorded:
                 group, rest = self._next(left)
                 try:
-                    found = self._train(message, group, kept, clock)
+                    found = self._train(message, group, kept, clock, sums)
                 except torch.OutOfMemoryError:
                     self._halve(group)
                 except Exception as error:  # whatever a module may do that cannot be recorded
@@ -129,11 +120,11 @@ class Chunks:
     @property
     def _pads(self) -> bool:
         """Whether padding changes nothing: neither other examples nor random numbers see it."""
-        return not (self._bench.network.mixes_examples or self._recordings.random)
+        return not (self._bench.network.mixes_examples or self._lanes.recordings.random)
 
     def _halve(self, group: Group) -> None:
         """Use half as many lanes after memory has run out."""
-        self._recordings.clear()
+        self._lanes.recordings.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.lanes = max(1, len(group.jobs) // 2)
@@ -157,38 +148,78 @@ class Chunks:
 
     # ---- one group ------------------------------------------------------------------------------
 
-    def _train(self, message: Message, group: Group, kept: Kept, clock: Clock) -> list[Done]:
+    def _train(
+        self, message: Message, group: Group, kept: Kept, clock: Clock, sums: bool
+    ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
-        single = len(group.jobs) == 1
-        if single:
-            client = group.jobs[0].client
-            seed(torch_seed(self._world.seed, "torch", message.round, client))
-        feed = Feed(self._world, self._examples, message, group)
-        clock.lap("data")
-        shared, rate = _shared(message), torch.tensor(message.lr, dtype=torch.float64)
+        common = Common.of(message, len(group.jobs) == 1)
         held = self._held(message, group, kept)
-        moving = self._start(shared, held, feed if group.used else None, single)
+        if self._short and len(set(group.steps)) == 1:
+            done = self._at_once(common, group, held, clock, sums)
+            if done is not None:
+                return [done]
+        return self._by_steps(common, group, held, clock)
+
+    def _feed(self, common: Common, group: Group) -> Feed:
+        """Return what the lanes see, with all random numbers of their rounds yet to be drawn."""
+        if common.single:
+            client = group.jobs[0].client
+            seed(torch_seed(self._world.seed, "torch", common.message.round, client))
+        return Feed(self._world, self._examples, common.message, group)
+
+    def _at_once(
+        self, common: Common, group: Group, held: Flat, clock: Clock, sums: bool
+    ) -> Done | None:
+        """Train lanes of short rounds of equal length; None where that cannot be."""
+        feed = self._feed(common, group)
+        live, weights = len(group.jobs), None
+        if sums:
+            weights = torch.from_numpy(self._world.raw_weights(group.jobs, group.seen))
+            weights = weights.to(self.device, self._bench.network.dtype)
+        seen: State = {
+            str(step): feed.batch(step, live, live, self._pads) for step in range(group.steps[0])
+        }
+        prepared = feed.prepared() if group.used else {}
+        clock.lap("data")
+        about = self._about(common, group)
+        try:
+            found = self._lanes.whole(common, held, prepared, seen, about, weights)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # step by step it may be possible, or is known why not
+            self._short = False
+            return None
+        clock.lap("steps")
+        if sums and not bool(leaf(found, "finite").all()):
+            return None  # one that is not finite spoils the sum
+        return replace(_done(group, found), added=sums)
+
+    def _by_steps(self, common: Common, group: Group, held: Flat, clock: Clock) -> list[Done]:
+        """Train lanes step by step; as they end, the others go on in half as many."""
+        feed = self._feed(common, group)
+        clock.lap("data")
+        held, moving = self._lanes.start(common, held, feed.prepared() if group.used else {})
         done: list[Done] = []
         live, left = len(group.jobs), group
         clock.lap("steps")
         for step in range(group.steps[0]):
             going = sum(steps > step for steps in left.steps)
-            if not single and going <= live // 2:
+            if not common.single and going <= live // 2:
                 while live // 2 >= going:
                     live //= 2
-                done.append(self._finish(message, left, held, moving, live))
+                done.append(self._finish(common, left, held, moving, live))
                 clock.lap("upload")
                 left = left.part(slice(live))
-                held, moving = (map_tensors(lambda t, n=live: t[:n], s) for s in (held, moving))  # type: ignore[misc]
+                held, moving = (flat.map(lambda t, n=live: t[:n]) for flat in (held, moving))  # type: ignore[misc]
             batch = feed.batch(step, live, going, self._pads)
             clock.lap("data")
-            moving = self._step(shared, held, moving, batch, rate, single)
+            moving = self._lanes.step(common, held, moving, batch)
             clock.lap("steps")
-        done.append(self._finish(message, left, held, moving, None if single else 0))
+        done.append(self._finish(common, left, held, moving, 0))
         clock.lap("upload")
         return done
 
-    def _held(self, message: Message, group: Group, get: Kept) -> State:
+    def _held(self, message: Message, group: Group, get: Kept) -> Flat:
         """Return what stays the same in each lane: what it keeps, and facts about it."""
         placed = self._placing(get)
         own = [placed(job.client) for job in group.jobs]
@@ -207,185 +238,67 @@ class Chunks:
         if len(mine) == 1:
             told = map_tensors(lambda t: t[0], told)
         held: State = {"mine": mine[0] if len(mine) == 1 else tree.stack(mine), "facts": told}
-        return self._place(held)
+        return Flat.of(self._place(held))
 
-    def _start(self, shared: State, held: State, feed: Feed | None, single: bool) -> State:
-        """Begin the round of each lane; what parts prepare is added to what it holds."""
-        bench = self._bench
-
-        def start(shared: State, held: State, whole: State) -> State:
-            client, progress = client_start(
-                bench,
-                _message(shared),
-                branches(below(held, "mine")),
-                _facts(held),
-                _refuse,
-                (lambda: _batch(whole)) if whole else None,
-            )
-            return {"moving": _moving(progress), "prepared": dict(client.prepared)}
-
-        if feed is not None:
-            lift = start if single else torch.func.vmap(start, in_dims=(None, 0, 0))
-            found = self._recordings.run("start", lift, (shared, held, feed.prepared()), varies=2)
-        elif single:
-            found = start(shared, held, {})
-        else:
-            empty = torch.func.vmap(lambda held: start(shared, held, {}))
-            found = empty(held)
-        if below(found, "prepared"):
-            held["prepared"] = below(found, "prepared")
-        return map_tensors(torch.clone, below(found, "moving"))  # steps write over it
-
-    def _step(
-        self, shared: State, held: State, moving: State, batch: State, rate: Tensor, single: bool
-    ) -> State:
-        """Make one step in every lane."""
-        bench = self._bench
-
-        def step(shared: State, held: State, moving: State, batch: State, lr: Tensor) -> State:
-            client = _client(bench, _message(shared), held, _refuse)
-            own = tensors(batch)
-            after = client_step(
-                client,
-                _progress(moving),
-                _batch(batch),
-                own.get("rows"),
-                own.get("first"),
-                own.get("active"),
-                tensors(below(batch, "noise")) or None,
-                lr,
-            )
-            return _moving(after)
-
-        lift = step if single else torch.func.vmap(step, in_dims=(None, 0, 0, 0, None))
-        given = (shared, held, moving, batch)
-        return self._recordings.run("step", lift, given, varies=3, owned=2, rate=rate)
-
-    def _finish(
-        self, message: Message, group: Group, held: State, moving: State, start: int | None
-    ) -> Done:
-        """End the round of the lanes from `start` on; None for a single one without an axis."""
+    def _finish(self, common: Common, group: Group, held: Flat, moving: Flat, start: int) -> Done:
+        """End the round of the lanes from `start` on."""
         if start:
-            held, moving = (map_tensors(lambda t: t[start:], s) for s in (held, moving))
+            held, moving = (flat.map(lambda t: t[start:]) for flat in (held, moving))
             group = group.part(slice(start, None))
-        if start is None:
-            alone = self._by_itself(message, group, 0, held, moving)
-            found = map_tensors(lambda t: t[None], alone)
-        else:
-            found = self._together(message, group, held, moving)
-        counts = tensors(found)
-        return Done(
-            group.jobs,
-            {k: below(found, k) for k in ("delta", "buffers", "uploads", "mine", "notes")},
-            counts["loss"],
-            counts["finite"],
-            group.steps,
-            group.seen,
-        )
+        found = self._lanes.end(common, held, moving, self._about(common, group))
+        if found is None:
+            each = []
+            for lane in range(len(group.jobs)):
+                own = [held.state, moving.state]
+                if not common.single:
+                    own = [map_tensors(lambda t, i=lane: t[i], state) for state in own]  # type: ignore[misc]
+                each.append(self._alone(common.message, group, lane, *own))
+            found = tree.stack(each)
+        return _done(group, found)
 
-    def _together(self, message: Message, group: Group, held: State, moving: State) -> State:
-        """End the round of all lanes of a group."""
-        lengths = [path(self._bench, count, message.lr) for count in group.steps]
-        steps = torch.tensor(group.steps, device=self.device)
-        unit = torch.tensor(lengths, dtype=torch.float64, device=self.device)
+    def _about(self, common: Common, group: Group) -> State:
+        """Return what the end of a round has to know of each lane."""
+        lengths = [path(self._bench, count, common.message.lr) for count in group.steps]
+        about: State = {
+            "steps": torch.tensor(group.steps, device=self.device),
+            "unit": torch.tensor(lengths, dtype=torch.float64, device=self.device),
+        }
+        return map_tensors(lambda t: t[0], about) if common.single else about
 
-        def finish(held: State, moving: State, steps: Tensor, unit: Tensor) -> State:
-            client = _client(self._bench, message, held, _refuse)
-            return _ended(client_finish(client, _progress(moving), steps, unit))
-
-        if not self._apart:
-            try:
-                found: State = torch.func.vmap(finish)(held, moving, steps, unit)
-                return found
-            except _WantsAll:
-                self._apart = True
-        each = []
-        for lane in range(len(group.jobs)):
-            own = (map_tensors(lambda t, i=lane: t[i], s) for s in (held, moving))  # type: ignore[misc]
-            each.append(self._by_itself(message, group, lane, *own))
-        return tree.stack(each)
-
-    def _by_itself(
+    def _alone(
         self, message: Message, group: Group, lane: int, held: State, moving: State
     ) -> State:
         """End the round of one lane, whose states come without an axis."""
         job, federation = group.jobs[lane], self._world.federation
+        rows = federation.client(job.client)
 
-        def everything() -> Batch:
-            return _batch(self._examples.take(federation.client(job.client)[None], None, True))
+        def everything() -> State:
+            return self._examples.take(rows[None], None, True)
 
-        client = _client(self._bench, message, held, everything)
-        about = Facts(job.client, len(federation.client(job.client)), client.facts.counts)
-        client = replace(client, facts=about)
-        return _ended(client_finish(client, _progress(moving), group.steps[lane]))
-
-
-# ---- values of the client loop as states --------------------------------------------------------
+        counts = tensors(below(held, "facts")).get("counts")
+        about = Facts(job.client, len(rows), counts)
+        return self._lanes.alone(message, held, moving, about, group.steps[lane], everything)
 
 
-def _refuse() -> Batch:
-    raise _WantsAll
-
-
-def _shared(message: Message) -> State:
-    return {
-        "start": dict(message.params),
-        "received": dict(message.buffers),
-        "sent": dict(message.sent),
-    }
-
-
-def _message(shared: State) -> Message:
-    """Return the message as a recorded function sees it: round and rate are not known to it."""
-    return Message(
-        params=tensors(below(shared, "start")),
-        buffers=tensors(below(shared, "received")),
-        sent=branches(below(shared, "sent")),
-        round=0,
-        lr=math.nan,
+def _done(group: Group, found: State) -> Done:
+    counts = tensors(found)
+    return Done(
+        group.jobs,
+        {k: below(found, k) for k in ("delta", "buffers", "uploads", "mine", "notes")},
+        counts["loss"],
+        counts["finite"],
+        group.steps,
+        group.seen,
     )
 
 
-def _facts(held: State) -> Facts:
-    told = tensors(below(held, "facts"))
-    return Facts(told["client"], told["examples"], told.get("counts"))
-
-
-def _client(bench: Bench, message: Message, held: State, everything: Callable[[], Batch]) -> Client:
-    return Client(
-        bench=bench,
-        message=message,
-        facts=_facts(held),
-        mine=branches(below(held, "mine")),
-        prepared=branches(below(held, "prepared")),
-        everything=everything,
-    )
-
-
-def _batch(state: State) -> Batch:
-    own = tensors(state)
-    return Batch(own["x"], own["y"], own.get("weight"))
-
-
-def _ended(reply: Reply) -> State:
-    return {**sent(reply), "loss": reply.loss, "finite": reply.finite}
-
-
-def _moving(progress: Progress) -> State:
-    return {
-        "params": dict(progress.params),
-        "buffers": dict(progress.buffers),
-        "optimiser": dict(progress.optimiser),
-        "carry": dict(progress.carry),
-        "loss": progress.loss,
-    }
-
-
-def _progress(moving: State) -> Progress:
-    return Progress(
-        params=tensors(below(moving, "params")),
-        buffers=tensors(below(moving, "buffers")),
-        optimiser=below(moving, "optimiser"),
-        carry=branches(below(moving, "carry")),
-        loss=tree.leaf(moving, "loss"),
-    )
+def _short(world: World) -> bool:
+    """Return whether all rounds are so short and alike that few recordings of a whole one do."""
+    sizes = np.unique(world.federation.sizes[world.federation.sizes > 0])
+    if len(sizes) > SHORT:
+        return False
+    local = world.bench.local
+    if max(batches.steps(local, int(n)) for n in sizes) > SHORT:
+        return False
+    forms = {tuple(map(len, batches.plan(local, int(n), 0, 0, 0))) for n in sizes}
+    return len(forms) <= 2

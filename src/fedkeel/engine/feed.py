@@ -17,7 +17,7 @@ from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.loop import noise, passes, plan
 from fedkeel.engine.world import Job, World
-from fedkeel.method.context import Ints, Message
+from fedkeel.method.context import Bools, Ints, Message
 from fedkeel.rng import generator
 from fedkeel.tree import State, Tree
 
@@ -88,7 +88,7 @@ class Examples:
         self._dtype = dtype
         self.channels_last = True
 
-    def take(self, rows: Ints, weight: Ints | None, single: bool) -> State:
+    def take(self, rows: Ints, weight: Bools | None, single: bool) -> State:
         """Return ``x``, ``y`` and where given ``weight`` of rows [n, B]."""
         index = torch.from_numpy(rows.reshape(-1)).to(self._flat.device)
         lead = rows.shape[1:] if single else rows.shape
@@ -115,8 +115,8 @@ class Feed:
     def __init__(self, world: World, examples: Examples, message: Message, group: Group) -> None:
         self._world, self._examples, self._group = world, examples, group
         self._single = len(group.jobs) == 1
-        self._full = max(len(p) for one in group.planned for p in one)
-        pairs = zip(group.jobs, group.planned, strict=True)
+        pairs = list(zip(group.jobs, group.planned, strict=True))
+        self._rows, self._sizes = _table([(world.federation.client(j.client), p) for j, p in pairs])
         self._passes = [passes(world, job, planned) for job, planned in pairs]
         clients = [job.client for job in group.jobs]
         own = clients if world.augment else []
@@ -130,18 +130,18 @@ class Feed:
         `client_step` means them, and ``noise``. Where the model must see no padding (`pads` is
         false), lanes have to agree in the size of their batches.
         """
-        group = self._group
-        positions = [one[min(step, len(one) - 1)] for one in group.planned[:live]]
-        width = self._width([len(one) for one in positions[:going]], pads)
-        rows, weight = self.rows(positions, width)
+        group, sizes = self._group, self._sizes[step, :live]
+        width = self._width(sizes[:going], pads)
+        rows = self._rows[step, :live, :width]
+        weight = None if (sizes >= width).all() else np.arange(width) < sizes[:, None]
         out = self._examples.take(rows, weight, self._single)
         x = tree.leaf(out, "x")
         if going < live:
             out["active"] = torch.arange(live, device=x.device) < going
         if self._world.augment:
-            out["x"] = self._augmented(x, positions[:going], rows.shape)
+            out["x"] = self._augmented(x, sizes[:going], rows.shape)
         if group.used is not None:
-            places = self._places(step, positions, width)
+            places = self._places(step, live, width)
             out.update({name: t.to(x.device) for name, t in places.items()})
         drawn = [one for draw in self._noise[:live] if (one := draw()) is not None]
         if drawn:
@@ -151,63 +151,74 @@ class Feed:
 
     def prepared(self) -> State:
         """Return the distinct examples of each lane's round, for parts that prepare them."""
-        used = self._group.used or ()
-        rows, weight = self.rows(used, max(map(len, used)))
-        return self._examples.take(rows, weight, self._single)
+        pairs = zip(self._group.jobs, self._group.used or (), strict=True)
+        rows, sizes = _table([(self._world.federation.client(j.client), [p]) for j, p in pairs])
+        width = rows.shape[2]
+        weight = None if (sizes[0] == width).all() else np.arange(width) < sizes[0][:, None]
+        return self._examples.take(rows[0], weight, self._single)
 
-    def rows(self, positions: Sequence[Ints], width: int) -> tuple[Ints, Ints | None]:
-        """Return rows of the training set, [n, width], and 1 for those that are no padding.
-
-        Padding repeats a lane's first row; without any, the second is None.
-        """
-        federation = self._world.federation
-        jobs = self._group.jobs[: len(positions)]
-        own = [federation.client(j.client)[p] for j, p in zip(jobs, positions, strict=True)]
-        if all(len(one) == width for one in own):
-            return np.stack(own), None
-        rows = np.empty((len(own), width), dtype=np.int64)
-        weight = np.zeros((len(own), width), dtype=np.int64)
-        for lane, one in enumerate(own):
-            real = one[:width]  # lanes that have ended may have had wider batches
-            rows[lane, : len(real)], rows[lane, len(real) :] = real, real[0]
-            weight[lane, : len(real)] = 1
-        return rows, weight
-
-    def _width(self, sizes: Sequence[int], pads: bool) -> int:
+    def _width(self, sizes: Ints, pads: bool) -> int:
         """Return how wide the batch is: one of a few widths, so that few steps are recorded."""
-        most, width = max(sizes), self._full
-        if not pads or min(sizes) == width:
+        most, width = int(sizes.max()), int(self._rows.shape[2])
+        if not pads or int(sizes.min()) == width:
             return most
         while width // 2 >= most:
             width //= 2
         return width
 
-    def _augmented(self, x: Tensor, positions: Sequence[Ints], shape: tuple[int, ...]) -> Tensor:
+    def _augmented(self, x: Tensor, sizes: Ints, shape: tuple[int, ...]) -> Tensor:
         offsets = np.zeros((2, *shape), dtype=np.int64)
         mirrored = np.zeros(shape, dtype=np.bool_)
-        for lane, own in enumerate(positions):
-            drawn = crops(self._crops[lane], len(own))
-            offsets[:, lane, : len(own)] = drawn.offsets
-            mirrored[lane, : len(own)] = drawn.mirrored
+        for lane, size in enumerate(sizes.tolist()):
+            drawn = crops(self._crops[lane], size)
+            offsets[:, lane, :size] = drawn.offsets
+            mirrored[lane, :size] = drawn.mirrored
         where = Crops(offsets.reshape(2, -1), mirrored.reshape(-1))
         images = x if self._single else x.flatten(0, 1)
         changed = crop_flip(images, where).reshape(x.shape)
         return channels_last(changed) if self._single and self._examples.channels_last else changed
 
-    def _places(self, step: int, positions: Sequence[Ints], width: int) -> Tree:
+    def _places(self, step: int, live: int, width: int) -> Tree:
         """Return where the examples of a step stand among those that parts have prepared."""
         used = self._group.used or ()
-        turns = [step % count for count in self._passes]
-        begun = [self._group.planned[lane][turns[lane]] for lane in range(len(positions))]
+        pairs = []
+        for planned, turn in zip(self._group.planned[:live], self._passes, strict=False):
+            pairs.append((planned[min(step, len(planned) - 1)], planned[step % turn]))
         if self._single:
-            found = (np.searchsorted(used[0], one) for one in (positions[0], begun[0]))
+            found = (np.searchsorted(used[0], one) for one in pairs[0])
             return {k: torch.from_numpy(v) for k, v in zip(("rows", "first"), found, strict=True)}
-        rows = np.zeros((2, len(positions), width), dtype=np.int64)
-        for lane, pair in enumerate(zip(positions, begun, strict=True)):
+        rows = np.zeros((2, live, width), dtype=np.int64)
+        for lane, pair in enumerate(pairs):
             for which, one in enumerate(pair):
                 real = one[:width]
                 rows[which, lane, : len(real)] = np.searchsorted(used[lane], real)
         return {"rows": torch.from_numpy(rows[0]), "first": torch.from_numpy(rows[1])}
+
+
+def _table(lanes: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:
+    """Return the rows of all batches of all lanes, [S, n, B], and the batches' sizes, [S, n].
+
+    A short batch is filled up with its first row; after its last one, a lane repeats it.
+
+    Args:
+        lanes: of each, the rows of its examples, and the positions of each batch among these.
+    """
+    sizes = [np.fromiter(map(len, planned), dtype=np.int64) for _, planned in lanes]
+    steps, width = max(map(len, sizes)), max(int(one.max()) for one in sizes)
+    table = np.empty((steps, len(lanes), width), dtype=np.int64)
+    counts = np.empty((steps, len(lanes)), dtype=np.int64)
+    for lane, ((own, planned), size) in enumerate(zip(lanes, sizes, strict=True)):
+        rows, last = own[np.concatenate(planned)], len(size)
+        real = np.arange(width) < size[:, None]
+        if real.all():
+            table[:last, lane] = rows.reshape(last, width)
+        else:
+            filled = np.broadcast_to(rows[np.cumsum(size) - size, None], real.shape).copy()
+            filled[real] = rows
+            table[:last, lane] = filled
+        table[last:, lane], counts[:last, lane] = table[last - 1, lane], size
+        counts[last:, lane] = size[-1]
+    return table, counts
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -206,6 +206,7 @@ class Done:
         steps: local steps that each made.
         seen: examples that each processed.
         seconds: by phase of `PHASES`, of all of them together.
+        added: whether ``delta`` [1, ...] is the sum of their updates, by their raw weights.
     """
 
     jobs: Sequence[Job]
@@ -215,6 +216,7 @@ class Done:
     steps: Sequence[int]
     seen: Sequence[int]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    added: bool = False
 
 
 Kept = Callable[[int], ByPart | None]
@@ -232,8 +234,10 @@ class Trainer(Protocol):
     def placed(self) -> World:
         """Method, model and data where they are used, on a GPU, say."""
 
-    def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
-        """Train clients."""
+    def __call__(
+        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+    ) -> Iterator[Done]:
+        """Train clients; with `sums`, their updates may come added up."""
 
 
 class OneByOne:
@@ -247,7 +251,9 @@ class OneByOne:
         self.placed = world
         self.lanes = 1
 
-    def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
+    def __call__(
+        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+    ) -> Iterator[Done]:
         """Train clients from a message."""
         for job in jobs:
             clock = Clock()

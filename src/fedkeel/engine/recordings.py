@@ -24,6 +24,34 @@ class NotTheSame(Exception):  # noqa: N818 - a reason to do without a recording
 
 
 @dataclass(frozen=True)
+class Flat:
+    """A state as its tensors in order, with their paths: what a step takes and gives, unwalked.
+
+    Args:
+        paths: of the tensors.
+        tensors: as many.
+    """
+
+    paths: tuple[str, ...]
+    tensors: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, state: State) -> Flat:
+        """Return a state, flat."""
+        found = dict(walk(state))
+        return cls(tuple(found), list(found.values()))
+
+    @property
+    def state(self) -> State:
+        """The nested state."""
+        return unwalk(dict(zip(self.paths, self.tensors, strict=True)))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Flat:
+        """Return it with every tensor changed."""
+        return Flat(self.paths, [change(t) for t in self.tensors])
+
+
+@dataclass(frozen=True)
 class _Recording:
     """A recorded function, and the paths of the state that it returns."""
 
@@ -31,12 +59,8 @@ class _Recording:
     paths: tuple[str, ...]
 
 
-Named = list[list[tuple[str, Tensor]]]
-"""Several states, as their tensors with paths."""
-
-
 class Recordings:
-    """Recordings of functions, by name and by the form of their last state."""
+    """Recordings of functions, by name and by the form of one of their states."""
 
     def __init__(self) -> None:
         self._known: dict[Any, _Recording] = {}
@@ -50,11 +74,12 @@ class Recordings:
         self,
         name: str,
         function: Callable[..., State],
-        given: Sequence[State],
+        given: Sequence[Flat],
         varies: int,
         owned: int | None = None,
         rate: Tensor | None = None,
-    ) -> State:
+        again: bool = True,
+    ) -> Flat:
         """Call a function by its recording, which is made, and tried, at the first such call.
 
         Args:
@@ -64,48 +89,48 @@ class Recordings:
             varies: which state's shapes decide which recording it is.
             owned: which state may be written over.
             rate: [] learning rate, on the CPU.
+            again: whether what it gave is of no more use when it is called again.
 
         Raises:
             NotTheSame: the recording does not give what the function gives.
             Exception: whatever is raised where a function cannot be recorded.
         """
-        flat: Named = [list(walk(state)) for state in given]
-        values = [tensor for part in flat for _, tensor in part]
+        values = [tensor for flat in given for tensor in flat.tensors]
         if rate is not None:
             values.append(rate)
-        form: tuple[Any, ...] = (name, tuple((path, t.shape) for path, t in flat[varies]))
-        on_gpu = values[0].is_cuda
+        decides = given[varies]
+        form: tuple[Any, ...] = (name, decides.paths, *[t.shape for t in decides.tensors])
+        on_gpu = values[0].is_cuda and again
         if on_gpu and rate is not None:
             form = (*form, float(rate))  # a graph has it built in
         known = self._known.get(form)
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            program, known, found = _record(function, flat, values, owned)
+            program, known, found = _record(function, given, values, owned)
             self.random = self.random or program.random
             if on_gpu:
                 known = replace(known, program=_graphed(known.program, values))
             self._known[form] = known
             return found
-        return unwalk(dict(zip(known.paths, known.program(*values), strict=True)))
+        return Flat(known.paths, known.program(*values))
 
 
 def _record(
-    function: Callable[..., State], flat: Named, values: list[Tensor], owned: int | None
-) -> tuple[Captured, _Recording, State]:
+    function: Callable[..., State], given: Sequence[Flat], values: list[Tensor], owned: int | None
+) -> tuple[Captured, _Recording, Flat]:
     """Record a function; also return what it gives, which is compared with the function's own."""
-    names = [[path for path, _ in part] for part in flat]
-    starts = [int(n) for n in np.cumsum([0, *map(len, names)])]
+    starts = [int(n) for n in np.cumsum([0, *(len(flat.paths) for flat in given)])]
     paths: list[str] = []
 
-    def of_tensors(*given: Tensor) -> list[Tensor]:
+    def of_tensors(*own: Tensor) -> list[Tensor]:
         states = [
-            unwalk(dict(zip(part, given[a : a + len(part)], strict=True)))
-            for part, a in zip(names, starts[:-1], strict=True)
+            Flat(flat.paths, own[a : a + len(flat.paths)]).state
+            for flat, a in zip(given, starts[:-1], strict=True)
         ]
-        found = dict(walk(function(*states, *given[starts[-1] :])))
-        paths[:] = list(found)
-        return list(found.values())
+        found = Flat.of(function(*states, *own[starts[-1] :]))
+        paths[:] = found.paths
+        return list(found.tensors)
 
     rate = starts[-1] if len(values) > starts[-1] else None
     mine = frozenset[int]()
@@ -120,8 +145,7 @@ def _record(
         if not _close(one, other):
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
     # what the recording gives, also this time: a run that goes on makes it anew
-    states = unwalk(dict(zip(paths, found, strict=True)))
-    return program, _Recording(program, tuple(paths)), states
+    return program, _Recording(program, tuple(paths)), Flat(tuple(paths), found)
 
 
 def _graphed(

@@ -14,7 +14,6 @@ from fedkeel.engine.loop import PHASES, Done, Kept, Trainer, survey_client
 from fedkeel.engine.world import Job, Tick, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.server import raw_weights
 from fedkeel.tree import State, Tree, below, branches, map_tensors, tensors, walk
 
 COUNTS = {
@@ -82,7 +81,7 @@ class Rows:
             for tensor in self._deltas.tensors.values():
                 tensor[head].zero_()
         spent = dict.fromkeys(PHASES, 0.0)
-        for done in train(message, jobs, kept):
+        for done in train(message, jobs, kept, self.summed):
             began = time.perf_counter()
             self._take(done, head)
             spent["upload"] += time.perf_counter() - began
@@ -110,9 +109,12 @@ class Rows:
 
     def _add(self, delta: Tree, done: Done, head: int) -> None:
         """Add the updates of clients, those that are finite, to the sum of their piece."""
-        world = self._world
-        sizes = world.federation.sizes[[job.client for job in done.jobs]]
-        raw = raw_weights(world.bench.plan.weights, sizes, np.array(done.seen))
+        if done.added:
+            for name, rows in delta.items():
+                into = self._deltas.tensors[f"delta/{name}"][head]
+                into.add_(rows[0].to(into.device))
+            return
+        raw = self._world.raw_weights(done.jobs, done.seen)
         good = np.flatnonzero(done.finite.cpu().numpy())
         for name, rows in delta.items():
             into = self._deltas.tensors[f"delta/{name}"][head]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.method.client import Bench
-from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.server import Replies
+from fedkeel.method.context import ByPart, Floats, Ints, Message
+from fedkeel.method.server import Replies, raw_weights
 from fedkeel.tree import Tree
 
 Split = Literal["test", "clients"]
@@ -53,6 +53,11 @@ class World:
             federation=replace(self.federation, data=train),
             test=self.test.on(device),
         )
+
+    def raw_weights(self, jobs: Sequence[Job], seen: Sequence[int]) -> Floats:
+        """Return [n] weights of clients that have processed `seen` examples; no sum of 1 yet."""
+        sizes = self.federation.sizes[[job.client for job in jobs]]
+        return raw_weights(self.bench.plan.weights, sizes, np.array(seen))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,9 @@ class Arrived:
     def __init__(self, world: World, took: Mapping[int, Took]) -> None:
         self.lanes, self.placed, self._took = 1, world, took
 
-    def __call__(self, message: Message, jobs: Sequence[Job], kept: Kept) -> Iterator[Done]:
+    def __call__(
+        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+    ) -> Iterator[Done]:
         """Return what has come."""
         for job in jobs:
             one = self._took[job.client]

@@ -249,7 +249,11 @@ def client_step(
 
 
 def client_finish(
-    client: Client, progress: Progress, steps: int | Tensor, unit: Tensor | None = None
+    client: Client,
+    progress: Progress,
+    steps: int | Tensor,
+    unit: Tensor | None = None,
+    lr: Tensor | None = None,
 ) -> Reply:
     """End a client's round.
 
@@ -258,8 +262,10 @@ def client_finish(
         progress: what the last step left.
         steps: S, the number of real steps; [] where clients end side by side.
         unit: [] length of the local path, where clients end side by side; see `path`.
+        lr: [] the learning rate, where the end is recorded for many; None is the message's.
     """
-    bench, plan, lr = client.bench, client.bench.plan, client.message.lr
+    bench, plan = client.bench, client.bench.plan
+    rate = client.message.lr if lr is None else lr
     notes: dict[str, Tensor] = {}
 
     def everything() -> Step:
@@ -272,8 +278,8 @@ def client_finish(
         end=progress.params,
         facts=client.facts,
         steps=steps,
-        unit=path(bench, int(steps), lr) if unit is None else unit,
-        lr=lr,
+        unit=path(bench, int(steps), client.message.lr) if unit is None else unit,
+        lr=rate,
         everything=everything,
         notes=notes,
     )

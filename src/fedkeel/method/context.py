@@ -267,7 +267,7 @@ class Round:
         steps: S, the number of steps; [] where clients train side by side.
         unit: length of the local path: displacement over -lr for a constant gradient of 1, so S
             for plain gradient descent. Momentum and penalties are in it. [] likewise.
-        lr: local learning rate of the round.
+        lr: local learning rate of the round; [] where the end of a round is recorded for many.
         everything: makes a step whose batch is all examples of the client.
         sent: what this part's server half sent.
         mine: what this part kept for the client from its last round.
@@ -283,7 +283,7 @@ class Round:
     facts: Facts
     steps: int | Tensor
     unit: float | Tensor
-    lr: float
+    lr: float | Tensor
     everything: Callable[[], Step]
     sent: State = field(default_factory=dict)
     mine: State = field(default_factory=dict)
