@@ -10,7 +10,7 @@ import pytest
 
 from config.examples import values
 from fedkeel.config import Experiment, build, load, override, to_toml
-from fedkeel.config.toml import _SYNONYMS, _paths
+from fedkeel.config.toml import _SYNONYMS, paths
 from fedkeel.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_unknown_keys(changes: dict[str, Any], says: str) -> None:
     assert says in str(refusal(**changes))
 
 
-PATHS = list(_paths(Experiment))
+PATHS = list(paths(Experiment))
 
 
 @pytest.mark.parametrize(("word", "meant"), _SYNONYMS.items())
