@@ -53,12 +53,16 @@ class Range(Settings):
 Choices = Range | tuple[Value, ...]
 
 
+def _learning_rates() -> dict[str, Choices]:
+    return {"local.lr": LEARNING_RATES}
+
+
 class Space(Settings):
     """What ``fedkeel tune`` searches, and what it chooses by.
 
     Args:
-        space: choices for settings below ``local``, ``cohort`` and for ``weights``, by dotted key: a
-            list, or a `Range`. Every method gets these.
+        space: choices for ``weights`` and for settings below ``local`` and ``cohort``, by dotted
+            key: a list, or a `Range`. Every method gets these.
         method: choices for the hyper-parameters of a method, by its name in an expression. What an
             expression gives itself stays.
         sampler: ``grid`` tries every combination of the lists; ``random`` draws; ``tpe`` lets
@@ -75,7 +79,7 @@ class Space(Settings):
         holdout: share of each client's training examples that is the validation part.
     """
 
-    space: dict[str, Choices] = Field(default_factory=lambda: {"local.lr": LEARNING_RATES})
+    space: dict[str, Choices] = Field(default_factory=_learning_rates)
     method: dict[str, dict[str, Choices]] = Field(default_factory=dict)
     sampler: Sampler | None = None
     trials: int | None = Field(None, ge=1)
@@ -99,7 +103,9 @@ class Space(Settings):
         for key, choices in _read(given, "method").items():
             name, _, own = key.rpartition(".")
             if not name:
-                raise ValueError(f"'method.{key}' has no table: write [tune.method.NAME] {key} = ...")
+                raise ValueError(
+                    f"'method.{key}' has no table: write [tune.method.NAME] {key} = ..."
+                )
             found.setdefault(name, {})[own] = choices
         return found
 

@@ -126,18 +126,17 @@ def applied(
     Raises:
         ConfigError: a value cannot be used for its setting.
     """
+    values = {axis.key: point[axis.name] for axis in searched if axis.term is None}
+    return changed(settings, {**values, "method": expression(method, searched, point)})
+
+
+def expression(method: str, searched: Sequence[Axis], point: Point) -> str:
+    """Return a method's expression with the hyper-parameters of a point."""
     terms = read(method)
     for axis in searched:
         if axis.term is not None:
             terms[axis.term].values[axis.key] = point[axis.name]
-    own = any(axis.term is not None for axis in searched)
-    return changed(
-        settings,
-        {
-            "method": written(terms) if own else method,
-            **{axis.key: point[axis.name] for axis in searched if axis.term is None},
-        },
-    )
+    return method if all(axis.term is None for axis in searched) else written(terms)
 
 
 def changed(settings: RunSettings, values: Mapping[str, Value]) -> RunSettings:
@@ -180,7 +179,9 @@ def check(settings: RunSettings, methods: Sequence[str], space: Space) -> None:
 
 def _points(found: Sequence[Axis]) -> list[Point]:
     grid = itertools.product(*(axis.some for axis in found))
-    first = [dict(zip(_names(found), values, strict=True)) for values in itertools.islice(grid, MANY)]
+    first = [
+        dict(zip(_names(found), values, strict=True)) for values in itertools.islice(grid, MANY)
+    ]
     alone = [{**first[0], axis.name: value} for axis in found for value in axis.some]
     return first + alone
 

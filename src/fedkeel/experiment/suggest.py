@@ -41,6 +41,10 @@ class Suggester(Protocol):
     def offered(self) -> int | None:
         """How many points there are; None where they are without number."""
 
+    @property
+    def trials(self) -> int:
+        """How many points are tried, at most."""
+
     def ask(self) -> list[Point]:
         """Return the points to be tried now; none at the end."""
 
@@ -99,9 +103,10 @@ class Grid:
 
     def __init__(self, searched: Sequence[Axis], most: int | None, seed: int) -> None:
         self._axes = searched
+        self.trials = min(self.offered, most or self.offered)
         self._left: Sequence[int] = range(self.offered)
-        if most is not None and most < self.offered:
-            drawn = generator(seed, "tune").choice(self.offered, most, replace=False)
+        if self.trials < self.offered:
+            drawn = generator(seed, "tune").choice(self.offered, self.trials, replace=False)
             self._left = sorted(int(index) for index in drawn)
 
     @property
@@ -153,7 +158,8 @@ class Suggested:
         )
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._dropped = optuna.trial.TrialState.FAIL
-        self._axes, self._trials, self._seed = searched, trials, seed
+        self._axes, self._seed = searched, seed
+        self.trials = min(trials, self.offered or trials)
         self._tried: dict[tuple[Value, ...], Any] = {}
 
     @property
@@ -163,7 +169,7 @@ class Suggested:
 
     def ask(self) -> list[Point]:
         """Return the next wave."""
-        count = min(WAVE, self._trials - len(self._tried))
+        count = min(WAVE, self.trials - len(self._tried))
         return [point for _ in range(count) if (point := self._next()) is not None]
 
     def _next(self) -> Point | None:
@@ -209,8 +215,8 @@ def _value(axis: Axis, trial: Any) -> Value:  # noqa: ANN401 - Optuna's, which m
     choices = axis.choices
     if not isinstance(choices, Range):
         if axis.ordered:
-            return choices[trial.suggest_int(axis.name, 0, len(choices) - 1)]
-        return choices[trial.suggest_categorical(axis.name, list(range(len(choices))))]
+            return axis.at(trial.suggest_int(axis.name, 0, len(choices) - 1))
+        return axis.at(trial.suggest_categorical(axis.name, list(range(len(choices)))))
     if choices.whole:
         return int(trial.suggest_int(axis.name, choices.low, choices.high, log=choices.log))
     exact = float(trial.suggest_float(axis.name, choices.low, choices.high, log=choices.log))
