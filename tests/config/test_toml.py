@@ -155,6 +155,9 @@ FULL = values(
     model__args={"width": 8, "layers": [1, 2], "act": "relu", "deep": {"x": 1.5}},
     model__head="fc2",
     compare__methods=["fedavg", "fedprox(mu=0.1)+gcfed"],
+    tune__trials=12,
+    tune__space={"local.lr": {"low": 1e-3, "high": 1.0, "log": True}, "weights": ["uniform"]},
+    tune__method={"fedprox": {"mu": [0.1, 1.0]}, "fedgc.sgc": {"margin": [0, 0.5]}},
 )
 
 

@@ -81,7 +81,9 @@ def footnotes(rows: Sequence[Row], held: int | None) -> list[str]:
     notes.append(f"What counts: {measure}{over}.")
     counts = {row["trials"] for row in rows}
     if len(counts) > 1:
-        notes.append("Trials differ: settings had the same choices, and some methods have more of their own.")
+        notes.append(
+            "Trials differ: settings had the same choices, and some methods have more of their own."
+        )
     if any(row["failed"] for row in rows):
         notes.append("Failed: training could not go on, most often because it diverged.")
     if any(row["edge"] for row in rows):
