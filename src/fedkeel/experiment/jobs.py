@@ -7,6 +7,7 @@ up again from its checkpoint, and what is finished is not made again.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import multiprocessing
 import os
 import signal
@@ -142,6 +143,8 @@ class _Jobs:
         place: Callable[[Prepared], Path],
     ) -> list[Made | None]:
         """Make the runs. After an interrupt those at hand end after their round."""
+        if any(one.engine.kind in ("auto", "vectorised") for one in wanted):
+            importlib.import_module("fedkeel.engine.chunks")  # once, and not in every process
         found: list[Made | None] = [None] * len(wanted)
         left = list(range(len(wanted)))[::-1]
         told = False
