@@ -77,7 +77,7 @@ def footnotes(rows: Sequence[Row], held: int | None) -> list[str]:
         notes.append(f"Validation: {held:,} examples held out from the clients' training data.")
     measure = " and ".join(dict.fromkeys(_MEASURES[row["metric"]] for row in rows))
     seeds = max((row["seeds"] for row in rows), default=1)
-    over = f", mean ± sample standard deviation of {seeds} seeds" if seeds > 1 else ""
+    over = f"; mean ± sample standard deviation of {seeds} seeds" if seeds > 1 else ""
     notes.append(f"What counts: {measure}{over}.")
     counts = {row["trials"] for row in rows}
     if len(counts) > 1:
