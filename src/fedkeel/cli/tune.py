@@ -72,10 +72,11 @@ def tune(
             console, f"interrupted after {len(found.trials)} trials; the same command goes on there"
         )
         raise typer.Exit(130)
+    rows = [asdict(row) for row in found.rows]
     if as_json:
-        document([asdict(row) for row in found.rows])
+        document(rows)
     else:
-        Console().print(to_text([asdict(row) for row in found.rows], found.held))
+        Console().print(to_text(rows, found.held))
     say(console, f"runs    {out}")
     for row, file in zip(found.rows, files(found), strict=True):
         if row.value is None:
