@@ -21,6 +21,7 @@ from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
 from fedkeel.cli.report import report
 from fedkeel.cli.run import run
+from fedkeel.cli.tune import tune
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.version import __version__
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(compare)
+app.command()(tune)
 app.command()(methods)
 app.command()(check)
 app.command()(report)
