@@ -205,6 +205,10 @@ def _table(lanes: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:
     """
     sizes = [np.fromiter(map(len, planned), dtype=np.int64) for _, planned in lanes]
     steps, width = max(map(len, sizes)), max(int(one.max()) for one in sizes)
+    if all(len(one) == steps and int(one.min()) == width for one in sizes):
+        rows = np.stack([own[np.concatenate(planned)] for own, planned in lanes])
+        table = rows.reshape(len(lanes), steps, width).transpose(1, 0, 2)
+        return table, np.full((steps, len(lanes)), width)
     table = np.empty((steps, len(lanes), width), dtype=np.int64)
     counts = np.empty((steps, len(lanes)), dtype=np.int64)
     for lane, ((own, planned), size) in enumerate(zip(lanes, sizes, strict=True)):
