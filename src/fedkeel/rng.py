@@ -15,7 +15,7 @@ import numpy as np
 
 def _sequence(seed: int, purpose: str, round: int, client: int) -> np.random.SeedSequence:
     words = seed, zlib.crc32(purpose.encode()), round, client
-    if 0 <= min(words) and max(words) < 1 << 32:  # the same stream, made in half the time
+    if min(words) >= 0 and max(words) < 1 << 32:  # the same stream, made in half the time
         return np.random.SeedSequence(np.array(words, dtype=np.uint32))
     return np.random.SeedSequence(words)
 
