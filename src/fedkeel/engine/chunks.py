@@ -155,7 +155,7 @@ class Chunks:
         common = Common.of(message, len(group.jobs) == 1)
         held = self._held(message, group, kept)
         if self._short and len(set(group.steps)) == 1:
-            done = self._at_once(common, group, held, clock, sums)
+            done = self._at_once(common, group, held, clock, sums and not common.single)
             if done is not None:
                 return [done]
         return self._by_steps(common, group, held, clock)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import OneByOne, Trainer
 from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import one_thread
-from fedkeel.engine.world import Job
+from fedkeel.engine.world import Job, World
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepare import Prepared, cores, learning_rate
 from fedkeel.method.context import Message
@@ -23,8 +23,11 @@ from fedkeel.method.server import server_message
 SHORT = 3.0
 """Seconds of a run, one client after the other, below which nothing is measured."""
 
-SHARE = 0.02
-"""Share of a run that its measurement may take, where that is more than a second."""
+SHARE = 0.05
+"""Share of a run that its measurement may take, where that is more than `LEAST`."""
+
+LEAST = 3.0
+"""Seconds that a measurement may take, but no more than a quarter of the run."""
 
 TINY = 2e-3
 """Seconds of a round below which one process is faster than several."""
@@ -34,6 +37,9 @@ GAIN = 0.95
 
 LANES = (8, 32, 128)
 """Sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
+
+LIKELY = 32
+"""Size of a chunk that is often a good one for small dense networks."""
 
 
 @dataclass
@@ -177,37 +183,49 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         return found
     from fedkeel.engine.chunks import Chunks  # takes half a second to import
 
-    budget = max(1.0, SHARE * total)
+    budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
-    for lanes in _sizes(per_round, workers):
+    sizes, sums = _sizes(world, per_round, workers), world.bench.plan.sums
+    while sizes and chunks.recorded:
+        lanes = sizes.pop(0)
         spent = time.perf_counter() - began
-        if lanes > 1 and (spent + lanes * one > budget or slower >= 2 or not chunks.recorded):
-            break
+        if lanes > 1 and (spent + lanes * one > budget or slower >= 2):
+            continue
         chunks = Chunks(world, lanes, device)
         some = jobs[:lanes] if lanes > 1 else jobs[:2]
-        _seconds(chunks, message, some)  # records
-        seconds = min(_seconds(chunks, message, some) for _ in range(2))
+        _seconds(chunks, message, some, sums)  # records
+        seconds = min(_seconds(chunks, message, some, sums) for _ in range(2))
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
-        if not chunks.recorded or chunks.lanes != lanes:
+        if not chunks.recorded:
             break
+        if chunks.lanes != lanes:
+            sizes = [size for size in sizes if size <= chunks.lanes]
+            continue
         slower += seconds > min(found.seconds.values())
         found.seconds[f"vectorised(chunk={lanes})"] = seconds
     return found
 
 
-def _sizes(per_round: int, workers: int) -> Iterator[int]:
-    """Give the sizes of chunks to try, ascending."""
+def _sizes(world: World, per_round: int, workers: int) -> list[int]:
+    """Return the sizes of chunks to try, the most promising first.
+
+    On a processor convolutions get slow side by side, and the more so the more there are: then they
+    are tried ascending.
+    """
     share = -(-per_round // workers)
-    yield 1
-    yield from (lanes for lanes in LANES if lanes < share)
+    sizes = [lanes for lanes in LANES if lanes < share]
     if share > 1:
-        yield min(share, 4 * LANES[-1])
+        sizes.append(min(share, 4 * LANES[-1]))
+    if any(t.ndim > 2 for t in world.bench.network.params.values()):
+        return [1, *sizes]
+    sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
+    return [*sizes[:1], 1, *sizes[1:]]
 
 
-def _seconds(train: Trainer, message: Message, jobs: list[Job]) -> float:
+def _seconds(train: Trainer, message: Message, jobs: list[Job], sums: bool = False) -> float:
     """Return the seconds that one client takes."""
     began = time.perf_counter()
-    for _ in train(message, jobs, lambda _: None):
+    for _ in train(message, jobs, lambda _: None, sums):
         pass
     return (time.perf_counter() - began) / len(jobs)
