@@ -136,6 +136,7 @@ def prepared(
     local: fk.Local | None = None,
     cohort: fk.Cohort | None = None,
     evaluation: fk.Evaluation | None = None,
+    stop: fk.Stop | None = None,
     test: fk.Dataset | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
@@ -152,6 +153,7 @@ def prepared(
         local=local or fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5),
         cohort=cohort or fk.Cohort(clients=per_round),
         evaluation=evaluation or fk.Evaluation(batch_size=16),
+        stop=stop or fk.Stop(),
         engine=config.build(config.Engine, values, "test"),
     )
     more = {} if loss is None else {"loss": loss}

@@ -65,6 +65,7 @@ def up(
             {
                 "run_dir": str(out),
                 "status": done.status,
+                "message": done.message,
                 "rounds": rows[-1].round,
                 "best": max(row.test.top1 for row in rows if row.test is not None),
                 "last": [row.test.top1 for row in rows if row.test is not None][-1],
@@ -73,6 +74,8 @@ def up(
                 "faults": {row.round: row.faults for row in rows if row.faults},
             }
         )
+    if done.message:
+        say(console, done.message)
     for row in done.rows:
         for words, clients in row.faults.items():
             say(console, f"round {row.round}: {words}: clients {clients}")

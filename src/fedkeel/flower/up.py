@@ -28,10 +28,12 @@ class Finished:
     Args:
         rows: its rounds.
         status: "finished", "interrupted" or "failed".
+        message: why it ended before its last round, else "".
     """
 
     rows: list[RoundRecord]
     status: str
+    message: str = ""
 
 
 def shared(nodes: int) -> list[str]:
@@ -117,7 +119,7 @@ def _follow(
     said = json.loads(outcome.read_text(encoding="utf-8"))
     if said["status"] == "failed":
         raise RunError(said["what"], got=said["got"], do=said["do"])
-    return Finished(rows, said["status"])
+    return Finished(rows, said["status"], folder.read_run().message)
 
 
 def _alive(federation: Federation, run: int, outcome: Path) -> None:
