@@ -81,6 +81,9 @@ def up(
             say(console, f"round {row.round}: {words}: clients {clients}")
     say(console, f"run     {out}")
     say(console, f"report  {page}")
+    if done.status == "interrupted":
+        say(console, f"after {done.rows[-1].round} of {chosen.rounds} rounds; to go on: --resume")
+        raise typer.Exit(130)
 
 
 @app.command()

@@ -29,10 +29,15 @@ QUIET = {
 }
 
 
+MARK = "FEDKEEL_PROCESS"
+"""Name in the environment of a process, which its helpers inherit, that says what it is part of."""
+
+
 class Federation:
     """SuperLink and SuperNodes on the loopback interface. Leaving it ends all of them.
 
-    Each process leads a group of its own, because Flower's helpers outlive whoever started them.
+    Flower's helpers outlive whoever started them, some in sessions of their own. So each process
+    leads a group, and is marked in its environment.
 
     Args:
         folder: where logs, Flower's own files and the database go.
@@ -144,21 +149,46 @@ class Federation:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 words,
-                env=self.environment,
+                env={**self.environment, MARK: self._mark(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def stop(self, name: str, polite: bool = False) -> None:
-        """End a process and all that it has started."""
+    def stop(self, name: str) -> None:
+        """End a process and all that it has started, at once; nothing of it is left on return."""
         process = self._running.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM if polite else signal.SIGKILL)
-        process.wait(self._patience)
+        end = time.monotonic() + self._patience
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait(self._patience)
+        while (left := self.started(name)) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def started(self, name: str, command: str = "") -> list[int]:
+        """Return the processes that run on behalf of one of the federation's, itself included.
+
+        They are found by their environment, where the system shows it (Linux); elsewhere nothing is
+        found, and Flower's helpers end by themselves when they see that their parent is gone.
+
+        Args:
+            name: which, such as ``superlink`` or ``node-0``.
+            command: only those whose command line holds this.
+        """
+        mark, found = f"{MARK}={self._mark(name)}".encode(), []
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or belongs to somebody else
+                words = (place / "cmdline").read_bytes()
+                ours = mark in (place / "environ").read_bytes().split(b"\0")
+                found += [int(place.name)] if ours and command.encode() in words else []
+        return found
+
+    def _mark(self, name: str) -> str:
+        return f"{self.folder.absolute()}/{name}"
 
     def alive(self, name: str) -> bool:
         """Return whether a process runs."""

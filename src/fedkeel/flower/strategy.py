@@ -98,9 +98,7 @@ class Method(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send the model to the round's nodes, drawn by the seed among those that are there."""
-        if self._server is None:
-            self._begin(arrays)
-        assert self._server is not None
+        server = self._server = self._server or self._begin(arrays)
         count = max(
             int(self._clients * self.fraction_train), min(self.min_train_nodes, self._clients)
         )
@@ -111,9 +109,9 @@ class Method(FedAvg):
         known = [node for node in nodes if node in self._index]
         random = generator(self._seed, "cohort", server_round - 1)
         chosen = random.permutation(np.array(known, dtype=np.int64))[:count]
-        self._sent = server_message(self.plan, self._server, self._lr)
+        self._sent = server_message(self.plan, server, self._lr)
         config["server-round"] = server_round
-        whole = {**self._sent.params, **self._server.buffers}
+        whole = {**self._sent.params, **server.buffers}
         content = RecordDict(
             {
                 self.arrayrecord_key: pack({k: whole[k] for k in self._spec}),
@@ -160,8 +158,8 @@ class Method(FedAvg):
         )
         return pack({k: whole[k] for k in self._spec}), metrics
 
-    def _begin(self, arrays: ArrayRecord) -> None:
-        """Start from the arrays that the app gives."""
+    def _begin(self, arrays: ArrayRecord) -> Server:
+        """Return the server that starts from the arrays that the app gives."""
         found = {k: torch.from_numpy(a.numpy().copy()) for k, a in arrays.items()}
         self._spec = specs(dict(found))
         params: Tree = {k: v for k, v in found.items() if v.is_floating_point()}
@@ -171,8 +169,8 @@ class Method(FedAvg):
         optimiser = self.plan.server_optimiser
         memory[optimiser.name] = optimiser.init_optimiser(params, self._population)
         buffers = {k: v for k, v in found.items() if k not in params}
-        self._server = owned(Server(clone(params), buffers, memory))
         self._table = ServerTable(self.plan, params, self._clients)
+        return owned(Server(clone(params), buffers, memory))
 
     def _read(
         self, server_round: int, replies: list[Message]

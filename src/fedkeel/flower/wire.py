@@ -34,6 +34,10 @@ HEAD, TENSORS = "head", "tensors"
 class WireError(FedkeelError):
     """A message that is not what it should be."""
 
+    def short(self) -> str:
+        """Return it in one line, for the record."""
+        return self.what + (f" got {self.got}" if self.got is not None else "")
+
 
 class Head(Settings):
     """What every message and reply says of itself, beyond its tensors.
