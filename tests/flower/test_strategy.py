@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import uuid
 from collections.abc import Iterable
@@ -13,9 +14,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedkeel.errors import CompositionError
+from fedkeel.flower.processes import NAME, Federation
 from fedkeel.flower.strategy import Method
 from harness import toy_network
 from near import Near, across
+from toys import eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_strategy"
 COUNTS = {11: 30, 22: 10, 33: 20}
@@ -130,6 +133,18 @@ def test_the_same_nodes_in_every_run() -> None:
         chosen.append([[m.metadata.dst_node_id for m in sent] for sent in rounds])
     assert chosen[0] == chosen[1]
     assert {node for (node,) in chosen[0]} == set(COUNTS)
+
+
+@pytest.mark.processes
+def test_the_example_runs_as_it_is_submitted(federation: Federation, patience: float) -> None:
+    """By `flwr run`, on a SuperLink and two SuperNodes."""
+    run = federation.submit(EXAMPLE, {"method": "fedgh+momentum"})
+    assert eventually(lambda: federation.status(run).startswith("finished"), 20 * patience)
+    said = federation.flwr("log", str(run), NAME, "--show")
+    assert federation.status(run) == "finished:completed", said
+    scores = [float(one) for one in re.findall(r"round \d: accuracy ([0-9.]+)", said)]
+    assert len(scores) == 2, said
+    assert scores[1] > 0.1
 
 
 def test_the_example_learns(monkeypatch: pytest.MonkeyPatch) -> None:
