@@ -119,6 +119,26 @@ def keys(
     say(stderr(), f"keys    {out}: ca.crt for every node, node-N for node N, the rest stays here")
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def node(context: typer.Context) -> None:
+    """Start a SuperNode, by flower-supernode's own options, that imports once for all messages."""
+    _installed()
+    import os
+    import sys
+
+    from fedkeel.flower import warm
+
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    if warm.possible():
+        warm.install(warm.HOME)
+        places = [str(warm.HOME), *places]
+    os.environ["PATH"] = os.pathsep.join(places)
+    os.execvp("flower-supernode", ["flower-supernode", *context.args])
+
+
 def _installed() -> None:
     from importlib.util import find_spec
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedkeel.errors import RunError
-from fedkeel.flower import keys
+from fedkeel.flower import keys, warm
 
 NAME = "here"
 """What the SuperLink is called in Flower's own configuration."""
@@ -25,8 +25,10 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
+
+LOOK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""How often a node looks for a message that has come, in seconds; Flower's own is 1."""
 
 
 MARK = "FEDKEEL_PROCESS"
@@ -63,7 +65,10 @@ class Federation:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every process."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        if warm.possible():
+            places = [str(self.folder.absolute() / "warm"), *places]
+        path = os.pathsep.join(places)
         return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
 
     @property
@@ -78,6 +83,8 @@ class Federation:
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
             self._configure()
+            if warm.possible():
+                warm.install(self.folder / "warm")
             self.start_link()
             for number in range(len(self.nodes)):
                 if self.secure:
@@ -142,14 +149,20 @@ class Federation:
             words += ["--auth-supernode-private-key", str(self.keys / f"node-{number}")]
         else:
             words += ["--insecure"]
-        self.start(f"node-{number}", words)
+        self.start(f"node-{number}", words, LOOK)
 
-    def start(self, name: str, words: Sequence[str]) -> None:
-        """Start a process in a group of its own; what it says goes to a log."""
+    def start(self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+        """Start a process in a group of its own; what it says goes to a log.
+
+        Args:
+            name: what to call it.
+            words: its command line.
+            more: of its environment.
+        """
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 words,
-                env={**self.environment, MARK: self._mark(name)},
+                env={**self.environment, **(more or {}), MARK: self._mark(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
