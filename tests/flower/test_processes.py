@@ -131,6 +131,7 @@ def test_the_apps_end_with_a_superlink_that_is_killed(
         assert eventually(lambda: rows(out) >= 2, 9 * patience), federation.tail("superlink")
         (server,) = federation.started("superlink", "flwr-serverapp")
         os.kill(federation.started("superlink", "flower-superlink")[0], signal.SIGKILL)
+        assert eventually(lambda: not federation.alive("superlink"))
         assert eventually(lambda: not alive(server), 2 * ORPHAN + patience)
         assert RunFolder(out).read_run().status == "interrupted"
         with RunFolder(out).alone():  # nobody holds it any more

@@ -53,7 +53,7 @@ class Federation:
         folder: Path,
         nodes: Sequence[str],
         secure: bool = False,
-        patience: float = 60.0,
+        patience: float = 120.0,
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -218,17 +218,22 @@ class Federation:
         """Run one of Flower's commands and return what it prints.
 
         Raises:
-            RunError: it fails.
+            RunError: it fails, or does not return in time.
         """
-        done = subprocess.run(
-            ["flwr", *words],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=self._patience,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                ["flwr", *words],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self._patience,
+                check=False,
+                start_new_session=True,  # an interrupt from the keyboard is not meant for it
+            )
+        except subprocess.TimeoutExpired:
+            got = f"no answer within {self._patience:g} s"
+            raise RunError(f"'flwr {words[0]}' failed.", got=got) from None
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip().splitlines()
             raise RunError(f"'flwr {words[0]}' failed.", got=" ".join(said)[-300:])

@@ -166,8 +166,12 @@ def _alive(federation: Federation, run: int, outcome: Path) -> None:
     Raises:
         RunError: the SuperLink has ended, or the run, without a word of ours.
     """
-    link = federation.alive("superlink")
-    status = federation.status(run) if link else "stopped"
+    link, status = federation.alive("superlink"), "stopped"
+    if link:
+        try:
+            status = federation.status(run)
+        except RunError:  # it is slow to answer; the next look may tell more
+            return
     if (link and not status.startswith("finished")) or outcome.exists():
         return
     raise RunError(
