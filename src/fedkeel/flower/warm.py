@@ -74,6 +74,7 @@ def serve(folder: str, parent: int) -> None:
         listener.bind(aside)
         listener.listen(16)
         os.replace(aside, name)  # whoever finds it can connect
+        _let_go_of_output()
         listener.settimeout(POLL)
         gc.collect()
         gc.freeze()  # copies share these pages
@@ -91,6 +92,14 @@ def serve(folder: str, parent: int) -> None:
             asked.close()
     with suppress(FileNotFoundError):
         os.unlink(name)
+
+
+def _let_go_of_output() -> None:
+    """Hold nobody's output open: what went wrong until now has been said there."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
 
 
 def _lives(pid: int) -> bool:
