@@ -63,6 +63,22 @@ def test_copies_are_what_flower_would_have_started(tmp_path: Path) -> None:
     assert os.listdir(folder) == [warm.PROGRAM]
 
 
+@pytest.mark.processes
+def test_a_node_started_by_hand(tmp_path: Path) -> None:
+    """It is Flower's own program, with Flower's own options, and the stand-in first in its path."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("fedkeel"), "flower", "node", "--help"],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: flower-supernode" in done.stdout
+    assert (tmp_path / ".fedkeel" / "warm" / warm.PROGRAM).stat().st_mode & 0o077 == 0
+
+
 def _words(place: Path) -> str:
     try:
         return (place / "cmdline").read_text()
