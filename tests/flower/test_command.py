@@ -51,7 +51,8 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
 def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
     toy: Path, patience: float, tmp_path: Path
 ) -> None:
-    words = ["flower", "up", toy, "--nodes", "2", "--out", "run", "-s", "rounds=6"]
+    words = ["flower", "up", toy, "--nodes", "2", "--out", "run", "-s", "rounds=200"]
+    words += ["-s", "stop.patience=6", "-s", "stop.rise=0.99"]  # which ends it after round 6
     running, out = Process(*words, folder=tmp_path), tmp_path / "run"
     assert eventually(lambda: rows(out) >= 2, 9 * patience)
     running.send(signal.SIGINT)
@@ -66,7 +67,8 @@ def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
     done = shell(*words, "--resume", "--json", folder=tmp_path, seconds=18 * patience)
     assert done.code == 0, done.err
     assert (done.json["status"], done.json["rounds"]) == ("finished", 6)
-    assert "stop" not in done.json["message"]
+    assert done.json["message"].startswith("ended early after round 6:")
+    assert "ended early after round 6:" in done.err
     assert living(tmp_path) == []
 
 

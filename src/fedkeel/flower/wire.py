@@ -77,7 +77,7 @@ class Head(Settings):
             return cls.model_validate(dict(record))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            name = ".".join(str(part) for part in first["loc"])
+            name = ".".join(str(part) for part in first["loc"]) or "head"
             raise WireError(f"A message's {name!r:.40} is wrong.", why=first["msg"]) from None
 
 
