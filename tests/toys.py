@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -136,6 +136,7 @@ def prepared(
     local: fk.Local | None = None,
     cohort: fk.Cohort | None = None,
     evaluation: fk.Evaluation | None = None,
+    stop: fk.Stop | None = None,
     test: fk.Dataset | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     seed: int = 0,
@@ -152,6 +153,7 @@ def prepared(
         local=local or fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5),
         cohort=cohort or fk.Cohort(clients=per_round),
         evaluation=evaluation or fk.Evaluation(batch_size=16),
+        stop=stop or fk.Stop(),
         engine=config.build(config.Engine, values, "test"),
     )
     more = {} if loss is None else {"loss": loss}
@@ -196,6 +198,18 @@ def command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+def living(folder: Path) -> list[str]:
+    """The command lines of processes that were started for something in a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (place / "environ").read_bytes()
+            if str(folder).encode() in environment or str(folder) in words:
+                found.append(words)
+    return [words for words in found if "pytest" not in words.split("--basetemp")[0]]
 
 
 def eventually(holds: Callable[[], object], seconds: float = 20.0) -> bool:

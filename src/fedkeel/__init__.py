@@ -5,6 +5,7 @@ from fedkeel.config import Engine as Engine
 from fedkeel.config import Evaluation as Evaluation
 from fedkeel.config import Local as Local
 from fedkeel.config import Schedule as Schedule
+from fedkeel.config import Stop as Stop
 from fedkeel.data.dataset import Dataset as Dataset
 from fedkeel.data.dataset import Federation as Federation
 from fedkeel.data.dataset import dataset as dataset

@@ -150,7 +150,7 @@ class RunRecord:
         engine: kind, workers and dtype chosen.
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
-        message: why a run failed or was interrupted, else "".
+        message: why a run failed, was interrupted, or ended before its last round, else "".
         format: version of this layout.
     """
 

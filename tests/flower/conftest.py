@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = text.replace("[engine]", '[engine]\ndtype = "float64"').replace(
         "rounds = 4", "rounds = 2"
     )
-    return experiment(folder, text + "\n[flower]\ndeadline_seconds = 120.0\n")
+    return experiment(folder, text + "\n[flower]\ndeadline_seconds = 600.0\n")
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +43,27 @@ def app(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("app") / "toy"
     export(load(toy), out)
     return out
+
+
+CLIENT = """\
+from pathlib import Path
+
+from bad import app as make
+
+app = make(Path(__file__).with_name("experiment.toml"))
+"""
+
+
+@pytest.fixture(scope="session")
+def misbehaving(toy: Path) -> Callable[[Path, list[str]], None]:
+    """Writes the app of that experiment, changed, with nodes that may misbehave: see `bad`."""
+
+    def write(out: Path, words: list[str]) -> None:
+        export(load(toy, words), out)
+        (out / "federation" / "client.py").write_text(CLIENT)
+        shutil.copyfile(Path(__file__).with_name("bad.py"), out / "bad.py")
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from commands import call, experiment, shell
+from commands import Process, call, experiment, rows, shell
 from fedkeel.config import load
 from fedkeel.records import RunFolder
+from toys import eventually, living
 
 pytestmark = pytest.mark.processes
 
@@ -43,20 +45,31 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     assert record.engine["kind"] == "flower"
     assert record.partition["sizes"] == [32, 32]
     assert "round 1/1" in done.err
-    assert not _mentioning(tmp_path)
+    assert living(tmp_path) == []
 
 
-def _mentioning(folder: Path) -> list[bytes]:
-    """The command lines of processes that know of a folder."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in words and b"pytest" not in words:
-            found.append(words)
-    return found
+def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
+    toy: Path, patience: float, tmp_path: Path
+) -> None:
+    words = ["flower", "up", toy, "--nodes", "2", "--out", "run", "-s", "rounds=200"]
+    words += ["-s", "stop.patience=6", "-s", "stop.rise=0.99"]  # which ends it after round 6
+    running, out = Process(*words, folder=tmp_path), tmp_path / "run"
+    assert eventually(lambda: rows(out) >= 2, 9 * patience)
+    running.send(signal.SIGINT)
+    done = running.wait(9 * patience)
+    assert done.code == 130, done.err
+    assert "stopping after this round" in done.err
+    assert "to go on: --resume" in done.err
+    record, count = RunFolder(out).read_run(), rows(out)
+    assert (record.status, record.message) == ("interrupted", "stopped on request")
+    assert count < 7
+    assert living(tmp_path) == []
+    done = shell(*words, "--resume", "--json", folder=tmp_path, seconds=18 * patience)
+    assert done.code == 0, done.err
+    assert (done.json["status"], done.json["rounds"]) == ("finished", 6)
+    assert done.json["message"].startswith("ended early after round 6:")
+    assert "ended early after round 6:" in done.err
+    assert living(tmp_path) == []
 
 
 def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,36 @@ def test_other_data_and_strange_numbers_are_turned_away(tmp_path: Path) -> None:
     assert sum("its data are not those" in words for words in found.faults) == 2
 
 
+@pytest.mark.parametrize(
+    ("field", "lie"),
+    [
+        ("examples", [10**12, 5]),
+        ("examples", [-1, 5]),
+        ("held", [2**62, 0]),
+        ("shape", [10**9]),
+        ("shape", [10**5, 10**5]),
+        ("classes", 10**15),
+        ("clients", [-1, 1]),
+        ("name", "x" * 10**6),
+    ],
+)
+def test_what_a_node_says_of_itself_is_bounded(tmp_path: Path, field: str, lie: object) -> None:
+    """The server takes memory for it, where it has no data of its own."""
+    made = prepared(clients=federation(2), per_round=2)
+    grid = Near(sites(made, tmp_path, nodes=1))
+
+    def lies(kind: str, reply: RecordDict) -> RecordDict:
+        reply[HEAD][field] = lie
+        return reply
+
+    grid.bends[10**9] = lies
+    found = roster(grid, 2)
+    found.refresh(0.1, everybody)
+    assert found.where() == {}
+    assert len(found.faults) == 1
+    assert "was turned away" in found.faults[0]
+
+
 def test_nobody_there_is_said_after_the_deadline() -> None:
     with pytest.raises(RunError, match="nodes of the federation are not there") as error:
         roster(Near({}), 3).gather(lambda count: count >= 2, "2 clients")

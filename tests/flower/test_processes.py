@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,12 @@ from fedkeel.config import load
 from fedkeel.experiment.checkpoint import packed
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.flower.apps import ORPHAN
 from fedkeel.flower.processes import Federation
+from fedkeel.flower.up import shared
 from fedkeel.method.server import Server
 from fedkeel.records import RunFolder
-from toys import eventually
+from toys import alive, eventually, living
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +56,7 @@ def ended(out: Path) -> bool:
 
 
 def test_a_dozen_methods_end_with_the_same_bits(
-    federation: Federation, app: Path, toy: Path, tmp_path: Path
+    federation: Federation, app: Path, toy: Path, patience: float, tmp_path: Path
 ) -> None:
     """They run at the same time, and each one's clients keep what is theirs."""
     for number, method in enumerate(DOZEN):
@@ -61,7 +64,7 @@ def test_a_dozen_methods_end_with_the_same_bits(
         federation.submit(app, config)
     for number in range(len(DOZEN)):
         out = tmp_path / str(number)
-        assert eventually(lambda out=out: ended(out), 300), federation.tail("superlink")
+        assert eventually(lambda out=out: ended(out), 30 * patience), federation.tail("superlink")
     for number, method in enumerate(DOZEN):
         found = RunFolder(tmp_path / str(number))
         assert found.read_run().status == "finished", found.read_run().message
@@ -70,39 +73,80 @@ def test_a_dozen_methods_end_with_the_same_bits(
         same_as_sequential(toy, tmp_path / str(number), [f"method={method}"])
 
 
-def serverapps(run: Path) -> list[int]:
-    """The processes of ServerApps."""
-    found = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            try:
-                words = (place / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"flwr-serverapp" in words:
-                found.append(int(place.name))
-    return found
+@contextmanager
+def frozen(federation: Federation) -> Iterator[None]:
+    """Stop the nodes for a moment: no run can end in it."""
+    pids = [pid for number in range(2) for pid in federation.started(f"node-{number}")]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def test_server_and_superlink_killed(
-    federation: Federation, app: Path, toy: Path, tmp_path: Path
+    federation: Federation, app: Path, toy: Path, patience: float, tmp_path: Path
 ) -> None:
     """SCAFFOLD, whose clients keep something, goes on with the same bits after both."""
-    out, words = tmp_path / "run", ["method=scaffold", "rounds=3"]
+    out, words = tmp_path / "run", ["method=scaffold", "rounds=6"]
     config = {"out": str(out), "settings": ";".join(words), "resume": True}
+
+    def under_way(count: int) -> None:
+        assert eventually(lambda: rows(out) >= count, 9 * patience), federation.tail("superlink")
+
     federation.submit(app, config)
-    assert eventually(lambda: rows(out) >= 2, 120), federation.tail("superlink")
-    time.sleep(0.5)  # the checkpoint is written after the row
-    for pid in serverapps(out):
-        os.kill(pid, signal.SIGKILL)
-    assert not ended(out)
+    under_way(2)
+    with frozen(federation):
+        apps = federation.started("superlink", "flwr-serverapp")
+        assert len(apps) == 1
+        os.kill(apps[0], signal.SIGKILL)
+        assert eventually(lambda: not alive(apps[0]))
+        assert RunFolder(out).read_run().status == "running"
     federation.submit(app, config)
-    assert eventually(lambda: rows(out) >= 3, 120), federation.tail("superlink")
-    time.sleep(0.5)
-    if not ended(out):
+    under_way(rows(out) + 1)
+    with frozen(federation):
+        assert federation.started("superlink", "flwr-serverapp")
         federation.stop("superlink")
+        assert federation.started("superlink") == []
+        assert RunFolder(out).read_run().status == "running"
+        assert rows(out) < 7
         federation.start_link()
-        federation.submit(app, config)
-    assert eventually(lambda: ended(out), 120), federation.tail("superlink")
-    assert RunFolder(out).read_run().status == "finished"
+    federation.submit(app, config)
+    assert eventually(lambda: ended(out), 18 * patience), federation.tail("superlink")
+    assert RunFolder(out).read_run().status == "finished", RunFolder(out).read_run().message
     same_as_sequential(toy, out, words)
+
+
+def test_the_apps_end_with_a_superlink_that_is_killed(
+    app: Path, patience: float, tmp_path: Path
+) -> None:
+    """Nobody asks them to: they see it; then the run can be gone on with."""
+    out, nodes = tmp_path / "run", [f'{one} state="{tmp_path / "state"}"' for one in shared(1)]
+    with Federation(tmp_path / "federation", nodes) as federation:
+        federation.submit(app, {"out": str(out), "settings": "rounds=1000"})
+        assert eventually(lambda: rows(out) >= 2, 9 * patience), federation.tail("superlink")
+        (server,) = federation.started("superlink", "flwr-serverapp")
+        os.kill(federation.started("superlink", "flower-superlink")[0], signal.SIGKILL)
+        assert eventually(lambda: not federation.alive("superlink"))
+        assert eventually(lambda: not alive(server), 2 * ORPHAN + patience)
+        assert RunFolder(out).read_run().status == "interrupted"
+        with RunFolder(out).alone():  # nobody holds it any more
+            pass
+    assert living(tmp_path) == []
+
+
+def test_nothing_is_left_of_a_federation(app: Path, patience: float, tmp_path: Path) -> None:
+    """Also of its helpers in sessions of their own, in the middle of a run."""
+    out, nodes = tmp_path / "run", [f'{one} state="{tmp_path / "state"}"' for one in shared(1)]
+    with Federation(tmp_path / "federation", nodes) as federation:
+        federation.submit(app, {"out": str(out), "settings": "rounds=1000"})
+        assert eventually(lambda: rows(out) >= 1, 9 * patience), federation.tail("superlink")
+        names = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flower-supernode")
+        seen = living(tmp_path)
+        assert all(any(name in words for words in seen) for name in names)
+    assert living(tmp_path) == []
+    assert RunFolder(out).read_run().status == "running"  # it was killed, and can be gone on with

@@ -2,111 +2,118 @@
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
-import time
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from commands import rows
 from fedkeel.errors import RunError
 from fedkeel.flower import keys
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.up import shared
-from fedkeel.records import RunFolder
+from fedkeel.records import RoundRecord, RunFolder
 from toys import eventually
+from wires import Counter, counted, gate
 
 
-class Counter:
-    """Passes a port on to another one, and counts what goes through."""
-
-    def __init__(self, target: int) -> None:
-        self.up = self.down = 0
-        self._target, self._stop = target, threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        self._listener.settimeout(0.1)
-        while not self._stop.is_set():
-            try:
-                here, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            there = socket.create_connection(("127.0.0.1", self._target))
-            thread = threading.Thread(target=self._pass, args=(here, there))
-            self._threads.append(thread)
-            thread.start()
-
-    def _pass(self, here: socket.socket, there: socket.socket) -> None:
-        with here, there:
-            while not self._stop.is_set():
-                ready, _, _ = select.select([here, there], [], [], 0.1)
-                for one in ready:
-                    try:
-                        data = one.recv(1 << 16)
-                        (there if one is here else here).sendall(data)
-                    except OSError:
-                        return
-                    if not data:
-                        return
-                    self.up += len(data) if one is here else 0
-                    self.down += len(data) if one is there else 0
-
-    def close(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-
-@contextmanager
-def counted(port: int) -> Iterator[Counter]:
-    counter = Counter(port)
-    try:
-        yield counter
-    finally:
-        counter.close()
-
-
-def test_tls_and_keys(app: Path, tmp_path: Path) -> None:
-    """A stranger's node with a key of its own, and one that expects another authority, stay out."""
-    nodes = [f'{one} state="{tmp_path / "state"}"' for one in shared(1)] * 3
-    federation = Federation(tmp_path / "federation", nodes[:1], secure=True)
-    with federation:
+@pytest.fixture(scope="module")
+def secured(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Federation, Counter, list[str], int]]:
+    """A SuperLink behind a gate, whose one node's bytes are counted on their way to the gate."""
+    folder = tmp_path_factory.mktemp("secured")
+    nodes = [f'{one} state="{folder / "state"}"' for one in shared(1)] * 3
+    with ExitStack() as stack:
+        federation = Federation(folder / "federation", nodes[:1], secure=True)
+        stack.enter_context(federation)
         federation.nodes = nodes
-        keys.make(tmp_path / "others", ["127.0.0.1"], 1)
-        right, wrong = str(federation.keys / keys.CA), str(tmp_path / "others" / keys.CA)
-        stranger = str(tmp_path / "others" / "node-0")
-        known = str(federation.keys / "node-0")
-        flag = "--auth-supernode-private-key"
-        federation.start_node(1, more=["--root-certificates", right, flag, stranger])
-        federation.start_node(2, more=["--root-certificates", wrong, flag, known])
-        out = tmp_path / "run"
-        settings = "rounds=1; model.args.hidden=[20000]; method=scaffold; cohort.clients=3"
-        with counted(federation.port) as wire:
-            federation.stop("node-0")
-            federation.start_node(0, link=f"127.0.0.1:{wire.port}")
-            federation.submit(app, {"out": str(out), "settings": settings})
-            assert eventually(lambda: rows(out) >= 2, 120), federation.tail("superlink")
-            time.sleep(0.5)
-            up, down = wire.up, wire.down
-        assert not federation.alive("node-1")
-        log = (federation.folder / "node-2.log").read_text()
-        assert "CERTIFICATE_VERIFY_FAILED" in log or "certificate verify failed" in log
-        row = RunFolder(out).rows()[1]
-        assert row.faults == {}
-        assert RunFolder(out).read_run().engine["workers"] == 1
+        port, refused = stack.enter_context(gate(federation.port, federation.keys))
+        wire = stack.enter_context(counted(port))
+        federation.stop("node-0")
+        federation.start_node(0, link=f"127.0.0.1:{wire.port}")
+        yield federation, wire, refused, port
+
+
+def made(federation: Federation, app: Path, out: Path, words: str, patience: float) -> RoundRecord:
+    """The first round of a run of one client with a model of two megabytes."""
+    big = "rounds=1; model.args.hidden=[20000]; partition.clients=1; cohort.clients=1; "
+    big += "partition.kind=iid; "
+    federation.submit(app, {"out": str(out), "settings": big + words})
+    folder = RunFolder(out)
+    assert eventually(
+        lambda: folder.exists() and folder.read_run().status != "running", 20 * patience
+    ), federation.tail("superlink")
+    assert folder.read_run().status == "finished", folder.read_run().message
+    assert folder.read_run().engine["workers"] == 1
+    row = folder.rows()[1]
+    assert row.faults == {}
+    return row
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["scaffold", "quantise", "topk(fraction=0.05)"])
+def test_bytes_on_the_wire_are_those_of_the_record(
+    secured: tuple[Federation, Counter, list[str], int],
+    app: Path,
+    patience: float,
+    tmp_path: Path,
+    method: str,
+) -> None:
+    """Through TLS, on real sockets: what comes on top is the framework's framing."""
+    federation, wire, _, _ = secured
+    up, down = wire.up, wire.down
+    row = made(federation, app, tmp_path / "run", f"method={method}", patience)
+    up, down = wire.up - up, wire.down - down
     sent, received = sum(row.bytes_down.values()), sum(row.bytes_up.values())
-    assert sent > 3_000_000
+    model = row.bytes_down["model"]
+    assert model > 1_500_000
     assert sent < down < 1.02 * sent + 100_000
     assert received < up < 1.02 * received + 100_000
+    share = {"scaffold": 2.0, "quantise": 1 / 8, "topk(fraction=0.05)": 0.15}[method]
+    assert received < 1.05 * share * model
+
+
+@pytest.mark.processes
+def test_strangers_stay_out(
+    secured: tuple[Federation, Counter, list[str], int], patience: float, tmp_path: Path
+) -> None:
+    """A key that is not registered, another authority, no TLS; and who comes by the nodes' way."""
+    federation, _, refused, port = secured
+    keys.make(tmp_path / "others", ["127.0.0.1"], 1)
+    right, wrong = str(federation.keys / keys.CA), str(tmp_path / "others" / keys.CA)
+    flag, link = "--auth-supernode-private-key", f"127.0.0.1:{port}"
+    stranger, known = str(tmp_path / "others" / "node-0"), str(federation.keys / "node-0")
+    federation.start_node(1, link, ["--root-certificates", right, flag, stranger])
+    federation.start_node(2, link, ["--root-certificates", wrong, flag, known])
+    logs = [federation.folder / f"node-{number}.log" for number in (1, 2)]
+    assert eventually(lambda: not federation.alive("node-1"), 4 * patience)
+    assert eventually(
+        lambda: "certificate verify failed" in logs[1].read_text().lower().replace("_", " "),
+        4 * patience,
+    )
+    federation.stop("node-2")
+    federation.start_node(2, link, ["--insecure"])
+    assert eventually(lambda: "retrying" in logs[1].read_text()[-3000:].lower(), 4 * patience)
+    federation.stop("node-2")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "gate"\n\n[superlink.gate]\naddress = "{link}"\n'
+        f'root-certificates = "{right}"\n'
+    )
+    for words in (["supernode", "register", f"{stranger}.pub", "gate"], ["list", "gate"]):
+        done = subprocess.run(
+            ["flwr", *words],
+            env={**federation.environment, "FLWR_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=4 * patience,
+            check=False,
+        )
+        assert done.returncode != 0
+    assert {path.split("/")[2] for path in refused} == {"control"}
 
 
 def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:

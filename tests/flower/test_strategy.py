@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import uuid
 from collections.abc import Iterable
@@ -12,13 +13,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from fedkeel.errors import CompositionError
+from fedkeel.errors import CompositionError, RunError
+from fedkeel.flower.processes import NAME, Federation
 from fedkeel.flower.strategy import Method
 from harness import toy_network
 from near import Near, across
+from toys import eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_strategy"
-COUNTS = {11: 30, 22: 10, 33: 20}
+LAST = 2**64 - 33
+COUNTS = {11: 30, 2**63 + 22: 10, LAST: 20}
+"""Examples by node: ids are whole numbers of 64 bits, without a sign."""
 
 
 class Plain(Near):
@@ -107,18 +112,42 @@ def test_methods_that_change_clients_are_refused(method: str) -> None:
 
 def test_what_is_not_finite_or_of_another_form_is_left_out() -> None:
     told = moves()
-    alone = {11: told[11], 22: told[22]}
-    told[33] = {k: v * np.inf for k, v in told[33].items()}
+    alone = {node: told[node] for node in list(COUNTS)[:2]}
+    told[LAST] = {k: v * np.inf for k, v in told[LAST].items()}
     found = played("fedavg", told, rounds=1)
     expected = played("fedavg", alone, rounds=1)
     for name in toy_network().params:
         assert np.allclose(found.last[name], expected.last[name], rtol=0, atol=1e-12)
     told = moves()
-    told[33] = {"fc1.bias": np.zeros((2, 6))}  # broadcasts to another shape
+    told[LAST] = {"fc1.bias": np.zeros((2, 6))}  # broadcasts to another shape
     found = played("fedavg", told, rounds=1)
-    assert "has another form" in found.faults[1][33]
+    assert "has another form" in found.faults[1][LAST]
     for name in toy_network().params:
         assert np.allclose(found.last[name], expected.last[name], rtol=0, atol=1e-12)
+
+
+def test_a_node_that_comes_back_takes_the_place_of_one_that_is_gone() -> None:
+    told = moves()
+    strategy, grid = Method("fedavg", clients=3), Plain(told)
+    arrays = ArrayRecord(dict(toy_network().params))
+
+    def asked() -> list[int]:
+        sent = strategy.configure_train(1, arrays, ConfigRecord(), grid)
+        return [message.metadata.dst_node_id for message in sent]
+
+    assert asked() == sorted(COUNTS)
+    grid.moves = {44: told[LAST], **{node: told[node] for node in list(COUNTS)[:2]}}
+    assert asked() == [11, 44, 2**63 + 22]
+    grid.moves = {**grid.moves, 55: {}}
+    assert asked() == [11, 44, 2**63 + 22]  # there are three clients
+
+
+def test_too_few_nodes_are_waited_for_and_not_for_ever() -> None:
+    strategy = Method("fedavg", clients=3, wait=0.3)
+    arrays = ArrayRecord(dict(toy_network().params))
+    with pytest.raises(RunError, match="are not there") as error:
+        strategy.configure_train(1, arrays, ConfigRecord(), Plain({11: {}}))
+    assert len(error.value.lines()) <= 4
 
 
 def test_the_same_nodes_in_every_run() -> None:
@@ -130,6 +159,18 @@ def test_the_same_nodes_in_every_run() -> None:
         chosen.append([[m.metadata.dst_node_id for m in sent] for sent in rounds])
     assert chosen[0] == chosen[1]
     assert {node for (node,) in chosen[0]} == set(COUNTS)
+
+
+@pytest.mark.processes
+def test_the_example_runs_as_it_is_submitted(federation: Federation, patience: float) -> None:
+    """By `flwr run`, on a SuperLink and two SuperNodes."""
+    run = federation.submit(EXAMPLE, {"method": "fedgh+momentum"})
+    assert eventually(lambda: federation.status(run).startswith("finished"), 20 * patience)
+    said = federation.flwr("log", str(run), NAME, "--show")
+    assert federation.status(run) == "finished:completed", said
+    scores = [float(one) for one in re.findall(r"round \d: accuracy ([0-9.]+)", said)]
+    assert len(scores) == 2, said
+    assert scores[1] > 0.1
 
 
 def test_the_example_learns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def up(
             {
                 "run_dir": str(out),
                 "status": done.status,
+                "message": done.message,
                 "rounds": rows[-1].round,
                 "best": max(row.test.top1 for row in rows if row.test is not None),
                 "last": [row.test.top1 for row in rows if row.test is not None][-1],
@@ -73,11 +74,16 @@ def up(
                 "faults": {row.round: row.faults for row in rows if row.faults},
             }
         )
+    if done.message:
+        say(console, done.message)
     for row in done.rows:
         for words, clients in row.faults.items():
             say(console, f"round {row.round}: {words}: clients {clients}")
     say(console, f"run     {out}")
     say(console, f"report  {page}")
+    if done.status == "interrupted":
+        say(console, f"after {done.rows[-1].round} of {chosen.rounds} rounds; to go on: --resume")
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -111,6 +117,26 @@ def keys(
 
     make(out, host, nodes, days)
     say(stderr(), f"keys    {out}: ca.crt for every node, node-N for node N, the rest stays here")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def node(context: typer.Context) -> None:
+    """Start a SuperNode, by flower-supernode's own options, that imports once for all messages."""
+    _installed()
+    import os
+    import sys
+
+    from fedkeel.flower import warm
+
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    if warm.possible():
+        warm.install(warm.HOME)
+        places = [str(warm.HOME), *places]
+    os.environ["PATH"] = os.pathsep.join(places)
+    os.execvp("flower-supernode", ["flower-supernode", *context.args])
 
 
 def _installed() -> None:

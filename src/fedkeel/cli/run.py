@@ -54,6 +54,7 @@ def run(
             {
                 "run_dir": str(out),
                 "status": result.record.status,
+                "message": result.record.message,
                 "rounds": result.rows[-1].round,
                 "best": result.best,
                 "last": result.last,
@@ -66,6 +67,8 @@ def run(
         from fedkeel.report.tables import to_text
 
         Console().print(to_text(Comparison([result]).rows))
+    if result.record.status == "finished" and result.record.message:
+        say(console, result.record.message)
     say(console, f"run     {out}")
     say(console, f"report  {page}")
     if result.record.status == "interrupted":

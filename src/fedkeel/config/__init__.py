@@ -6,6 +6,7 @@ that file again repeats the run.
 """
 
 from fedkeel.config.base import Settings
+from fedkeel.config.flower import Flower
 from fedkeel.config.settings import (
     Buffers,
     Cohort,
@@ -14,7 +15,6 @@ from fedkeel.config.settings import (
     Engine,
     Evaluation,
     Experiment,
-    Flower,
     Local,
     Model,
     Partition,
@@ -23,6 +23,7 @@ from fedkeel.config.settings import (
     Weights,
 )
 from fedkeel.config.space import Choices, Metric, Range, Space, Value
+from fedkeel.config.stop import Stop
 from fedkeel.config.toml import build, load, meant, override, paths, to_toml
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Schedule",
     "Settings",
     "Space",
+    "Stop",
     "Value",
     "Weights",
     "build",

@@ -8,7 +8,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedkeel.config.base import Settings
+from fedkeel.config.flower import Flower
 from fedkeel.config.space import Space
+from fedkeel.config.stop import Stop
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
@@ -267,7 +269,7 @@ class Evaluation(Settings):
         batch_size: examples in one forward pass.
         clients_every: evaluate every client's own examples (those held out, where the partition
             holds some out) after every so many rounds; 0 does so after the last round only.
-        target: test accuracy in (0, 1] for "rounds to target"; None shows none.
+        target: test accuracy in (0, 1] for "rounds to target"; None takes `stop.target`.
     """
 
     every: int = Field(1, ge=1)
@@ -320,38 +322,6 @@ class Engine(Settings):
         return self
 
 
-class Flower(Settings):
-    """How rounds are run in a Flower federation. Results depend on it only where nodes fail.
-
-    Args:
-        deadline_seconds: a round, or an evaluation, waits at most so long for its clients.
-        quorum: share of the selected clients that have to answer by then, in (0, 1]; with fewer the
-            run stops, and can go on later.
-        enough: share of the selected clients with whose answers a round ends, in (0, 1]. Less than
-            1 is over-selection: select more than are needed, and take the first.
-        screen: a reply is left out where the norm of its update, or of a part's message, is more
-            than so many times the median of the round.
-        poll_seconds: time between looks at what has come.
-        message_mb: the largest message that is sent, in 10^6 bytes.
-        secure_aggregation: whether the server may see sums of updates alone. It is refused: Flower
-            has SecAgg+ for its older interface only.
-    """
-
-    deadline_seconds: float = Field(600.0, gt=0.0)
-    quorum: float = Field(0.5, gt=0.0, le=1.0)
-    enough: float = Field(1.0, gt=0.0, le=1.0)
-    screen: float = Field(1000.0, gt=1.0)
-    poll_seconds: float = Field(0.2, gt=0.0)
-    message_mb: float = Field(1000.0, gt=0.0)
-    secure_aggregation: bool = False
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.enough < self.quorum:
-            raise ValueError("'enough' must be at least 'quorum'")
-        return self
-
-
 class Compare(Settings):
     """What ``fedkeel compare`` runs.
 
@@ -377,6 +347,7 @@ class Run(Settings):
         local: local training.
         cohort: participation.
         evaluation: when the global model is evaluated.
+        stop: when the run ends before its last round.
         engine: what runs the clients.
         flower: how rounds are run in a Flower federation.
     """
@@ -389,6 +360,7 @@ class Run(Settings):
     local: Local
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()
+    stop: Stop = Stop()
     engine: Engine = Engine()
     flower: Flower = Flower()
 

@@ -24,7 +24,7 @@ from fedkeel.engine.actor import Actor, Cohort, Found
 from fedkeel.engine.buffers import Buffers, Layout, Spec, private, specs
 from fedkeel.engine.cluster import carried, connected, reason
 from fedkeel.engine.loop import examples
-from fedkeel.engine.pieces import ATTEMPTS, Evaluate, Piece, Tasks, Train
+from fedkeel.engine.pieces import ATTEMPTS, Piece, Tasks, Train
 from fedkeel.engine.rounds import RoundBuffers, flat, kept_spec
 from fedkeel.engine.world import Split, Tick, Trained, World
 from fedkeel.errors import RunError
@@ -218,14 +218,13 @@ class Ray:
             return
         if found.error is not None:
             raise pieces.raised(found.error)
-        if isinstance(piece, Evaluate):
-            assert scores is not None
+        if isinstance(piece, Train):
+            self._rounds.rows.unpack(found.rows, [job.row for job in piece.jobs])
+            if not piece.survey:
+                tick(len(piece.jobs))
+        elif scores is not None:
             for start, rows in found.scores.items():
                 scores.numpy()[start : start + len(rows)] = rows
-            return
-        self._rounds.rows.unpack(found.rows, [job.row for job in piece.jobs])
-        if not piece.survey:
-            tick(len(piece.jobs))
 
     def _replace(self, worker: _Worker, tasks: Tasks, error: Exception) -> None:
         """Start a new actor in place of one that died, and give out its work again."""

@@ -34,6 +34,7 @@ def run(
     seed: int = 0,
     weights: config.Weights | None = None,
     evaluation: config.Evaluation | None = None,
+    stop: config.Stop | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
@@ -54,6 +55,7 @@ def run(
         seed: seed of the initial model, the cohorts and the batches.
         weights: how clients count in the mean; None takes what the method states.
         evaluation: when the model is evaluated.
+        stop: when the run ends before its last round; None never.
         engine: what runs the clients.
         cohort: participation in full, in place of the two above.
         out: run folder; None keeps the run in memory.
@@ -74,6 +76,7 @@ def run(
         local=local,
         cohort=_cohort(cohort, participation, clients_per_round),
         evaluation=evaluation or config.Evaluation(),
+        stop=stop or config.Stop(),
         engine=engine or config.Engine(),
     )
     prepared = prepare(settings, _ingredients(task, clients, test))
@@ -95,6 +98,7 @@ def compare(
     seed: int = 0,
     weights: config.Weights | None = None,
     evaluation: config.Evaluation | None = None,
+    stop: config.Stop | None = None,
     engine: config.Engine | None = None,
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
@@ -116,6 +120,7 @@ def compare(
         seed: the first seed.
         weights: as in `run`. None compares each method with its paper's weights.
         evaluation: as in `run`.
+        stop: as in `run`; each run ends by itself.
         engine: as in `run`.
         cohort: as in `run`.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
@@ -132,6 +137,7 @@ def compare(
         local=local,
         cohort=_cohort(cohort, participation, clients_per_round),
         evaluation=evaluation or config.Evaluation(),
+        stop=stop or config.Stop(),
         engine=engine or config.Engine(),
     )
     ingredients = _ingredients(task, clients, test)

@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedkeel import config
 from fedkeel.clock import Clock, shares
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
-from fedkeel.engine.loop import evaluated
-from fedkeel.engine.world import Account, Engine, Split, Trained
+from fedkeel.engine.world import Account, Engine, Trained
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.checkpoint import packed, unpacked
+from fedkeel.experiment.early import Early
 from fedkeel.experiment.engines import make
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.manifest import describe_run
 from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_rate
 from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.experiment.scores import on_clients, on_test
 from fedkeel.experiment.table import ServerTable
 from fedkeel.method.context import Message
 from fedkeel.method.server import (
@@ -39,8 +38,7 @@ from fedkeel.method.server import (
     server_round,
     surveyed,
 )
-from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Scores, Status
-from fedkeel.task.metrics import by_group
+from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Status
 from fedkeel.tree import Tree, nbytes
 
 
@@ -103,13 +101,14 @@ class Run:
         self._watcher = watcher or Silent()
         self._server = owned(prepared.server)
         self._rows: list[RoundRecord] = []
+        self._early = Early(self._settings.stop)
         self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
         self._saved = time.monotonic()
         self._clock = Clock()
 
     def execute(self, record: RunRecord, resume: bool) -> Result:
-        """Make all rounds that are still to be made.
+        """Make all rounds that are still to be made, or those until an early end.
 
         The first interrupt (Ctrl-C, or a polite kill) ends the run after the round at hand, with
         everything saved; a second one ends it at once, and loses that round.
@@ -134,7 +133,7 @@ class Run:
                 self._begin(engine, resume)
                 label = f"{record.method} seed {record.seed}"
                 self._watcher.begin(label, rounds, self._server.round)
-                while self._server.round < rounds and not stop.is_set():
+                while not (self._server.round >= rounds or self._early.reason or stop.is_set()):
                     self._round(engine)
             except FedkeelError as error:
                 self._finish(record, "failed", str(error.what), engine)
@@ -143,7 +142,8 @@ class Run:
                 self._finish(record, "interrupted", "stopped in the middle of a round", None)
                 raise
             if self._server.round < rounds:
-                status, message = "interrupted", "stopped on request"
+                message = self._early.reason or "stopped on request"
+                status = "finished" if self._early.reason else "interrupted"
             return self._finish(record, status, message, engine)
 
     @contextmanager
@@ -172,14 +172,18 @@ class Run:
             engine.restore(saved.arrays)
             self._table.restore(saved.arrays)
             self._rows = self._folder.keep_rows(saved.round)
+            for row in self._rows:
+                self._early.see(row)
             self._clock = Clock()
             return
         if self._folder is not None:
             self._folder.keep_rows(-1)
         self._clock = Clock()
-        test, sources = self._test(engine)
+        test, sources = on_test(engine, self._world, self._server)
         self._clock.lap("evaluation")
-        self._add(RoundRecord(0, test=test, sources=sources, seconds=self._clock.restart()))
+        row = RoundRecord(0, test=test, sources=sources, seconds=self._clock.restart())
+        self._early.see(row)
+        self._add(row)
 
     def _round(self, engine: Engine) -> None:
         """Make one round, record it, and save where it is time to."""
@@ -223,14 +227,7 @@ class Run:
         clock.lap("server")
         row = self._record(number, lr, chosen, trained, result, message)
         clock.lap("records")
-        last = number == self._settings.rounds
-        evaluation = self._settings.evaluation
-        if last or number % evaluation.every == 0:
-            test, sources = self._test(engine)
-            row = replace(row, test=test, sources=sources)
-        every = evaluation.clients_every
-        if last or (every and number % every == 0):
-            row = replace(row, per_client=self._per_client(engine))
+        row = self._evaluated(engine, row)
         clock.lap("evaluation")
         spent = clock.restart()
         training = shares("train", spent.pop("train"), trained.seconds)
@@ -238,6 +235,19 @@ class Run:
         self._add(row)
         self._watcher.row(row)
         self._save(engine, due=self._settings.engine.checkpoint_seconds)
+
+    def _evaluated(self, engine: Engine, row: RoundRecord) -> RoundRecord:
+        """Return the row of a round with the scores that are due: all of them after the last."""
+        world, server, evaluation = self._world, self._server, self._settings.evaluation
+        last = row.round == self._settings.rounds
+        if last or row.round % evaluation.every == 0:
+            test, sources = on_test(engine, world, server)
+            row = replace(row, test=test, sources=sources)
+        every = evaluation.clients_every
+        last = last or self._early.see(row)
+        if last or (every and row.round % every == 0):
+            row = replace(row, per_client=on_clients(engine, world, server))
+        return row
 
     def _ask(self, engine: Engine, message: Message, chosen: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""
@@ -293,28 +303,6 @@ class Run:
             faults={},
             lost=[],
         )
-
-    def _test(self, engine: Engine) -> tuple[Scores, dict[str, Scores]]:
-        """Return the scores on the test set, and by source where there are several."""
-        measured, group, groups = self._measure(engine, "test")
-        everything = by_group(measured, torch.zeros_like(group), 1)[0]
-        if groups == 1:
-            return everything, {}
-        names = self._world.test.sources
-        return everything, dict(zip(names, by_group(measured, group, groups), strict=True))
-
-    def _per_client(self, engine: Engine) -> dict[str, list[float]]:
-        """Return the scores on each client's own examples, as columns."""
-        found = by_group(*self._measure(engine, "clients"))
-        columns = ("examples", "top1", "top3", "loss")
-        return {name: [float(getattr(s, name) or 0.0) for s in found] for name in columns}
-
-    def _measure(self, engine: Engine, split: Split) -> tuple[Tensor, Tensor, int]:
-        _, group, groups = evaluated(self._world, split)
-        buffers = self._server.buffers or self._world.bench.network.buffers
-        measured = engine.evaluate(self._server.params, buffers, split)
-        there = ~measured[:, 0].isnan()  # a node that does not answer measures nothing
-        return measured[there], torch.from_numpy(group)[there], groups
 
     def _add(self, row: RoundRecord) -> None:
         self._rows.append(row)
@@ -424,7 +412,8 @@ def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Wa
     server = unpacked(saved.arrays, prepared.server, saved.round)
     rows = folder.rows()
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
-    watcher.begin(f"{found.method} seed {found.seed}", found.rounds, found.rounds)
+    done = rows[-1].round if rows else 0
+    watcher.begin(f"{found.method} seed {found.seed}", found.rounds, done)
     for row in rows[-1:]:
         watcher.row(row)
     watcher.end(reused=True)

@@ -68,7 +68,7 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         },
         local=_local_words(world.bench.local),
         participation=_participation_words(prepared),
-        target=settings.evaluation.target,
+        target=settings.evaluation.target or settings.stop.target,
         engine=engine or choose(prepared),
         environment=environment(),
         estimate=asdict(estimate(prepared)),

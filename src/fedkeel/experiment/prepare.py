@@ -381,6 +381,8 @@ def _key(prepared: Prepared) -> str:
     for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
         settings.pop(name, None)
     settings["engine"] = {"dtype": prepared.settings.engine.dtype}
+    if prepared.settings.stop == config.Stop():
+        settings.pop("stop")
     world = prepared.world
     digest = hashlib.blake2b(digest_size=8)
     facts = {

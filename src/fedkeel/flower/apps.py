@@ -6,7 +6,10 @@ Flower starts a process for every message of a node: nothing lives from one to t
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +30,28 @@ from fedkeel.own import one_line
 RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
 
+ORPHAN = 10.0
+"""Seconds that a ServerApp has to end once the SuperLink that started it is gone."""
+
 Handler = Callable[[Site, RecordDict], RecordDict]
+
+
+class Watched(ClientApp):
+    """A ClientApp that ends its process where its reply is no longer wanted.
+
+    Flower's heartbeats go on while an app hangs, and its node would never be free again. The end
+    comes from a thread that needs nothing of Python: a model that never returns is ended too. Where
+    it hung is said in the SuperNode's output.
+    """
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message, or end the process when the message has lived its time."""
+        left = message.metadata.created_at + message.metadata.ttl - time.time()
+        faulthandler.dump_traceback_later(max(left, 1.0), exit=True, file=2)
+        try:
+            return super().__call__(message, context)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -37,7 +61,7 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
         file: the experiment, the same at the server and on every node.
         mods: Flower's own middlewares, the first one outermost.
     """
-    file, app = Path(file), ClientApp(mods=list(mods))
+    file, app = Path(file), Watched(mods=list(mods))
 
     def register(where: Callable[..., object], handler: Handler) -> None:
         def handle(message: Message, context: Context) -> Message:
@@ -62,6 +86,7 @@ def server_app(file: Path | str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        _end_with_the_superlink()
         try:
             told(grid, read(file, context), options(context))
         except FedkeelError as error:
@@ -88,11 +113,7 @@ def read(file: Path, context: Context) -> Experiment:
 
 
 def _answered(file: Path, message: Message, context: Context, handler: Handler) -> Message:
-    """Return the reply to a message, and end the process where none is wanted any more."""
-    left = message.metadata.created_at + message.metadata.ttl - time.time()
-    watchdog = threading.Timer(max(left, 1.0), os._exit, (70,))
-    watchdog.daemon = True
-    watchdog.start()
+    """Return the reply to a message."""
     try:
         found = site(read(file, context), dict(context.node_config))
         reply = Message(handler(found, message.content), reply_to=message)
@@ -105,9 +126,28 @@ def _answered(file: Path, message: Message, context: Context, handler: Handler) 
         said = type(error).__name__
     else:
         return reply
-    finally:
-        watchdog.cancel()
     return Message(Error(RAISED, said[:200]), reply_to=message)
+
+
+def _end_with_the_superlink() -> None:
+    """End this process when the one that started it is gone, as Flower asks its apps to.
+
+    Flower asks by one interrupt, which a run takes as the wish to stop after the round at hand; but
+    nobody is left to answer. It would wait for ever, and nobody could go on with the run folder.
+    """
+    parent = os.getppid()
+    if "--parent-pid" not in sys.argv or str(parent) not in sys.argv:
+        return  # it was not started by Flower's own processes
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(ORPHAN / 2)
+        os._exit(70)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _hello(site: Site, content: RecordDict) -> RecordDict:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedkeel.config import Flower
+from fedkeel.errors import RunError
+
+T = TypeVar("T")
 
 TRAIN, SURVEY, EVALUATE, HELLO = "train", "train.survey", "evaluate", "query.hello"
 """Types of messages, with their actions."""
@@ -49,7 +55,7 @@ class Exchange:
 
     def online(self) -> list[int]:
         """Return the ids of the nodes that are connected, ascending."""
-        return sorted(self._grid.get_node_ids())
+        return sorted(self._bounded(lambda: list(self._grid.get_node_ids())))
 
     def ask(
         self,
@@ -78,14 +84,14 @@ class Exchange:
                 waiting[asked[node]] = node
                 continue
             message = Message(content, node, kind, ttl=seconds + GRACE)
-            numbers = list(self._grid.push_messages([message]))
+            numbers = self._push(message)
             if not numbers or not numbers[0]:  # Flower says None where it did not take the message
                 yield Reply(node, None, "the message could not be handed to Flower")
             else:
                 waiting[numbers[0]] = node
         while waiting and not done():
             came = False
-            for message in self._grid.pull_messages(list(waiting)):
+            for message in self._pull(waiting):
                 number = message.metadata.reply_to_message_id
                 if number in waiting:  # and not a second reply to the same order
                     came = True
@@ -104,12 +110,47 @@ class Exchange:
         if not self._open:
             return []
         nodes = []
-        for message in self._grid.pull_messages(list(self._open)):
+        for message in self._pull(self._open):
             number = message.metadata.reply_to_message_id
             if number in self._open:
                 node = self._open.pop(number)
                 nodes += [] if message.has_error() else [node]
         return sorted(nodes)
+
+    def _push(self, message: Message) -> list[str]:
+        return self._bounded(lambda: list(self._grid.push_messages([message])))
+
+    def _pull(self, numbers: Iterable[str]) -> list[Message]:
+        wanted = list(numbers)
+        return self._bounded(lambda: list(self._grid.pull_messages(wanted)))
+
+    def _bounded(self, call: Callable[[], T]) -> T:
+        """Return what a call of the grid returns, which tries for ever where nobody answers.
+
+        Raises:
+            RunError: it has not returned a minute after a round's deadline.
+        """
+        found: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                found.put((call(), None))
+            except BaseException as error:  # whatever it is, it belongs to who asked
+                found.put((None, error))
+
+        threading.Thread(target=work, daemon=True).start()
+        limit = self._settings.deadline_seconds + GRACE
+        try:
+            value, error = found.get(timeout=limit)
+        except queue.Empty:
+            raise RunError(
+                "The SuperLink does not answer.",
+                expected=f"an answer within {limit:g} s",
+                do="see that it runs, then go on with resume; everything is saved",
+            ) from None
+        if error is not None:
+            raise error
+        return cast(T, value)
 
 
 def _reply(node: int, message: Message) -> Reply:

@@ -13,7 +13,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data import batches
 from fedkeel.engine.buffers import private
 from fedkeel.engine.loop import evaluate_shard, evaluated, examples
 from fedkeel.engine.rounds import RoundBuffers, flat
@@ -24,6 +23,7 @@ from fedkeel.experiment.prepare import Prepared, estimate
 from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.ledger import EVALUATION, Ledger
+from fedkeel.flower.reader import Reader
 from fedkeel.flower.roster import Roster
 from fedkeel.flower.screen import outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
@@ -31,7 +31,6 @@ from fedkeel.flower.wire import (
     FORMAT,
     HEAD,
     TENSORS,
-    Answer,
     Order,
     WireError,
     of_client,
@@ -39,9 +38,8 @@ from fedkeel.flower.wire import (
     unpack,
     values,
 )
-from fedkeel.method import client as method
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.tree import State, Tree, below, branches, nbytes, tensors, unwalk
+from fedkeel.tree import State, Tree, below, branches, nbytes, unwalk
 
 KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
 """Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
@@ -66,6 +64,7 @@ class Nodes:
         self._exchange, self._roster, self._away = exchange, roster, away
         needs = estimate(prepared)
         self._forms, self._terms = Forms.of(prepared), terms(prepared)
+        self._reader = Reader(prepared, self._forms)
         self._buffers = RoundBuffers(world, prepared.spec, capacity, private, away=True)
         clients = len(world.federation)
         self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
@@ -159,10 +158,9 @@ class Nodes:
         try:
             if reply.content is None:
                 raise WireError(reply.fault)
-            answer = Answer.read(reply.content)
-            self._fits(answer, message, meant)
+            answer = self._reader.answer(reply.content, message.round, meant)
         except WireError as error:
-            self._ledger.fault(_words(error), meant)
+            self._ledger.fault(error.short(), meant)
             return
         for place, client in enumerate(meant):
             status = answer.status[place]
@@ -173,66 +171,21 @@ class Nodes:
                 self._ledger.fault(f"failed: {status:.200}", [client])
             else:
                 try:
-                    took[client] = self._take(reply.content, answer, place)
+                    state = self._reader.state(reply.content, client)
+                    self._count(state)
+                    took[client] = self._reader.took(reply.content, state, answer, place)
                 except WireError as error:
-                    self._ledger.fault(_words(error), [client])
+                    self._ledger.fault(error.short(), [client])
                     continue
                 if status == RESTARTED:
                     lost.append(client)
                     self._ledger.fault("lost what it had kept, and began anew", [client])
 
-    def _fits(self, answer: Answer, message: Message, meant: tuple[int, ...]) -> None:
-        if answer.run != self._prepared.key or answer.round != message.round:
-            raise WireError("A reply belongs to another round or run.", got=f"round {answer.round}")
-        if answer.clients != meant:
-            raise WireError("A reply is for other clients than were asked.")
-        columns = (answer.status, answer.steps, answer.seen, answer.digest)
-        if any(len(column) != len(meant) for column in columns):
-            raise WireError("A reply's columns differ in length.")
-
-    def _take(self, content: RecordDict, answer: Answer, place: int) -> Took:
-        """Return one client's reply, checked."""
-        client, forms = answer.clients[place], self._forms
-        state = unpack(content, of_client(TENSORS, client), forms.reply)
-        numbers = values(content, of_client("notes", client), {*forms.notes, "loss"})
-        size = int(self._world.federation.sizes[client])
-        steps, seen = answer.steps[place], answer.seen[place]
-        if seen != batches.processed(self._world.bench.local, size) or not 0 < steps <= seen:
-            raise WireError(
-                "A reply counts other work than was asked for.",
-                got=f"{steps} steps, {seen} examples",
-            )
-        digest = answer.digest[place]
-        if forms.mine and not _is_digest(digest):
-            raise WireError("A reply's digest is not one.")
+    def _count(self, state: State) -> None:
+        """Count the tensors of a client's reply."""
         self._ledger.came("model", {k: below(state, k) for k in ("delta", "buffers")})
         for part, own in branches(below(state, "uploads")).items():
             self._ledger.came(part, {part: own})
-        delta = self._delta(state)
-        reply = method.Reply(
-            delta=delta,
-            buffers=tensors(below(state, "buffers")),
-            uploads=branches(below(state, "uploads")),
-            mine={},
-            loss=torch.tensor(numbers["loss"], dtype=torch.float64),
-            finite=method.finite({**state, "delta": dict(delta)}),
-            notes={
-                name: torch.tensor(numbers[name]).to(one.dtype) for name, one in forms.notes.items()
-            },
-        )
-        return Took(reply, steps, seen, digest)
-
-    def _delta(self, state: State) -> Tree:
-        """Return the update of a reply, decoded where it was encoded."""
-        codec = self._prepared.plan.codec
-        if codec is None:
-            return tensors(below(state, "delta"))
-        try:
-            sent = below(below(state, "uploads"), codec.name)
-            return codec.decode(sent, self._prepared.server.params)
-        except (RuntimeError, IndexError, ValueError) as error:
-            first = str(error).splitlines()[0]
-            raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
 
     def _screen(self, trained: Trained) -> None:
         """Take replies out whose norm is far from the others'."""
@@ -308,7 +261,7 @@ class Nodes:
                     for part, own in branches(state).items():
                         self._ledger.came(part, {part: own})
             except WireError as error:
-                self._ledger.fault(f"survey: {_words(error)}", meant)
+                self._ledger.fault(f"survey: {error.short()}", meant)
         return self._buffers.answers(clients)
 
     # --- state -----------------------------------------------------------------------------------
@@ -377,7 +330,7 @@ class Nodes:
                     row = [found["top1"], found["top3"], found["loss"]]
                     measured[torch.from_numpy(group == client)] = torch.tensor(row).double()
             except WireError as error:
-                self._ledger.fault(f"evaluation: {_words(error)}", meant)
+                self._ledger.fault(f"evaluation: {error.short()}", meant)
         return measured
 
     def __enter__(self) -> Nodes:
@@ -392,11 +345,3 @@ def _nothing(forms: Forms) -> ByPart:
     return branches(
         unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
     )
-
-
-def _words(error: WireError) -> str:
-    return error.what + (f" got {error.got}" if error.got is not None else "")
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 16 and all(sign in "0123456789abcdef" for sign in text)

@@ -21,7 +21,7 @@ from fedkeel.data.read.load import load
 from fedkeel.data.read.raw import stratified
 from fedkeel.errors import DataError
 from fedkeel.experiment.prepare import DTYPES, Ingredients, task
-from fedkeel.flower.roster import Presence
+from fedkeel.flower.roster import LARGEST, Presence
 from fedkeel.own import Wanted, find, one_line
 from fedkeel.rng import generator
 
@@ -182,6 +182,12 @@ def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredient
             )
     sizes = [_one(said[k].examples) for k in sorted(said)]
     held = [_one(said[k].held) for k in sorted(said)]
+    if sum(sizes) + sum(held) > 3 * LARGEST:
+        raise DataError(
+            "The nodes say that they have more examples than can be.",
+            got=sum(sizes) + sum(held),
+            expected=f"at most {3 * LARGEST} in all",
+        )
     digest = hashlib.blake2b(digest_size=6)
     digest.update(repr([said[k].digest for k in sorted(said)]).encode())
     data = _blank(experiment, first, 2, (f"nodes {digest.hexdigest()}",))

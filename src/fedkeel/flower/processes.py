@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedkeel.errors import RunError
-from fedkeel.flower import keys
+from fedkeel.flower import keys, warm
 
 NAME = "here"
 """What the SuperLink is called in Flower's own configuration."""
@@ -25,14 +25,21 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
+
+LOOK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""How often a node looks for a message that has come, in seconds; Flower's own is 1."""
+
+
+MARK = "FEDKEEL_PROCESS"
+"""Name in the environment of a process, which its helpers inherit, that says what it is part of."""
 
 
 class Federation:
     """SuperLink and SuperNodes on the loopback interface. Leaving it ends all of them.
 
-    Each process leads a group of its own, because Flower's helpers outlive whoever started them.
+    Flower's helpers outlive whoever started them, some in sessions of their own. So each process
+    leads a group, and is marked in its environment.
 
     Args:
         folder: where logs, Flower's own files and the database go.
@@ -46,7 +53,7 @@ class Federation:
         folder: Path,
         nodes: Sequence[str],
         secure: bool = False,
-        patience: float = 60.0,
+        patience: float = 120.0,
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -58,7 +65,10 @@ class Federation:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every process."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        if warm.possible():
+            places = [str(self.folder.absolute() / "warm"), *places]
+        path = os.pathsep.join(places)
         return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
 
     @property
@@ -73,6 +83,8 @@ class Federation:
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
             self._configure()
+            if warm.possible():
+                warm.install(self.folder / "warm")
             self.start_link()
             for number in range(len(self.nodes)):
                 if self.secure:
@@ -137,28 +149,59 @@ class Federation:
             words += ["--auth-supernode-private-key", str(self.keys / f"node-{number}")]
         else:
             words += ["--insecure"]
-        self.start(f"node-{number}", words)
+        self.start(f"node-{number}", words, LOOK)
 
-    def start(self, name: str, words: Sequence[str]) -> None:
-        """Start a process in a group of its own; what it says goes to a log."""
+    def start(self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+        """Start a process in a group of its own; what it says goes to a log.
+
+        Args:
+            name: what to call it.
+            words: its command line.
+            more: of its environment.
+        """
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 words,
-                env=self.environment,
+                env={**self.environment, **(more or {}), MARK: self._mark(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def stop(self, name: str, polite: bool = False) -> None:
-        """End a process and all that it has started."""
+    def stop(self, name: str) -> None:
+        """End a process and all that it has started, at once; nothing of it is left on return."""
         process = self._running.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM if polite else signal.SIGKILL)
-        process.wait(self._patience)
+        end = time.monotonic() + self._patience
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait(self._patience)
+        while (left := self.started(name)) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def started(self, name: str, command: str = "") -> list[int]:
+        """Return the processes that run on behalf of one of the federation's, itself included.
+
+        They are found by their environment, where the system shows it (Linux); elsewhere nothing is
+        found, and Flower's helpers end by themselves when they see that their parent is gone.
+
+        Args:
+            name: which, such as ``superlink`` or ``node-0``.
+            command: only those whose command line holds this.
+        """
+        mark, found = f"{MARK}={self._mark(name)}".encode(), []
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or belongs to somebody else
+                words = (place / "cmdline").read_bytes()
+                ours = mark in (place / "environ").read_bytes().split(b"\0")
+                found += [int(place.name)] if ours and command.encode() in words else []
+        return found
+
+    def _mark(self, name: str) -> str:
+        return f"{self.folder.absolute()}/{name}"
 
     def alive(self, name: str) -> bool:
         """Return whether a process runs."""
@@ -175,17 +218,22 @@ class Federation:
         """Run one of Flower's commands and return what it prints.
 
         Raises:
-            RunError: it fails.
+            RunError: it fails, or does not return in time.
         """
-        done = subprocess.run(
-            ["flwr", *words],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=self._patience,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                ["flwr", *words],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=self._patience,
+                check=False,
+                start_new_session=True,  # an interrupt from the keyboard is not meant for it
+            )
+        except subprocess.TimeoutExpired:
+            got = f"no answer within {self._patience:g} s"
+            raise RunError(f"'flwr {words[0]}' failed.", got=got) from None
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip().splitlines()
             raise RunError(f"'flwr {words[0]}' failed.", got=" ".join(said)[-300:])

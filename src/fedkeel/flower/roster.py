@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Self
 
 from flwr.app import RecordDict
+from pydantic import Field, model_validator
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
 from fedkeel.flower.exchange import HELLO, Exchange
 from fedkeel.flower.wire import FORMAT, HEAD, Head, WireError
+
+LARGEST = 10**8
+"""Examples of a client, and numbers in an input, that the server believes a node to have."""
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 STRAGGLERS = 20.0
 """Seconds without a new node after which a run begins with those that are there."""
@@ -31,15 +39,21 @@ class Presence(Head):
         name: what the node is called, "" for nothing.
     """
 
-    clients: tuple[int, ...]
-    examples: tuple[int, ...]
-    held: tuple[int, ...]
-    shape: tuple[int, ...]
-    classes: int
+    clients: tuple[Count, ...]
+    examples: tuple[Count, ...]
+    held: tuple[Count, ...]
+    shape: tuple[Count, ...]
+    classes: int = Field(ge=1, le=10**6)
     labels: tuple[str, ...]
     tokens: bool
-    digest: str
-    name: str
+    digest: str = Field(max_length=64)
+    name: str = Field(max_length=200)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if math.prod(self.shape) > LARGEST:
+            raise ValueError(f"'shape' has more than {LARGEST} numbers")
+        return self
 
 
 class Roster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,10 +61,12 @@ class Method(FedAvg):
 
     Args:
         expression: the method.
-        clients: C, how many clients there are; each node is one, in the order in which they come.
+        clients: C, how many clients there are; each node is one, in the order in which they come. A
+            node that comes back has another id, and takes the place of one that is gone.
         lr: learning rate of the clients, for methods that look ahead.
         seed: seed of the sampling, which is the same for the same nodes.
         screen: see `fedkeel.config.Flower`.
+        wait: seconds that a round waits for `min_available_nodes`.
         **more: arguments of Flower's `FedAvg`.
 
     Raises:
@@ -80,12 +83,14 @@ class Method(FedAvg):
         lr: float = 1.0,
         seed: int = 0,
         screen: float = 1000.0,
+        wait: float = 600.0,
         **more: Any,  # noqa: ANN401 - whatever FedAvg takes
     ) -> None:
         super().__init__(**more)
         self.plan = parse(expression)
         _only_server(self.plan)
         self._clients, self._lr, self._seed, self._screen = clients, lr, seed, screen
+        self._wait = wait
         self._population = Population(clients, clients)
         self._index: dict[int, int] = {}  # node -> client
         self._server: Server | None = None
@@ -97,30 +102,48 @@ class Method(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the model to the round's nodes, drawn by the seed among those that are there."""
-        if self._server is None:
-            self._begin(arrays)
-        assert self._server is not None
+        """Send the model to the round's nodes, drawn by the seed among those that are there.
+
+        Raises:
+            RunError: there are too few of them.
+        """
+        server = self._server = self._server or self._begin(arrays)
         count = max(
             int(self._clients * self.fraction_train), min(self.min_train_nodes, self._clients)
         )
-        nodes = sorted(grid.get_node_ids())
-        for node in nodes:
-            if len(self._index) < self._clients:
-                self._index.setdefault(node, len(self._index))
-        known = [node for node in nodes if node in self._index]
+        known = self._there(grid)
         random = generator(self._seed, "cohort", server_round - 1)
-        chosen = random.permutation(np.array(known, dtype=np.int64))[:count]
-        self._sent = server_message(self.plan, self._server, self._lr)
+        chosen = sorted(known[i] for i in random.permutation(len(known))[:count])
+        self._sent = server_message(self.plan, server, self._lr)
         config["server-round"] = server_round
-        whole = {**self._sent.params, **self._server.buffers}
+        whole = {**self._sent.params, **server.buffers}
         content = RecordDict(
             {
                 self.arrayrecord_key: pack({k: whole[k] for k in self._spec}),
                 self.configrecord_key: config,
             }
         )
-        return [Message(content, int(node), MessageType.TRAIN) for node in sorted(chosen)]
+        return [Message(content, node, MessageType.TRAIN) for node in chosen]
+
+    def _there(self, grid: Grid) -> list[int]:
+        """Return the nodes that are there and have a place among the clients, ascending."""
+        needed, end = min(self.min_available_nodes, self._clients), time.monotonic() + self._wait
+        while len(nodes := sorted(grid.get_node_ids())) < needed:
+            if time.monotonic() > end:
+                raise RunError(
+                    "The nodes of the federation are not there.",
+                    got=f"{len(nodes)} after {self._wait:g} s",
+                    expected=f"at least {needed} (min_available_nodes)",
+                    do="start the SuperNodes, then submit the app again",
+                )
+            time.sleep(0.2)
+        gone = [node for node in self._index if node not in nodes]
+        for node in nodes:
+            if node not in self._index and len(self._index) < self._clients:
+                self._index[node] = len(self._index)
+            elif node not in self._index and gone:
+                self._index[node] = self._index.pop(gone.pop(0))
+        return [node for node in nodes if node in self._index]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -160,8 +183,8 @@ class Method(FedAvg):
         )
         return pack({k: whole[k] for k in self._spec}), metrics
 
-    def _begin(self, arrays: ArrayRecord) -> None:
-        """Start from the arrays that the app gives."""
+    def _begin(self, arrays: ArrayRecord) -> Server:
+        """Return the server that starts from the arrays that the app gives."""
         found = {k: torch.from_numpy(a.numpy().copy()) for k, a in arrays.items()}
         self._spec = specs(dict(found))
         params: Tree = {k: v for k, v in found.items() if v.is_floating_point()}
@@ -171,8 +194,8 @@ class Method(FedAvg):
         optimiser = self.plan.server_optimiser
         memory[optimiser.name] = optimiser.init_optimiser(params, self._population)
         buffers = {k: v for k, v in found.items() if k not in params}
-        self._server = owned(Server(clone(params), buffers, memory))
         self._table = ServerTable(self.plan, params, self._clients)
+        return owned(Server(clone(params), buffers, memory))
 
     def _read(
         self, server_round: int, replies: list[Message]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.progress import Watcher
 from fedkeel.flower.export import export
 from fedkeel.flower.processes import Federation
@@ -28,10 +33,12 @@ class Finished:
     Args:
         rows: its rounds.
         status: "finished", "interrupted" or "failed".
+        message: why it ended before its last round, else "".
     """
 
     rows: list[RoundRecord]
     status: str
+    message: str = ""
 
 
 def shared(nodes: int) -> list[str]:
@@ -98,9 +105,30 @@ def _follow(
     rounds: int,
     watcher: Watcher,
 ) -> Finished:
-    """Show the rounds as they come, until the run has ended."""
-    seen, asked = 0, time.monotonic()
+    """Show the rounds as they come, until the run has ended.
+
+    The first interrupt goes to the ServerApp, which ends the run after the round at hand.
+    """
     watcher.begin(f"flower run {run}", rounds, 0)
+    with interrupts(watcher.stopping) as stop:
+        rows = _watch(federation, run, folder, outcome, watcher, stop)
+    watcher.end(reused=False)
+    said = json.loads(outcome.read_text(encoding="utf-8"))
+    if said["status"] == "failed":
+        raise RunError(said["what"], got=said["got"], do=said["do"])
+    return Finished(rows, said["status"], folder.read_run().message)
+
+
+def _watch(
+    federation: Federation,
+    run: int,
+    folder: RunFolder,
+    outcome: Path,
+    watcher: Watcher,
+    stop: threading.Event,
+) -> list[RoundRecord]:
+    """Show the rows as they come, and return them when the run has ended."""
+    seen, asked, told = 0, time.monotonic(), False
     while True:
         ended = outcome.exists()  # before the rows are read: what is written by then is seen
         rows = folder.rows() if folder.exists() else []
@@ -108,16 +136,28 @@ def _follow(
             watcher.row(row)
         seen = len(rows)
         if ended:
-            break
+            return rows
+        if stop.is_set() and not told:
+            told = True
+            _interrupt(federation if rows else None)
         if time.monotonic() - asked > LOOK:
             _alive(federation, run, outcome)
             asked = time.monotonic()
         time.sleep(0.2)
-    watcher.end(reused=False)
-    said = json.loads(outcome.read_text(encoding="utf-8"))
-    if said["status"] == "failed":
-        raise RunError(said["what"], got=said["got"], do=said["do"])
-    return Finished(rows, said["status"])
+
+
+def _interrupt(federation: Federation | None) -> None:
+    """Pass an interrupt on to the ServerApp.
+
+    Raises:
+        KeyboardInterrupt: there is none yet, or none that can be found.
+    """
+    found = [] if federation is None else federation.started("superlink", "flwr-serverapp")
+    if not found:
+        raise KeyboardInterrupt
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
 
 
 def _alive(federation: Federation, run: int, outcome: Path) -> None:
@@ -126,8 +166,12 @@ def _alive(federation: Federation, run: int, outcome: Path) -> None:
     Raises:
         RunError: the SuperLink has ended, or the run, without a word of ours.
     """
-    link = federation.alive("superlink")
-    status = federation.status(run) if link else "stopped"
+    link, status = federation.alive("superlink"), "stopped"
+    if link:
+        try:
+            status = federation.status(run)
+        except RunError:  # it is slow to answer; the next look may tell more
+            return
     if (link and not status.startswith("finished")) or outcome.exists():
         return
     raise RunError(

@@ -34,6 +34,10 @@ HEAD, TENSORS = "head", "tensors"
 class WireError(FedkeelError):
     """A message that is not what it should be."""
 
+    def short(self) -> str:
+        """Return it in one line, for the record."""
+        return self.what + (f" got {self.got}" if self.got is not None else "")
+
 
 class Head(Settings):
     """What every message and reply says of itself, beyond its tensors.
@@ -73,7 +77,7 @@ class Head(Settings):
             return cls.model_validate(dict(record))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            name = ".".join(str(part) for part in first["loc"])
+            name = ".".join(str(part) for part in first["loc"]) or "head"
             raise WireError(f"A message's {name!r:.40} is wrong.", why=first["msg"]) from None
 
 

@@ -93,7 +93,7 @@ def alerts(entries: Sequence[Entry]) -> list[str]:
     told = []
     for entry in entries:
         for run in entry.runs:
-            if not run.finished:
+            if run.early or not run.finished:
                 why = f" {without_folders(run.record.message)}" if run.record.message else ""
                 told.append(f"{entry.label}, seed {run.record.seed}: {run.state}.{why}")
     if len(entries) > 1:

@@ -34,8 +34,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds were made."""
+        """Whether all rounds were made that were to be made."""
         return self.record.status == "finished"
+
+    @property
+    def early(self) -> bool:
+        """Whether it was finished before its last round, as its settings say."""
+        return self.finished and bool(self.record.message)
 
     @property
     def state(self) -> str:
@@ -45,7 +50,7 @@ class Run:
         """
         done = f"{self.summary.rounds:,} of {count(self.record.rounds, 'round')}"
         words = {
-            "finished": "finished",
+            "finished": f"ended early, {done}" if self.early else "finished",
             "running": f"not finished when this page was written, {done}",
             "interrupted": f"interrupted, {done}",
             "failed": f"failed after {done}",

@@ -1,0 +1,112 @@
+"""What nodes reply, taken only as it was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from flwr.app import RecordDict
+
+from fedkeel.data import batches
+from fedkeel.experiment.prepare import Prepared
+from fedkeel.flower.arrived import Took
+from fedkeel.flower.site import Forms
+from fedkeel.flower.wire import TENSORS, Answer, WireError, of_client, unpack, values
+from fedkeel.method import client as method
+from fedkeel.tree import State, Tree, below, branches, tensors
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the replies of a run.
+
+    Args:
+        prepared: the run.
+        forms: shapes and types of what is sent.
+    """
+
+    prepared: Prepared
+    forms: Forms
+
+    def answer(self, content: RecordDict, round: int, meant: tuple[int, ...]) -> Answer:
+        """Return what a node says of its clients.
+
+        Args:
+            content: its reply.
+            round: rounds completed before this one.
+            meant: the clients that it was asked for.
+
+        Raises:
+            WireError: it is not an answer to that.
+        """
+        answer = Answer.read(content)
+        if answer.run != self.prepared.key or answer.round != round:
+            raise WireError("A reply belongs to another round or run.", got=f"round {answer.round}")
+        if answer.clients != meant:
+            raise WireError("A reply is for other clients than were asked.")
+        columns = (answer.status, answer.steps, answer.seen, answer.digest)
+        if any(len(column) != len(meant) for column in columns):
+            raise WireError("A reply's columns differ in length.")
+        return answer
+
+    def state(self, content: RecordDict, client: int) -> State:
+        """Return the tensors of one client's reply.
+
+        Raises:
+            WireError: they are not of the form that is expected.
+        """
+        return unpack(content, of_client(TENSORS, client), self.forms.reply)
+
+    def took(self, content: RecordDict, state: State, answer: Answer, place: int) -> Took:
+        """Return one client's reply, checked.
+
+        Args:
+            content: the node's reply.
+            state: the client's tensors.
+            answer: what the node says of its clients.
+            place: which of them.
+
+        Raises:
+            WireError: it counts other work than was asked for, or cannot be decoded.
+        """
+        client, forms, world = answer.clients[place], self.forms, self.prepared.world
+        numbers = values(content, of_client("notes", client), {*forms.notes, "loss"})
+        steps, seen = answer.steps[place], answer.seen[place]
+        asked = batches.processed(world.bench.local, int(world.federation.sizes[client]))
+        if seen != asked or not 0 < steps <= seen:
+            raise WireError(
+                "A reply counts other work than was asked for.",
+                got=f"{steps} steps, {seen} examples",
+            )
+        digest = answer.digest[place]
+        if forms.mine and not _is_digest(digest):
+            raise WireError("A reply's digest is not one.")
+        delta = self._delta(state)
+        reply = method.Reply(
+            delta=delta,
+            buffers=tensors(below(state, "buffers")),
+            uploads=branches(below(state, "uploads")),
+            mine={},
+            loss=torch.tensor(numbers["loss"], dtype=torch.float64),
+            finite=method.finite({**state, "delta": dict(delta)}),
+            notes={
+                name: torch.tensor(numbers[name]).to(one.dtype) for name, one in forms.notes.items()
+            },
+        )
+        return Took(reply, steps, seen, digest)
+
+    def _delta(self, state: State) -> Tree:
+        """Return the update of a reply, decoded where it was encoded."""
+        codec = self.prepared.plan.codec
+        if codec is None:
+            return tensors(below(state, "delta"))
+        try:
+            sent = below(below(state, "uploads"), codec.name)
+            return codec.decode(sent, self.prepared.server.params)
+        except (RuntimeError, IndexError, ValueError) as error:
+            first = str(error).splitlines()[0]
+            raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 16 and all(sign in "0123456789abcdef" for sign in text)

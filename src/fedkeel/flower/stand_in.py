@@ -1,0 +1,66 @@
+"""What Flower starts in place of `flwr-clientapp`: see `warm`. It imports next to nothing.
+
+python stand_in.py FOLDER PYTHON ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+
+WAIT = 60.0
+"""Seconds that a resident process may take to begin."""
+
+
+def main(folder: str, python: str, arguments: list[str]) -> None:
+    """Hand the arguments to the resident process of the SuperExec that started this one."""
+    here, parent = os.getcwd(), os.getppid()
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": here}
+    os.chdir(folder)  # paths of sockets may only be short
+    found = _connected(f"{parent}.sock") or _started(python, parent)
+    if found is not None:
+        with found:
+            data = json.dumps(request).encode() + b"\n"
+            sent = socket.send_fds(found, [data], [1, 2])
+            found.sendall(data[sent:])
+            return
+    os.chdir(here)
+    places = os.environ["PATH"].split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(p for p in places if os.path.realpath(p) != folder)
+    os.execvp("flwr-clientapp", ["flwr-clientapp", *arguments])
+
+
+def _connected(name: str) -> socket.socket | None:
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.connect(name)
+    except OSError:
+        one.close()
+        return None
+    return one
+
+
+def _started(python: str, parent: int) -> socket.socket | None:
+    """Start the resident process and wait until it answers, None where it does not."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execv(python, [python, "-P", "-m", "fedkeel.flower.warm", ".", str(parent)])
+        finally:
+            os._exit(127)
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        found = _connected(f"{parent}.sock")
+        if found is not None:
+            return found
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return None
+        time.sleep(0.02)
+    return None
+
+
+if __name__ == "__main__":
+    main(os.path.realpath(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,127 @@
+"""Nothing hangs for ever: not a node, not what waits for one, not what waits for Flower."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+from fedkeel.config import Flower
+from fedkeel.errors import RunError
+from fedkeel.experiment.execute import start
+from fedkeel.flower import exchange
+from fedkeel.flower.processes import Federation
+from fedkeel.flower.up import shared
+from fedkeel.records import RunFolder
+from near import Near, played, sites
+from toys import alive, deadline, eventually, federation, prepared, same
+
+HANGS = """
+import re, sys, time
+from pathlib import Path
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from fedkeel.flower.apps import client_app
+
+TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = 1, 1, 1
+
+def sleeps(message, context, go_on):
+    time.sleep(1000)
+
+def holds_on(message, context, go_on):
+    re.match("(a+)+$", "a" * 60 + "b")  # without ever letting another thread run
+
+app = client_app(Path("none.toml"), mods=[{way}])
+app(Message(RecordDict(), 1, "train", ttl=0.5), Context(1, 1, {{}}, RecordDict(), {{}}))
+"""
+
+
+@pytest.mark.parametrize("way", ["sleeps", "holds_on"])
+def test_a_process_that_hangs_is_ended_when_its_message_has_lived(tmp_path: Path, way: str) -> None:
+    """Also where the time passes in code that lets nobody else run."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS.format(way=way)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert f"in {way}" in done.stderr
+
+
+class Silent(Near):
+    """A grid that from some time on tries for ever, as Flower's does where nobody answers."""
+
+    after: float = float("inf")
+    pulls = 0
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.pulls += 1
+        if self.pulls > self.after:
+            threading.Event().wait()
+        return super().pull_messages(message_ids)
+
+
+def test_a_superlink_that_does_not_answer_ends_the_run_with_all_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "GRACE", 0.2)
+    made = prepared("scaffold", dtype="float64", clients=federation(3), per_round=3)
+    quick = Flower(deadline_seconds=1.0, poll_seconds=0.01)
+    made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
+    grid, out = Silent(sites(made, tmp_path / "nodes")), tmp_path / "run"
+    grid.after = 3  # hello, and two rounds
+    with deadline(20), pytest.raises(RunError, match="SuperLink does not answer") as error:
+        played(made, grid, out)
+    assert len(error.value.lines()) <= 4
+    record = RunFolder(out).read_run()
+    assert (record.status, record.message) == ("failed", "The SuperLink does not answer.")
+    saved = RunFolder(out).load()
+    assert saved is not None
+    assert saved.round == 2
+    grid.after = float("inf")
+    gone_on, here = played(made, grid, out, resume=True), start(made)
+    for row in (*gone_on.rows, *here.rows):
+        row.bytes_down.clear()
+    assert same(gone_on, here)
+
+
+def test_errors_of_the_grid_are_raised_where_it_was_asked() -> None:
+    class Broken(Near):
+        def get_node_ids(self) -> Iterable[int]:
+            raise ConnectionError("no route")
+
+    with pytest.raises(ConnectionError, match="no route"):
+        exchange.Exchange(Broken({}), Flower()).online()
+
+
+@pytest.mark.processes
+def test_a_node_that_hung_is_free_again(
+    misbehaving: Callable[[Path, list[str]], None], patience: float, tmp_path: Path
+) -> None:
+    """Rounds go on without it, its process is ended in time, and it takes part again."""
+    app, state = tmp_path / "app", tmp_path / "state"
+    words = ["rounds=1000", "cohort.clients=12", "flower.enough=0.5"]
+    misbehaving(app, [*words, f"flower.deadline_seconds={patience}"])
+    nodes = [f'{one} state="{state / str(i)}"' for i, one in enumerate(shared(2))]
+    nodes[1] += ' bad="hangs:0"'
+    with Federation(tmp_path / "federation", nodes) as running:
+        running.submit(app, {"out": str(tmp_path / "run")})
+        mark = state / "1" / "1" / "pid"
+        assert eventually(mark.exists, 9 * patience), running.tail("superlink")
+        pid = int(mark.read_text())
+        assert alive(pid)
+        lived = patience + exchange.GRACE
+        assert eventually(lambda: not alive(pid), lived + patience)
+        back = 120 + 4 * patience  # its SuperNode misses two heartbeats first
+        assert eventually(lambda: len(list(mark.parent.glob("began-*"))) > 1, back)
+        assert "Timeout" in (running.folder / "node-1.log").read_text()
