@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +26,21 @@ from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, prepare, task
-from fedkeel.records import RoundRecord, RunFolder, write_text
+from fedkeel.records import RunFolder, write_text
 from fedkeel.reproduce.plan import Cell
+from fedkeel.reproduce.table import Table
 
 SPEEDS = "speed.json"
 """File beside the runs that keeps what was measured."""
 
-_TEST = 200
+_TEST = 50
 """Generated test examples."""
+
+_NUMBERS = 100_000
+"""Numbers in a generated batch, at most; larger batches are taken to cost in proportion."""
+
+_LARGE = 0.1
+"""Seconds of a step from which on recorded steps are not tried."""
 
 _ROWS = 40
 """Rounds of a run that are looked at."""
@@ -105,7 +114,8 @@ def _key(experiment: config.Experiment) -> str:
     local = experiment.local.model_dump(include={"batch_size", "momentum", "weight_decay"})
     shape = size(experiment).shape if known(experiment) else experiment.data.source
     model = experiment.model.model_dump(mode="json")
-    parts = [experiment.method, model, local, shape, experiment.data.augment]
+    method = re.sub(r"\([^)]*\)", "", experiment.method)  # which numbers they are costs nothing
+    parts = [method, model, local, shape, experiment.data.augment]
     text = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -132,40 +142,39 @@ def size(experiment: config.Experiment) -> Size:
 
 
 def sample(experiment: config.Experiment) -> Speed:
-    """Train one client for a few steps on generated data, by the faster of two engines.
+    """Train one client for a few steps on generated data.
+
+    Small models are tried by recorded steps too, as ``engine.kind = "auto"`` does.
 
     Raises:
         FedkeelError: it cannot be trained so.
         KeyboardInterrupt: an interrupt came, which a run by itself takes as the wish to stop.
     """
-    found = []
-    for kind in ("sequential", "vectorised"):
-        settings, ingredients = _short(experiment, kind)
-        result = start(prepare(settings, ingredients))
-        if result.record.status != "finished":
-            raise KeyboardInterrupt
-        rows = result.rows[1:]
-        fastest = min(rows, key=lambda row: sum(row.seconds.values()))
-        found.append(_speed(fastest))
-    return min(found, key=lambda one: one.step)
+    found = _sample(experiment, "sequential")
+    if found.step > _LARGE:
+        return found
+    other = _sample(experiment, "vectorised")
+    return min(found, other, key=lambda one: one.step)
 
 
-def _short(experiment: config.Experiment, kind: str) -> tuple[config.Run, Ingredients]:
-    """Return a run of three rounds of one client, and its generated data."""
+def _sample(experiment: config.Experiment, kind: str) -> Speed:
+    """Return the speed of the second round of two, with one client of two batches.
+
+    Seconds are those of a core that does nothing else.
+    """
     there, local = size(experiment), experiment.local
-    own = max(there.train // there.clients, 1)
-    batch = own if local.batch_size == "all" else local.batch_size
-    n = max(min(own, 2 * batch), 2)
+    own = max(there.train // there.clients, 2)
+    batch = own if local.batch_size == "all" else min(local.batch_size, own)
+    taken = min(batch, max(_NUMBERS // math.prod(there.shape), 2))
     random = np.random.default_rng(0)
-    train = _generated(random, n, there)
+    train = _generated(random, min(own, 2 * taken), there)
     values = experiment.model_dump(include=set(config.Run.model_fields), exclude_none=True)
-    work = {"steps": min(local.steps, 4)} if local.steps else {"epochs": min(local.epochs or 1, 2)}
-    values["local"] = {**values["local"], **work}
-    values |= {"rounds": 3, "cohort": {"clients": 1}, "evaluation": {"every": 1}}
+    work = {"steps": 2} if local.steps else {"epochs": 1}
+    values["local"] = {**values["local"], **work, "batch_size": taken}
+    values |= {"rounds": 2, "cohort": {"clients": 1}, "evaluation": {"every": 1}}
     values["engine"] = {"kind": kind, "workers": 1, "dtype": experiment.engine.dtype}
-    if kind == "vectorised":
-        values["engine"]["chunk"] = 1
-    made = federation(train, [np.arange(n)])
+    values["engine"] |= {"chunk": 1} if kind == "vectorised" else {}
+    made = federation(train, [np.arange(len(train))])
     ingredients = Ingredients(
         task(experiment, train),
         lambda seed: made,
@@ -173,19 +182,23 @@ def _short(experiment: config.Experiment, kind: str) -> tuple[config.Run, Ingred
         experiment.model.name,
         experiment.data.augment == "crop_flip",
     )
-    return config.build(config.Run, values, "a short run"), ingredients
+    prepared = prepare(config.build(config.Run, values, "a short run"), ingredients)
+    wall, busy = time.perf_counter(), time.process_time()
+    result = start(prepared)
+    free = min((time.process_time() - busy) / (time.perf_counter() - wall), 1.0)
+    if result.record.status != "finished":
+        raise KeyboardInterrupt
+    row = result.rows[-1]  # which has the clients' own examples evaluated as well
+    training = sum(s for phase, s in row.seconds.items() if phase.startswith("train"))
+    testing = row.seconds.get("evaluation", 0.0)
+    rest = sum(row.seconds.values()) - training - testing
+    step = training / max(row.steps, 1) * batch / taken
+    return Speed(free * step, free * testing / (_TEST + len(train)), free * rest)
 
 
 def _generated(random: np.random.Generator, n: int, there: Size) -> Dataset:
     x = torch.from_numpy(random.normal(size=(n, *there.shape)).astype(np.float32))
     return dataset(x, np.arange(n) % there.classes, classes=there.classes)
-
-
-def _speed(row: RoundRecord) -> Speed:
-    training = sum(s for phase, s in row.seconds.items() if phase.startswith("train"))
-    testing = row.seconds.get("evaluation", 0.0)
-    rest = sum(row.seconds.values()) - training - testing
-    return Speed(training / max(row.steps, 1), testing / _TEST, rest)
 
 
 def seconds(experiment: config.Experiment, speed: Speed) -> float:
@@ -206,45 +219,60 @@ class Estimate:
     Args:
         total: of all runs, finished or not.
         left: of those that are not finished.
+        guessed: runs that are counted as long as another method's in the same setting.
         unknown: runs of which nothing is known; they are in neither.
     """
 
     total: float
     left: float
+    guessed: int
     unknown: int
 
 
 def estimate(cells: Sequence[Cell], speeds: Speeds) -> Estimate:
     """Return how long runs take, in one process; a run that several cells share counts once."""
-    measured: dict[tuple[str, str], float] = {}
+    once = list({cell.folder: cell for cell in cells}.values())
+    told: dict[tuple[str, str], float] = {}
+    for cell in once:
+        if (took := _seconds_per_round(cell.folder)) is not None:
+            told[cell.row.name, cell.column.id] = took * cell.experiment.rounds
+    for cell in once:
+        if known(cell.experiment) and (speed := speeds.of(cell.experiment)):
+            told.setdefault((cell.row.name, cell.column.id), seconds(cell.experiment, speed))
+    beside: dict[str, list[float]] = {}
+    for (_, column), took in told.items():
+        beside.setdefault(column, []).append(took)
     total = left = 0.0
-    unknown = 0
-    for cell in {cell.folder: cell for cell in cells}.values():
-        place = (cell.row.name, cell.column.id)
-        took = _seconds_per_round(cell.folder)
-        if took is not None:
-            measured[place] = took
-        if place in measured:
-            own: float | None = measured[place] * cell.experiment.rounds
-        else:
-            speed = speeds.of(cell.experiment)
-            own = seconds(cell.experiment, speed) if speed and known(cell.experiment) else None
-        if own is None:
+    guessed = unknown = 0
+    for cell in once:
+        own, others = told.get((cell.row.name, cell.column.id)), beside.get(cell.column.id)
+        if own is None and others is None:
             unknown += 1
             continue
-        total += own
-        left += 0.0 if cell.finished else own
-    return Estimate(total, left, unknown)
+        guessed += own is None
+        took = own if own is not None else min(others or [0.0])
+        total += took
+        left += 0.0 if cell.finished else took
+    return Estimate(total, left, guessed, unknown)
 
 
-def unmeasured(cells: Sequence[Cell], speeds: Speeds) -> list[config.Experiment]:
-    """Return an experiment for each speed that is not known."""
-    found = {
-        _key(cell.experiment): cell.experiment
-        for cell in cells
-        if known(cell.experiment) and not cell.finished and speeds.of(cell.experiment) is None
-    }
-    return list(found.values())
+def unmeasured(
+    tables: Sequence[tuple[Table, Sequence[Cell]]], speeds: Speeds
+) -> list[config.Experiment]:
+    """Return an experiment for each speed that is not known: each setting's baseline first."""
+    first: dict[str, config.Experiment] = {}
+    rest: dict[str, config.Experiment] = {}
+    for table, cells in tables:
+        seen: set[str] = set()
+        for cell in cells:
+            if not known(cell.experiment) or cell.finished:
+                continue
+            baseline = cell.row.name == table.baseline or not table.baseline
+            new = cell.column.id not in seen and baseline
+            seen |= {cell.column.id} if new else set()
+            if speeds.of(cell.experiment) is None:
+                (first if new else rest).setdefault(_key(cell.experiment), cell.experiment)
+    return list((first | {key: one for key, one in rest.items() if key not in first}).values())
 
 
 def measure(

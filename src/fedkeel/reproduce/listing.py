@@ -31,9 +31,9 @@ def listed(
         for table in map(load, names())
     }
     speeds = Speeds(ask.out)
-    wanted = [one for _, own in asked.values() for one in unmeasured(own, speeds)]
+    wanted = unmeasured(list(asked.values()), speeds)
     if wanted:
-        told(f"measuring the speed of {len(wanted)} methods on their models, once; Ctrl-C lists")
+        told(f"{len(wanted)} speeds of methods on models are not measured yet; Ctrl-C stops that")
     with suppress(KeyboardInterrupt):
         measure(wanted, speeds, goes_on)
     return [_row(table, own, ask, jobs, speeds) for table, own in asked.values()]
@@ -54,6 +54,7 @@ def _row(table: Table, own: Sequence[Cell], ask: Ask, jobs: int, speeds: Speeds)
         "finished": found.finished,
         "seconds": took.total / jobs,
         "seconds_left": took.left / jobs,
+        "guessed": took.guessed,
         "unmeasured": took.unknown,
         "jobs": jobs,
     }
@@ -77,14 +78,15 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield ""
         yield (
             f"time: with {rows[0]['jobs']} jobs on this machine, from a short measured round or "
-            "from runs that are there; + where some methods are not measured (--measure)"
+            "from runs that are there; + where methods or settings are not measured yet, and are "
+            "counted as the fastest one beside them, or not at all (--measure)"
         )
 
 
 def _words(row: dict[str, Any]) -> tuple[str, ...]:
     time = NOTHING
     if row["seconds"]:
-        more = "+" if row["unmeasured"] else ""
+        more = "+" if row["guessed"] or row["unmeasured"] else ""
         time = f"~{duration(row['seconds'])}{more}"
         if 0 < row["seconds_left"] < row["seconds"]:
             time += f", ~{duration(row['seconds_left'])} left"

@@ -179,10 +179,13 @@ class State:
             return "cannot be run"
         if table.waits:
             return "waiting"
+        if not self.possible:
+            return f"needs {', '.join(self.absent)}"
+        lacks = f" (needs {', '.join(self.absent)} for the rest)" if self.absent else ""
         if not self.finished and not self.begun:
-            return "not run" if self.possible else f"needs {', '.join(self.absent)}"
+            return f"not run{lacks}"
         if self.finished < self.runs:
-            return f"partly run: {self.finished} of {self.runs}"
+            return f"partly run: {self.finished} of {self.runs}{lacks}"
         return "done"
 
 

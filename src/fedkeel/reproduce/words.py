@@ -112,7 +112,8 @@ def _measured(line: Line, digits: int) -> str:
     if not line.values:
         return "failed" if line.failures else line.state
     there = [v for v in line.values.values() if v is not None]
-    told = "never" if not there else _stat(Stat.of(there), digits)
+    reached = line.metric.unit in ("rounds", "MB")
+    told = _stat(Stat.of(there), digits) if there or not reached else "never"
     if len(there) < line.wanted and (there or len(line.values) < line.wanted):
         told += f" ({len(there)}/{line.wanted})"
     return told
