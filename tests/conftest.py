@@ -1,5 +1,6 @@
 """One thread for all: toys are too small for more, and threads that wait for a busy core cost."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a test imported from its folders: the next one may use the same name."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder):
+            del sys.modules[name]

@@ -16,7 +16,7 @@ from fedkeel.method.registry import REGISTRY
 from fedkeel.records import RunFolder
 from fedkeel.version import __version__
 
-COMMANDS = ["run", "compare", "methods", "check", "data", "report"]
+COMMANDS = ["run", "compare", "tune", "methods", "check", "data", "report"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

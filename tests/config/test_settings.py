@@ -26,6 +26,7 @@ LEAST: dict[type[Settings], dict[str, Any]] = {
     config.Model: {"name": "mlp"},
     config.Partition: {"clients": 2, "alpha": 1.0},
     config.Local: {"lr": 0.1, "epochs": 1},
+    config.Range: {"low": 1, "high": 2},
     config.Run: {"rounds": 1, "local": {"lr": 0.1, "epochs": 1}},
 }
 """What a table needs at least."""

@@ -10,7 +10,7 @@ import pytest
 
 from config.examples import values
 from fedkeel.config import Experiment, build, load, override, to_toml
-from fedkeel.config.toml import _SYNONYMS, _paths
+from fedkeel.config.toml import _SYNONYMS, paths
 from fedkeel.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_unknown_keys(changes: dict[str, Any], says: str) -> None:
     assert says in str(refusal(**changes))
 
 
-PATHS = list(_paths(Experiment))
+PATHS = list(paths(Experiment))
 
 
 @pytest.mark.parametrize(("word", "meant"), _SYNONYMS.items())
@@ -155,6 +155,9 @@ FULL = values(
     model__args={"width": 8, "layers": [1, 2], "act": "relu", "deep": {"x": 1.5}},
     model__head="fc2",
     compare__methods=["fedavg", "fedprox(mu=0.1)+gcfed"],
+    tune__trials=12,
+    tune__space={"local.lr": {"low": 1e-3, "high": 1.0, "log": True}, "weights": ["uniform"]},
+    tune__method={"fedprox": {"mu": [0.1, 1.0]}, "fedgc.sgc": {"margin": [0, 0.5]}},
 )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedkeel.experiment import progress
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.progress import Bars, Lines, Silent, Watcher, watcher
+from fedkeel.experiment.progress import Bars, Blind, Lines, Silent, Watcher, watcher
 from fedkeel.records import RoundRecord, Scores
 from toys import prepared
 
@@ -94,6 +94,35 @@ def test_one_run_needs_no_bar_of_runs() -> None:
         watching.clients(1, 4)
         assert len(watching._progress.tasks) == 1
         assert 1.2 <= watching._progress.tasks[0].completed <= 1.3
+
+
+def test_runs_side_by_side_are_told_when_they_are_over() -> None:
+    there, text = console(False)
+    watching = Lines(there)
+    watching.plan(3)
+    watching.made("fedavg seed 0", row(3, 0.5), 2.04)
+    watching.made("fedavg seed 1", None, 61.0)
+    Blind(watching).made("fedavg seed 2", row(3, 0.5), 1.0)
+    assert text.getvalue().splitlines() == [
+        "[1/3] fedavg seed 0: 2.0 s, test 50.0 %",
+        "[2/3] fedavg seed 1: 61.0 s",
+        "[3/3] fedavg seed 2: 1.0 s",
+    ]
+    with Bars(console(True)[0]) as bars:
+        bars.plan(3)
+        bars.made("fedavg seed 0", row(3, 0.5), 2.0)
+        assert bars._progress.tasks[1].completed == 1
+        assert bars._progress.tasks[1].fields["note"] == "fedavg seed 0"
+
+
+def test_who_may_not_see_the_test_set_sees_all_else() -> None:
+    there, text = console(False)
+    with Blind(Lines(there)) as watching:
+        play(watching)
+    lines = text.getvalue().splitlines()
+    assert lines[0] == f"[1/2] fedavg seed 0: {progress.STOPPING}"
+    assert lines[2] == "[2/2] fedavg seed 1: taken from an earlier run"
+    assert "test" not in text.getvalue()
 
 
 def test_nothing_is_nothing(capfd: pytest.CaptureFixture[str]) -> None:

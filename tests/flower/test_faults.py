@@ -14,6 +14,8 @@ from fedkeel.flower.processes import Federation
 from fedkeel.records import RoundRecord, RunFolder
 from toys import eventually
 
+pytestmark = pytest.mark.processes
+
 BAD = {
     0: "forgets:4",
     1: "shape:0 nan:1 again:2 full:3 hangs:5",
@@ -23,8 +25,6 @@ CLIENT = """\
 from pathlib import Path
 
 from bad import app as make
-
-pytestmark = pytest.mark.processes
 
 app = make(Path(__file__).with_name("experiment.toml"))
 """

@@ -10,9 +10,37 @@ import pytest
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import check_hyperparameters, hyperparameter_types
-from fedkeel.method.grammar import parse, read, split
+from fedkeel.method.grammar import accepts, parse, read, split, written
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import Part
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedavg",
+        "fedprox(mu=0.1)+gcfed",
+        "fedgc.sgc(margin=1e-05)+fedprox",
+        'gcfed.local(head="it\'s, so", lam=None)',
+        "fedreg(gamma=0.4, mg=True)",
+    ],
+)
+def test_what_is_written_is_what_was_read(text: str) -> None:
+    assert written(read(text)) == text
+    assert written(read(f" {text} ".replace("+", " + "))) == text
+
+
+def test_a_term_says_which_hyperparameters_it_takes() -> None:
+    for text, some in (("fedprox", {"mu"}), ("fedgc.sgc", {"margin"}), ("fedavg", set())):
+        [term] = read(text)
+        assert some <= set(accepts(term, text))
+    with pytest.raises(CompositionError, match="did you mean 'fedprox'"):
+        accepts(read("fedpox")[0], "fedpox")
+    with pytest.raises(CompositionError, match="has no part 'x'"):
+        accepts(read("fedgc.x")[0], "fedgc.x")
+
 
 # --- reading ---------------------------------------------------------------------------------
 

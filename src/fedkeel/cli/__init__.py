@@ -22,6 +22,7 @@ from fedkeel.cli.methods import methods
 from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
+from fedkeel.cli.tune import tune
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.version import __version__
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(compare)
+app.command()(tune)
 app.command()(methods)
 app.command()(check)
 app.command()(report)

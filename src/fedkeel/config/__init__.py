@@ -5,6 +5,7 @@ given and what is accepted. What a run used is written resolved into its folder,
 that file again repeats the run.
 """
 
+from fedkeel.config.base import Settings
 from fedkeel.config.settings import (
     Buffers,
     Cohort,
@@ -19,13 +20,14 @@ from fedkeel.config.settings import (
     Partition,
     Run,
     Schedule,
-    Settings,
     Weights,
 )
-from fedkeel.config.toml import build, load, override, to_toml
+from fedkeel.config.space import Choices, Metric, Range, Space, Value
+from fedkeel.config.toml import build, load, meant, override, paths, to_toml
 
 __all__ = [
     "Buffers",
+    "Choices",
     "Cohort",
     "Compare",
     "Data",
@@ -34,14 +36,20 @@ __all__ = [
     "Experiment",
     "Flower",
     "Local",
+    "Metric",
     "Model",
     "Partition",
+    "Range",
     "Run",
     "Schedule",
     "Settings",
+    "Space",
+    "Value",
     "Weights",
     "build",
     "load",
+    "meant",
     "override",
+    "paths",
     "to_toml",
 ]

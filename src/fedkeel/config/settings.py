@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from fedkeel.config.base import Settings
+from fedkeel.config.space import Space
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
@@ -15,22 +16,6 @@ Weights = Literal["examples", "processed", "uniform"]
 
 Buffers = Literal["refuse", "average", "local"]
 """What happens to a model's buffers, such as the running statistics of batch normalisation."""
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, with no unknown keys and no silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tuples(cls, values: object) -> object:
-        """Take TOML's arrays as the tuples that frozen settings are made of."""
-        if not isinstance(values, Mapping):
-            return values
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 class Data(Settings):
@@ -410,16 +395,18 @@ class Run(Settings):
 
 
 class Experiment(Run):
-    """All settings of a run or a comparison.
+    """All settings of a run, a comparison or a search.
 
     Args:
         data: the examples.
         partition: their division among clients.
         model: the network.
         compare: methods and seeds of a comparison.
+        tune: what is searched for good settings, and what it is chosen by.
     """
 
     data: Data
     partition: Partition
     model: Model
     compare: Compare = Compare()
+    tune: Space = Space()

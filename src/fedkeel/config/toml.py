@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from fedkeel.config.settings import Experiment, Settings
+from fedkeel.config.base import Settings
+from fedkeel.config.settings import Experiment
 from fedkeel.errors import ConfigError, did_you_mean
 
 _SYNONYMS = {
@@ -134,7 +135,7 @@ def _readable(kind: type[Settings], error: ValidationError, where: str) -> Confi
     key = ".".join([*table, loc[len(table)]]) if len(loc) > len(table) else at
     if first["type"] == "extra_forbidden":
         what = f"{where}: {f'[{at}]' if at else 'the experiment'} has no key {loc[-1]!r}."
-        return ConfigError(what, do=_meant(kind, loc[-1], known))
+        return ConfigError(what, do=meant(kind, loc[-1], known))
     if first["type"] == "missing" and first["loc"][-1] == loc[-1]:
         return ConfigError(f"{where}: {key!r} is missing.", do=f"set {key}")
     message = first["msg"].removeprefix("Value error, ")
@@ -156,22 +157,22 @@ def _wanted(message: str) -> str:
     return wanted[0].lower() + wanted[1:]
 
 
-def _meant(kind: type[Settings], word: str, known: Sequence[str]) -> str:
+def meant(kind: type[Settings], word: str, known: Sequence[str]) -> str:
     """Return what to do about an unknown key: a synonym, its own table, or the nearest word."""
     meant = _SYNONYMS.get(word, word)
     if meant not in known:
-        elsewhere = [path for path in _paths(kind) if path.rpartition(".")[2] == meant]
+        elsewhere = [path for path in paths(kind) if path.rpartition(".")[2] == meant]
         if elsewhere:
             return f"set {' or '.join(elsewhere)}"
     return did_you_mean(meant if meant in known else word, known, 16)
 
 
-def _paths(kind: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key, depth first."""
+def paths(kind: type[Settings], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key, depth first; a table comes before its own keys."""
     for name, field in kind.model_fields.items():
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            yield from _paths(field.annotation, f"{prefix}{name}.")
+            yield from paths(field.annotation, f"{prefix}{name}.")
 
 
 def _table(kind: type[Settings], loc: Sequence[str]) -> tuple[list[str], list[str]]:

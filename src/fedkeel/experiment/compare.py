@@ -104,7 +104,7 @@ def compare(
     for seed in range(settings.seed + 1, settings.seed + seeds):
         ingredients.clients(seed)  # not every seed's partition need be possible
     if out is not None:
-        _make(out)
+        make_folder(out)
     results: dict[tuple[str, int], Result] = {}
     failures: list[str] = []
     complete = True
@@ -112,7 +112,7 @@ def compare(
     for seed in range(settings.seed, settings.seed + seeds):
         for one in wanted:
             prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
-            folder = None if out is None else out / _folder(one.method, seed, prepared)
+            folder = None if out is None else out / folder_of(prepared)
             try:
                 result = start(prepared, folder, resume=True, watcher=watcher)
             except TrainingError as error:
@@ -134,14 +134,16 @@ def compare(
     return Comparison(ordered, failures, complete, out)
 
 
-def _make(out: Path) -> None:
-    """Make the folder of a comparison.
+def make_folder(out: Path) -> None:
+    """Make the folder of a comparison or a search.
 
     Raises:
         RunError: it cannot be made, or it is that of a run.
     """
     if RunFolder(out).exists():
-        raise RunError(f"{out} holds a run, not a comparison.", do="choose another folder (--out)")
+        raise RunError(
+            f"{out} holds a run, not a comparison or a search.", do="choose another folder (--out)"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,10 +152,19 @@ def _make(out: Path) -> None:
         ) from None
 
 
-def _folder(method: str, seed: int, prepared: Prepared) -> str:
+def folder_of(prepared: Prepared) -> str:
     """Return a run's folder: readable, and different for every difference that decides numbers."""
-    words = re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-")[:48]
-    return f"{words}-seed{seed}-{prepared.key[:8]}"
+    settings = prepared.settings
+    return f"{in_words(settings.method)}-seed{settings.seed}-{prepared.key[:8]}"
+
+
+def in_words(method: str) -> str:
+    """Return an expression as part of a file's name.
+
+    >>> in_words("fedprox(mu=0.1)+gcfed")
+    'fedprox-mu-0.1-gcfed'
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-")[:48]
 
 
 def _write_index(out: Path, settings: RunSettings, results: Sequence[Result]) -> None:

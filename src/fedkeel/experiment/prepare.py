@@ -378,7 +378,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 def _key(prepared: Prepared) -> str:
     """Return a digest of settings, data, initial model and version: of all that decides numbers."""
     settings = prepared.settings.model_dump(mode="json")
-    for name in ("name", "method", "compare", "data", "partition", "model", "flower"):
+    for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
         settings.pop(name, None)
     settings["engine"] = {"dtype": prepared.settings.engine.dtype}
     world = prepared.world

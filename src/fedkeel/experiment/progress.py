@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -42,6 +43,9 @@ class Watcher(Protocol):
     def end(self, reused: bool) -> None:
         """Say that the run is over, or was taken from an earlier time."""
 
+    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
+        """Say that a run that went on beside others is over; `row` is its last."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
@@ -68,10 +72,52 @@ class Silent:
     def end(self, reused: bool) -> None:
         """Show nothing."""
 
+    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
+        """Show nothing."""
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None: ...
+
+
+class Blind(Silent):
+    """Shows no accuracy on the test set.
+
+    Args:
+        watcher: what shows all else.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def plan(self, runs: int) -> None:
+        """Pass it on."""
+        self._watcher.plan(runs)
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """Pass it on."""
+        self._watcher.begin(label, rounds, done)
+
+    def clients(self, trained: int, of: int) -> None:
+        """Pass it on."""
+        self._watcher.clients(trained, of)
+
+    def row(self, row: RoundRecord) -> None:
+        """Pass it on, without accuracy."""
+        self._watcher.row(replace(row, test=None))
+
+    def stopping(self) -> None:
+        """Pass it on."""
+        self._watcher.stopping()
+
+    def end(self, reused: bool) -> None:
+        """Pass it on."""
+        self._watcher.end(reused)
+
+    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
+        """Pass it on, without accuracy."""
+        self._watcher.made(label, None, seconds)
 
 
 class Bars:
@@ -134,6 +180,11 @@ class Bars:
         if self._runs is not None:
             self._progress.advance(self._runs)
 
+    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
+        """Move the bar of the runs, and show which one it was."""
+        if self._runs is not None:
+            self._progress.update(self._runs, advance=1, note=label)
+
     def __enter__(self) -> Self:
         self._progress.start()
         return self
@@ -184,6 +235,11 @@ class Lines:
         """Show how the run ended."""
         shown = "taken from an earlier run" if reused else f"{time.monotonic() - self._began:.1f} s"
         self._print(f"{shown}{_accuracy(self._row) if self._row else ''}")
+
+    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
+        """Show a line."""
+        self._run, self._label = self._run + 1, label
+        self._print(f"{seconds:.1f} s{_accuracy(row) if row else ''}")
 
     def _say(self, text: str) -> None:
         if time.monotonic() - self._last >= self._seconds:

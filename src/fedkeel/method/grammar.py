@@ -20,7 +20,7 @@ from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, did_you_mean
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.outside import installed
-from fedkeel.method.registry import ALIASES, REGISTRY, lookup
+from fedkeel.method.registry import ALIASES, REGISTRY, Recipe, lookup
 from fedkeel.method.roles import Capability, Part
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -108,12 +108,54 @@ def read(expression: str) -> list[Term]:
         at += 1
 
 
+def written(terms: Iterable[Term]) -> str:
+    """Return the expression that is read as these terms.
+
+    >>> written(read("fedprox( mu = 1e-2 ) + gcfed"))
+    'fedprox(mu=0.01)+gcfed'
+    """
+    return "+".join(_term(term) for term in terms)
+
+
+def _term(term: Term) -> str:
+    values = ", ".join(f"{key}={value!r}" for key, value in term.values.items())
+    return term.name + (f".{term.part}" if term.part else "") + (f"({values})" if values else "")
+
+
+def accepts(term: Term, expression: str) -> list[str]:
+    """Return the hyper-parameters that a term takes.
+
+    Raises:
+        CompositionError: an unknown method or part.
+    """
+    kinds, _ = _kinds(term, expression)
+    return list(dict.fromkeys(f.name for kind in kinds.values() for f in fields(kind)))
+
+
 def build(term: Term, expression: str) -> list[Part]:
     """Return the parts that a term stands for.
 
     Raises:
         CompositionError: an unknown method, part or hyper-parameter.
     """
+    parts, recipe = _kinds(term, expression)
+    keys = {f.name for kind in parts.values() for f in fields(kind)}
+    for key in term.values:
+        if key not in keys:
+            raise CompositionError(
+                f"{term.name}{'.' if term.part else ''}{term.part} has no hyper-parameter '{key}'.",
+                do=did_you_mean(key, keys) if keys else f"{term.name} takes none",
+            )
+    out = []
+    for short, kind in parts.items():
+        own = {f.name for f in fields(kind)}
+        given = {k: v for k, v in term.values.items() if k in own}
+        out.append(kind(**{**recipe.defaults.get(short, {}), **given}))
+    return out
+
+
+def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:
+    """Return the classes of a term's parts by short name, and the recipe they are from."""
     recipe = lookup(term.name)
     if recipe is None:
         raise CompositionError(
@@ -129,19 +171,7 @@ def build(term: Term, expression: str) -> list[Part]:
                 expected=" or ".join(names) if names else f"{term.name} alone",
             )
         parts = {term.part: parts[term.part]}
-    keys = {f.name for kind in parts.values() for f in fields(kind)}
-    for key in term.values:
-        if key not in keys:
-            raise CompositionError(
-                f"{term.name}{'.' if term.part else ''}{term.part} has no hyper-parameter '{key}'.",
-                do=did_you_mean(key, keys) if keys else f"{term.name} takes none",
-            )
-    out = []
-    for short, kind in parts.items():
-        own = {f.name for f in fields(kind)}
-        given = {k: v for k, v in term.values.items() if k in own}
-        out.append(kind(**{**recipe.defaults.get(short, {}), **given}))
-    return out
+    return parts, recipe
 
 
 def _skip(text: str, at: int) -> int:

@@ -1,0 +1,86 @@
+"""``fedkeel tune``: good settings for each method, with equal budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    QUIET,
+    SET,
+    document,
+    experiment,
+    say,
+    stderr,
+)
+
+
+def tune(
+    path: Path = EXPERIMENT,
+    preset: str = PRESET,
+    settings: list[str] = SET,
+    methods: str = typer.Option(
+        None,
+        "--methods",
+        help='Expressions, e.g. "fedavg, scaffold, fedprox"; compare.methods else.',
+    ),
+    trials: int = typer.Option(None, "--trials", min=1, help="Trials of each method, at most."),
+    seeds: int = typer.Option(None, "--seeds", min=1, help="Runs of each trial."),
+    jobs: int = typer.Option(1, "--jobs", min=1, help="Runs at a time, of one thread each."),
+    out: Path = typer.Option(
+        None, "--out", help="Folder of the search; runs/NAME-tune by default."
+    ),
+    as_json: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Search for the best settings of each method: a table, and an experiment file for each.
+
+    What is searched stands in the file's [tune] table; the local learning rate where it says
+    nothing. What is chosen by is a validation part of the training data, or with tune.on=test the
+    test set. Runs that are finished are used again: run the same command to go on.
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from fedkeel.experiment.prepare import gather
+    from fedkeel.experiment.progress import watcher
+    from fedkeel.experiment.tune import tune as search
+    from fedkeel.experiment.tuned import files
+    from fedkeel.method.grammar import split
+    from fedkeel.report.tuning import to_text
+
+    given = {"trials": trials, "seeds": seeds}
+    laid = [f"tune.{name}={value}" for name, value in given.items() if value is not None]
+    chosen = experiment(path, preset, [*(settings or ()), *laid])
+    expressions = split(methods) if methods is not None else list(chosen.compare.methods)
+    out = Path("runs") / f"{chosen.name}-tune" if out is None else out
+    console = stderr()
+    ingredients = gather(chosen)
+    try:
+        with watcher(console, quiet) as watching:
+            found = search(chosen, ingredients, expressions, chosen.tune, out, jobs, watching)
+    except KeyboardInterrupt:
+        say(console, "stopped; the same command goes on from what was saved")
+        raise typer.Exit(130) from None
+    if not found.complete:
+        say(
+            console, f"interrupted after {len(found.trials)} trials; the same command goes on there"
+        )
+        raise typer.Exit(130)
+    if as_json:
+        document([asdict(row) for row in found.rows])
+    else:
+        Console().print(to_text([asdict(row) for row in found.rows], found.held))
+    say(console, f"runs    {out}")
+    for row, file in zip(found.rows, files(found), strict=True):
+        if row.value is None:
+            say(console, f"failed  {row.method}: no trial could be finished")
+        else:
+            say(console, f"best    {file}")
+    if any(row.value is None for row in found.rows):
+        raise typer.Exit(1)

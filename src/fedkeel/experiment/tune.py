@@ -1,0 +1,150 @@
+"""A search for good settings: for each method with the same budget, by the same measure.
+
+A search is a folder of runs. It is made again from the start each time, and takes what is finished
+from the folder. What is tried next depends on a fixed seed and on finished runs alone, so one that
+was killed and repeated comes to the same as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedkeel.config import Run as RunSettings
+from fedkeel.config import Space
+from fedkeel.errors import ConfigError, TrainingError
+from fedkeel.experiment.axes import Axis, Point, applied, axes, changed, check
+from fedkeel.experiment.compare import folder_of, make_folder
+from fedkeel.experiment.jobs import Made, make_all
+from fedkeel.experiment.measure import Measure
+from fedkeel.experiment.prepare import Ingredients, check_disk, prepare
+from fedkeel.experiment.progress import Blind, Silent, Watcher
+from fedkeel.experiment.suggest import Suggester, sampler_of, suggester
+from fedkeel.experiment.tuned import Trial as Trial
+from fedkeel.experiment.tuned import Tuned as Tuned
+from fedkeel.experiment.tuned import TunedRow as TunedRow
+from fedkeel.experiment.tuned import chosen, write
+
+
+@dataclass
+class _Search:
+    """One method's: what is searched, what suggests, what was tried."""
+
+    method: str
+    axes: tuple[Axis, ...]
+    suggester: Suggester
+    trials: list[Trial] = field(default_factory=list)
+
+
+def tune(
+    settings: RunSettings,
+    ingredients: Ingredients,
+    methods: Sequence[str],
+    space: Space,
+    out: Path,
+    jobs: int = 1,
+    watcher: Watcher | None = None,
+) -> Tuned:
+    """Search for the best settings of each method.
+
+    Args:
+        settings: everything that is not searched.
+        ingredients: data and model.
+        methods: expressions.
+        space: what is searched, and what is chosen by.
+        out: folder of the search. Runs that are finished in it are used again, others are
+            continued.
+        jobs: runs at a time, each in a process of one thread; 1 makes them in this process.
+        watcher: follows the runs.
+
+    Raises:
+        FedkeelError: something cannot be searched or run; nothing has been run then.
+        TrainingError: no trial of any method could be finished.
+    """
+    watcher = watcher or Silent()
+    watcher = watcher if space.on == "test" else Blind(watcher)
+    methods = list(dict.fromkeys(methods))
+    if not methods:
+        raise ConfigError(
+            "There is no method to search for.",
+            do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
+        )
+    check(settings, methods, space)
+    first = settings.seed if space.seed is None else space.seed
+    measure = Measure.of(settings, ingredients, space)
+    searches = [
+        _Search(method, found, suggester(found, space, settings.seed))
+        for method in methods
+        for found in [axes(method, space)]
+    ]
+    work = _Work(measure, out, range(first, first + space.seeds), jobs, watcher)
+    work.check(searches)
+    make_folder(out)
+    watcher.plan(sum(search.suggester.trials for search in searches) * space.seeds)
+    complete = True
+    while complete and (wave := [(s, point) for s in searches for point in s.suggester.ask()]):
+        complete = work.make(wave)
+    rows = [chosen(s.method, s.axes, s.trials, s.suggester.offered, space) for s in searches]
+    if all(row.value is None for row in rows) and complete:
+        errors = dict.fromkeys(t.error for s in searches for t in s.trials)
+        raise TrainingError("No trial could be finished.", got="; ".join(list(errors)[:2]))
+    best = {r.method: changed(settings, r.chosen) for r in rows if r.value is not None}
+    trials = [trial for search in searches for trial in search.trials]
+    tuned = Tuned(rows, trials, best, out, measure.held, complete)
+    write(tuned, settings, sampler_of(space))
+    return tuned
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Makes the runs of trials."""
+
+    measure: Measure
+    out: Path
+    seeds: range
+    jobs: int
+    watcher: Watcher
+
+    def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
+        one = applied(self.measure.settings, search.method, search.axes, point)
+        return one.model_copy(update={"seed": seed})
+
+    def check(self, searches: Sequence[_Search]) -> None:
+        """Refuse what cannot run before anything does: each method once, each seed's clients."""
+        for seed in self.seeds:
+            self.measure.check(seed)
+        for search in searches:
+            point: Point = {axis.name: axis.some[0] for axis in search.axes}
+            one = self.settings(search, point, self.seeds[0])
+            check_disk(prepare(one, self.measure.ingredients), self.out)
+
+    def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
+        """Try points, and tell the suggesters; return false after an interrupt."""
+        wanted = [
+            self.settings(search, point, seed) for search, point in wave for seed in self.seeds
+        ]
+        made = make_all(
+            wanted,
+            self.measure.ingredients,
+            lambda prepared: self.out / folder_of(prepared),
+            self.jobs,
+            self.watcher,
+        )
+        for index, (search, point) in enumerate(wave):
+            seeds = len(self.seeds)
+            runs = [run for run in made[index * seeds : (index + 1) * seeds] if run is not None]
+            if len(runs) == seeds:
+                trial = self._trial(search.method, point, runs)
+                search.trials.append(trial)
+                search.suggester.tell(point, trial.value)
+        return all(run is not None for run in made)
+
+    def _trial(self, method: str, point: Point, runs: Sequence[Made]) -> Trial:
+        return Trial(
+            method,
+            point,
+            tuple(None if run.error else self.measure.value(run.rows) for run in runs),
+            tuple(run.folder.name for run in runs),
+            next((run.error for run in runs if run.error), ""),
+        )
