@@ -23,6 +23,7 @@ def reproduce(
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
     jobs: int = typer.Option(None, "--jobs", min=1, help="Processes of one thread; one per core."),
     out: Path = OUT,
+    tune: bool = typer.Option(False, "--tune", help="Search each method's parameters first."),
     show: bool = typer.Option(False, "--show", help="Run nothing: show what has been run."),
     docs: Path = typer.Option(None, "--write", metavar="DIR", help="Write a Markdown page too."),
     measure: bool = typer.Option(False, "--measure", help="List: measure all times that lack."),
@@ -43,7 +44,7 @@ def reproduce(
     if name is None:
         _listed(ask, jobs, None if measure else LISTING, as_json, quiet)
     else:
-        _one(name, ask, None if show else jobs, docs, as_json, quiet)
+        _one(name, ask, None if show else jobs, tune, docs, as_json, quiet)
 
 
 def _listed(ask: Any, jobs: int, budget: float | None, as_json: bool, quiet: bool) -> None:  # noqa: ANN401 - imported late
@@ -71,6 +72,7 @@ def _one(
     name: str,
     ask: Any,  # noqa: ANN401 - imported late
     jobs: int | None,
+    tune: bool,
     docs: Path | None,
     as_json: bool,
     quiet: bool,
@@ -83,24 +85,26 @@ def _one(
     from fedkeel.reproduce.progress import follower
     from fedkeel.reproduce.words import mark, report
 
-    table = library.load(name)
-    asked, told, console = cells(table, ask), mark(table, ask.quick), stderr()
+    table, console = library.load(name), stderr()
+    told = mark(table, ask.quick)
+    folder = ask.out / f"{table.id}{'-tuned' * tune}{'-quick' * ask.quick}"
     played = Played()
-    if jobs is not None:
-        try:
+    try:
+        ask = _tuned(table, ask, folder, jobs, quiet) if tune else ask
+        asked = cells(table, ask)
+        if jobs is not None:
             played = play(asked, jobs, follower(console, told, quiet))
-        except KeyboardInterrupt:
-            say(console, f"{told}stopped; the same command goes on from what was saved")
-            raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        say(console, f"{told}stopped; the same command goes on from what was saved")
+        raise typer.Exit(130) from None
     found = lines(table, asked, played.failures)
     if as_json:
         document([line.as_row(table, ask.quick) for line in found])
     else:
-        print("\n".join(report(table, found, ask.quick)))
-    folder = ask.out / (table.id + ("-quick" if ask.quick else ""))
-    say(console, f"{told}report  {page.write(table, found, asked, folder, ask.quick)}")
+        print("\n".join(report(table, found, ask.quick, tune)))
+    say(console, f"{told}report  {page.write(table, found, asked, folder, ask.quick, tune)}")
     if docs is not None:
-        say(console, f"{told}page    {markdown.write(table, found, docs, ask.quick)}")
+        say(console, f"{told}page    {markdown.write(table, found, docs, ask.quick, tune)}")
     for run, why in played.failures.items():
         say(console, f"{told}failed  {run}: {why}")
     if not played.complete:
@@ -108,3 +112,19 @@ def _one(
         raise typer.Exit(130)
     if played.failures:
         raise typer.Exit(1)
+
+
+def _tuned(table: Any, ask: Any, folder: Path, jobs: int | None, quiet: bool) -> Any:  # noqa: ANN401 - imported late
+    """Return what is asked with the settings that a search has chosen."""
+    from dataclasses import replace
+
+    from fedkeel.experiment.progress import watcher
+    from fedkeel.reproduce import tuning
+
+    if jobs is None:
+        return replace(ask, chosen=tuning.read(folder))
+    with watcher(stderr(), quiet) as watching:
+        chosen, complete = tuning.search(table, ask, folder, jobs, watching)
+    if not complete:
+        raise KeyboardInterrupt
+    return replace(ask, chosen=chosen)

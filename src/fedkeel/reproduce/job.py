@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -56,6 +58,9 @@ class Teller:
         self._last = 0.0
 
     def plan(self, runs: int) -> None:
+        """Say nothing."""
+
+    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
         """Say nothing."""
 
     def begin(self, label: str, rounds: int, done: int) -> None:
@@ -118,8 +123,17 @@ def settled(experiment: config.Experiment) -> config.Experiment:
     return experiment.model_copy(update={"engine": engine})
 
 
-def work(line: Connection) -> None:
-    """Make the runs that come along a line, until it ends: a job's process."""
+def work(line: Connection, inherited: Sequence[Connection] = ()) -> None:
+    """Make the runs that come along a line, until it ends: a job's process.
+
+    Args:
+        line: orders come along it, and words go back.
+        inherited: lines of other jobs, which a fork leaves open here.
+    """
+    for other in inherited:
+        other.close()  # or they would not end with the one who gave the work
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     if hasattr(os, "setsid"):
         os.setsid()  # an interrupt from the keyboard is for the one who gave the work
     torch.set_num_threads(1)

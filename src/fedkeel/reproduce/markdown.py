@@ -9,13 +9,15 @@ from fedkeel.errors import RunError
 from fedkeel.records import RunRecord, write_text
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.words import FOOT, HEADS, Block, blocks, mark, smaller
+from fedkeel.reproduce.words import FOOT, HEADS, Block, about, blocks, mark
 
 READING = "## Reading"
 """What stands from this heading on is written by hand, and kept when the page is written again."""
 
 
-def write(table: Table, found: Sequence[Line], folder: Path, quick: bool) -> Path:
+def write(
+    table: Table, found: Sequence[Line], folder: Path, quick: bool, tuned: bool = False
+) -> Path:
     """Write a table's Markdown page; a reading that was added by hand stays.
 
     Raises:
@@ -23,31 +25,28 @@ def write(table: Table, found: Sequence[Line], folder: Path, quick: bool) -> Pat
     """
     if not any(line.records for line in found):
         raise RunError(f"There is no run of {table.id} to write about.", do="run it first")
-    file = folder / f"{table.id}{'-quick' if quick else ''}.md"
+    file = folder / f"{table.id}{'-tuned' * tuned}{'-quick' * quick}.md"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         _, heading, reading = before.partition(f"\n{READING}\n")
         write_text(
-            file, render(table, found, quick) + (f"\n{READING}\n{reading}" if heading else "")
+            file,
+            render(table, found, quick, tuned) + (f"\n{READING}\n{reading}" if heading else ""),
         )
     except OSError as error:
         raise RunError(f"{file} cannot be written.", got=error) from None
     return file
 
 
-def render(table: Table, found: Sequence[Line], quick: bool) -> str:
+def render(table: Table, found: Sequence[Line], quick: bool, tuned: bool = False) -> str:
     """Return the page."""
     told = mark(table, quick)
     records = [record for line in found for record in line.records]
     parts = [
         f"# {told}{table.title}",
-        *_paragraphs(
-            *smaller(table, quick),
-            table.shows,
-            f"Published: {table.source}",
-            _how(table, found, quick),
-        ),
+        *_paragraphs(*about(table, quick, tuned), table.shows, f"Published: {table.source}"),
+        *_paragraphs(_how(table, found, quick, tuned)),
         f"{FOOT}\n",
     ]
     for block in blocks(table, found):
@@ -68,10 +67,9 @@ def _paragraphs(*texts: str) -> list[str]:
     return [f"{text}\n" for text in texts]
 
 
-def _how(table: Table, found: Sequence[Line], quick: bool) -> str:
+def _how(table: Table, found: Sequence[Line], quick: bool, tuned: bool) -> str:
     words = ["fedkeel", "reproduce", table.id]
-    if quick:
-        words.append("--quick")
+    words += ["--tune"] * tuned + ["--quick"] * quick
     wanted = max((line.wanted for line in found), default=table.seeds)
     if not quick and wanted != table.seeds:
         words += ["--seeds", str(wanted)]

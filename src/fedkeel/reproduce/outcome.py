@@ -89,6 +89,8 @@ class Line:
         wanted: number of seeds that were asked for.
         absent: data sets that are not here.
         expression: the method that ran.
+        lr: its local learning rate, None where nothing is to be run.
+        failures: why runs could not go on.
     """
 
     row: Row
@@ -107,6 +109,7 @@ class Line:
     wanted: int
     absent: tuple[str, ...]
     expression: str
+    lr: float | None = None
     failures: tuple[str, ...] = field(default=())
 
     @property
@@ -131,6 +134,7 @@ class Line:
             "column_name": self.column.name,
             "row": self.row.name,
             "method": self.expression,
+            "lr": self.lr,
             "ours": self.row.ours or self.column.ours,
             "metric": self.metric.kind,
             "unit": self.metric.unit,
@@ -257,6 +261,7 @@ def _line(table: Table, runs: _Runs, row: Row, column: Column, failures: Mapping
         wanted=len(there),
         absent=tuple(dict.fromkeys(name for cell in there for name in cell.absent)),
         expression=there[0].experiment.method if there else row.method,
+        lr=there[0].experiment.local.lr if there else None,
         failures=tuple(failures[c.folder.name] for c in there if c.folder.name in failures),
     )
 

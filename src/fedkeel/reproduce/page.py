@@ -12,13 +12,18 @@ from fedkeel.records import write_text
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.words import FOOT, HEADS, blocks, mark, smaller
+from fedkeel.reproduce.words import FOOT, HEADS, about, blocks, mark
 
 _HERE = Path(__file__).parent
 
 
 def write(
-    table: Table, found: Sequence[Line], cells: Sequence[Cell], folder: Path, quick: bool
+    table: Table,
+    found: Sequence[Line],
+    cells: Sequence[Cell],
+    folder: Path,
+    quick: bool = False,
+    tuned: bool = False,
 ) -> Path:
     """Write a table's page, and beside it a report of the runs of each setting.
 
@@ -28,6 +33,7 @@ def write(
         cells: its runs.
         folder: where the pages go.
         quick: whether it is the smaller version.
+        tuned: whether hyper-parameters were searched.
 
     Returns:
         The table's page.
@@ -44,7 +50,7 @@ def write(
     page = environment.get_template("page.html.j2").render(
         table=table,
         mark=mark(table, quick),
-        smaller=smaller(table, quick),
+        about=about(table, quick, tuned),
         css=(Path(report.__file__).parent / "page.css").read_text(encoding="utf-8"),
         heads=HEADS,
         foot=FOOT,

@@ -139,14 +139,19 @@ def _is_here(name: str) -> bool:
 
 def _name(experiment: config.Experiment) -> str:
     """Return the name of a run's folder: readable, and another for other settings."""
+    words = re.sub(r"[^a-z0-9.]+", "-", experiment.method.lower()).strip("-")[:40]
+    return f"{words}-seed{experiment.seed}-{digest(experiment)}"
+
+
+def digest(experiment: config.Experiment) -> str:
+    """Return a digest of the settings that decide numbers, and of fedkeel's version."""
     values = experiment.model_dump(mode="json")
-    for name in ("name", "compare", "flower"):
-        values.pop(name)
+    for name in ("name", "compare", "flower", "tune"):
+        values.pop(name, None)
     values["engine"] = {"dtype": experiment.engine.dtype}
     values["version"] = __version__
-    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=6).hexdigest()
-    words = re.sub(r"[^a-z0-9.]+", "-", experiment.method.lower()).strip("-")[:40]
-    return f"{words}-seed{experiment.seed}-{digest}"
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def status(folder: Path) -> str:

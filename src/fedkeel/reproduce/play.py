@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,15 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from fedkeel.errors import RunError
 from fedkeel.reproduce.job import End, settled, work
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.progress import Follower, Nobody
+
+START: Literal["fork", "spawn"] = "fork" if sys.platform.startswith("linux") else "spawn"
+"""How jobs begin: forked where that is safe, which is at once and shares what is imported."""
 
 
 @dataclass
@@ -109,8 +113,10 @@ class _Floor:
         self._found.complete = not self._todo and self._found.complete
 
     def _hire(self) -> None:
-        ours, theirs = _context().Pipe()
-        process = _context().Process(target=work, args=(theirs,), daemon=True)
+        context: Any = multiprocessing.get_context(START)
+        ours, theirs = context.Pipe()
+        inherited = [*self._at, ours] if START == "fork" else []
+        process = context.Process(target=work, args=(theirs, inherited), daemon=True)
         process.start()
         theirs.close()
         self._give(ours, process)
@@ -164,15 +170,6 @@ class _Floor:
             if line not in self._told:
                 self._told.add(line)
                 process.terminate()
-
-
-def _context() -> Any:  # noqa: ANN401 - the contexts share no type
-    """Return how processes are begun: from a fresh one, as a fork among threads may hang."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedkeel.reproduce.job"])  # before the first, or not at all
-    return context
 
 
 @contextmanager

@@ -163,24 +163,6 @@ def _published(value: object) -> object:
     return value if isinstance(value, Mapping) else {"value": value}
 
 
-class Tune(Settings):
-    """How hyper-parameters are searched, with the same budget for every method.
-
-    Args:
-        sampler: ``grid``, ``random`` or ``tpe``.
-        trials: for each method; None takes the whole grid.
-        on: ``validation`` or ``test``, as papers do.
-        space: values by setting, such as ``"local.lr"``.
-        method: values of a part's own parameters, by method and parameter.
-    """
-
-    sampler: Literal["grid", "random", "tpe"] = "grid"
-    trials: int | None = Field(None, ge=1)
-    on: Literal["validation", "test"] = "validation"
-    space: dict[str, Any] = Field(default_factory=dict)
-    method: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-
 class Quick(Settings):
     """A smaller version, for a look.
 
@@ -217,7 +199,7 @@ class Table(Settings):
         metric: what the numbers are.
         seeds: number of seeds that are run; the first is the base's own.
         published_seeds: number of seeds behind the published numbers; None where that is unstated.
-        tune: the search for hyper-parameters, where the paper or we tune.
+        tune: the search for hyper-parameters that ``--tune`` makes.
         quick: the smaller version.
         deviations: where our setting is an assumption, and where paper and code disagree.
         missing: why it cannot be run at all.
@@ -237,7 +219,7 @@ class Table(Settings):
     metric: Metric = Metric()
     seeds: int = Field(3, ge=1)
     published_seeds: int | None = Field(None, ge=1)
-    tune: Tune | None = None
+    tune: config.Space | None = None
     quick: Quick | None = None
     deviations: tuple[str, ...] = ()
     missing: str = ""

@@ -9,6 +9,7 @@ from fedkeel.report.summary import Stat
 from fedkeel.report.words import NOTHING
 from fedkeel.reproduce.outcome import Interval, Line, Values
 from fedkeel.reproduce.table import Column, Metric, Table
+from fedkeel.reproduce.tuning import words as searched
 
 HEADS = (
     "method",
@@ -169,9 +170,15 @@ def text(block: Block) -> list[str]:
     return out
 
 
-def report(table: Table, found: Sequence[Line], quick: bool = False) -> list[str]:
+def report(
+    table: Table, found: Sequence[Line], quick: bool = False, tuned: bool = False
+) -> list[str]:
     """Return a table as lines of plain text, each marked where it is the smaller version."""
-    out = [table.title, *smaller(table, quick), *(w for w in (table.missing, table.waits) if w)]
+    out = [
+        table.title,
+        *about(table, quick, tuned),
+        *(w for w in (table.missing, table.waits) if w),
+    ]
     for block in blocks(table, found):
         out += ["", *text(block)]
     missing = [f"not run: {one.name}: {one.missing}" for one in table.columns if one.missing]
@@ -184,8 +191,11 @@ def mark(table: Table, quick: bool) -> str:
     return "quick: " if quick and table.quick else ""
 
 
-def smaller(table: Table, quick: bool) -> list[str]:
-    """Return what was made smaller, as a sentence, where anything was."""
-    return (
-        [f"This is not the paper's setting: {table.quick.name}."] if quick and table.quick else []
-    )
+def about(table: Table, quick: bool, tuned: bool) -> list[str]:
+    """Return sentences on what is not the paper's setting, where anything is not."""
+    out = []
+    if quick and table.quick:
+        out.append(f"This is not the paper's setting: {table.quick.name}.")
+    if tuned and table.tune:
+        out.append(searched(table.tune))
+    return out
