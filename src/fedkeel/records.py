@@ -18,6 +18,7 @@ at any moment leaves either the old file or the new one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -310,9 +311,9 @@ class RunFolder:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(_line(row))
 
-    def rows(self) -> list[RoundRecord]:
-        """Read rounds.jsonl; a last line that a kill cut short is left out."""
-        return list(self._rows())
+    def rows(self, limit: int | None = None) -> list[RoundRecord]:
+        """Read rounds.jsonl, or its first rows; a last line that a kill cut short is left out."""
+        return list(itertools.islice(self._rows(), limit))
 
     def _rows(self) -> Iterator[RoundRecord]:
         file = self.path / "rounds.jsonl"

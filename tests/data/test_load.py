@@ -91,6 +91,18 @@ def test_standardize_takes_the_whole_training_set(root):
     assert abs(train.x[:12].mean().item()) > 0.1
 
 
+def test_pixels_are_standardised_each_by_itself(root):
+    train, test = load(Data(source="mnist", normalize="pixels"), 0)
+    plain, plain_test = load(Data(source="mnist", normalize="none"), 0)
+    before, after = (255 * each.x.flatten(1).numpy().astype(float) for each in (plain, plain_test))
+    mean, std = before.mean(0), before.std(0)
+    seen = std > 0  # FedProx's recipe, on values to 255
+    expected = (after[:, seen] - mean[seen]) / (std[seen] + 0.001)
+    np.testing.assert_allclose(test.x.flatten(1)[:, seen], expected, rtol=1e-5, atol=1e-6)
+    assert (train.x.flatten(1)[:, ~seen] == 0).all()
+    assert seen.sum() == 12  # every training image is marked in a pixel of its own
+
+
 def test_shapes_that_differ_need_a_shape(root):
     refused(
         lambda: load(Data(source=THREE), 0),

@@ -210,6 +210,49 @@ def test_mnist_m_flat_records(root):
     assert train.x[0, 2, 0, 1].item() == pytest.approx((2048 + 1) % 256 / 255)
 
 
+@pytest.fixture
+def tiny(root):
+    """Two classes of two training images each, one of them grey, and three validation images."""
+    folder = root / "tiny-imagenet-200"
+    (folder / "val" / "images").mkdir(parents=True)
+    for wnid, red in (("n02", 200), ("n01", 40)):
+        (folder / "train" / wnid / "images").mkdir(parents=True)
+        for i in range(2):
+            image = Image.new("RGB", (64, 64), (red, 0, 0))
+            image = image.convert("L") if (wnid, i) == ("n01", 1) else image
+            image.save(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", quality=95)
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    for i in range(3):
+        Image.new("RGB", (64, 64), (0, 80 * i, 0)).save(
+            folder / "val" / "images" / f"val_{i}.JPEG", quality=95
+        )
+    (folder / "val" / "val_annotations.txt").write_text(
+        "val_2.JPEG\tn02\t0\t0\t63\t63\nval_0.JPEG\tn01\t1\t2\t3\t4\n"
+    )
+    return folder
+
+
+def test_tiny_imagenet(tiny):
+    train, test = plain("tiny-imagenet")
+    assert train.x.shape == (4, 3, 64, 64)
+    assert train.y.tolist() == [0, 0, 1, 1]  # in the order of n01, n02
+    assert train.x[2].mean((1, 2)).tolist() == pytest.approx([200 / 255, 0, 0], abs=0.01)
+    assert train.x[1].mean((1, 2)).tolist() == pytest.approx([12 / 255] * 3, abs=0.01)  # grey
+    assert test.y.tolist() == [1, 0]
+    assert test.x[0].mean((1, 2)).tolist() == pytest.approx([0, 160 / 255, 0], abs=0.01)
+    assert train.classes == 200
+
+
+def test_tiny_imagenet_that_is_not_whole(tiny):
+    (tiny / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn09\t0\t0\t1\t1\n")
+    refused(lambda: plain("tiny-imagenet"), "'val_0.JPEG\\tn09", "in line 1")
+    Image.new("RGB", (64, 32)).save(tiny / "train" / "n01" / "images" / "n01_1.JPEG")
+    (tiny / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01\t0\t0\t1\t1\n")
+    refused(lambda: plain("tiny-imagenet"), "n01_1.JPEG", "(3, 32, 64)")
+    shutil.rmtree(tiny / "train" / "n02")
+    refused(lambda: plain("tiny-imagenet"), "no images in", "n02")
+
+
 def test_mnist_m_as_published(root):
     folder = root / "mnist_m"
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)

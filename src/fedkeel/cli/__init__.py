@@ -20,6 +20,7 @@ from fedkeel.cli.data import app as data
 from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
 from fedkeel.cli.report import report
+from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
 from fedkeel.errors import FedkeelError, TrainingError
@@ -39,6 +40,7 @@ app.command()(tune)
 app.command()(methods)
 app.command()(check)
 app.command()(report)
+app.command()(reproduce)
 app.command()(bench)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")

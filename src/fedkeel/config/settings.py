@@ -31,7 +31,8 @@ class Data(Settings):
         shape: (channels, height, width) that every image is brought to; None keeps the source's.
         normalize: ``"source"`` uses the published mean and deviation of a known image set and
             leaves other numbers as they are; ``"standardize"`` brings each channel or column to
-            mean 0 and deviation 1 by the training set; ``"none"`` leaves images in [0, 1].
+            mean 0 and deviation 1 by the training set; ``"pixels"`` does so with each pixel, as
+            FedProx's recipe for MNIST; ``"none"`` leaves images in [0, 1].
         augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
         label: name of the label column or array in a file of one's own.
         client: name of the client column or array, None where there is none.
@@ -44,7 +45,7 @@ class Data(Settings):
     test: str | None = None
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0)
     shape: tuple[int, int, int] | None = None
-    normalize: Literal["source", "standardize", "none"] = "source"
+    normalize: Literal["source", "standardize", "pixels", "none"] = "source"
     augment: Literal["none", "crop_flip"] = "none"
     label: str = "label"
     client: str | None = None

@@ -11,7 +11,7 @@ from typing import Literal
 
 from fedkeel.errors import DataError, did_you_mean
 
-Layout = Literal["embedded", "idx", "libsvm", "svhn", "cifar", "mnist-m"]
+Layout = Literal["embedded", "idx", "libsvm", "svhn", "cifar", "mnist-m", "tiny-imagenet"]
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,24 @@ _SOURCES = (
         citation="Ganin et al., Domain-adversarial training of neural networks, JMLR 2016",
         note="it has no address that can be fetched; unpack mnist_m.tar.gz from the page "
         "http://yaroslav.ganin.net by hand",
+    ),
+    # Its own test images have no labels; its validation images are what papers test on.
+    Source(
+        name="tiny-imagenet",
+        layout="tiny-imagenet",
+        train=100_000,
+        test=10_000,
+        shape=(3, 64, 64),
+        label_names=tuple(str(label) for label in range(200)),
+        folders=(
+            "tiny-imagenet-200",
+            "tiny-imagenet/tiny-imagenet-200",
+            "TinyImageNet/tiny-imagenet-200",
+            ".",
+        ),
+        parts=("wnids.txt", "val/val_annotations.txt"),
+        citation="Le, Yang, Tiny ImageNet visual recognition challenge, Stanford CS 231N, 2015",
+        note="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip by hand",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Readers of the published file formats: idx, LIBSVM text, MATLAB, and CIFAR's records.
+"""Readers of published file formats: idx, LIBSVM text, MATLAB, CIFAR's records, lists of images.
 
 Each checks what the file says of itself against what is in it, and a file that is cut short or is
 something else is refused with its name and what is wrong. Nothing is unpickled.
@@ -317,11 +317,52 @@ def listed_images(folder: Path, listing: Path) -> tuple[Pixels, Ints]:
         labels.append(int(words[1]))
     if not names:
         raise damaged(listing, "no examples")
-    first = decode(folder / names[0], channels=3)
-    x = np.empty((len(names), *first.shape), dtype=np.uint8)
-    for row, name in enumerate(names):
-        image = decode(folder / name, channels=3)
-        if image.shape != first.shape:
-            raise damaged(folder / name, f"an image of {image.shape}", f"{first.shape}")
+    _, height, width = decode(folder / names[0], channels=3).shape
+    files = [(folder / name, label) for name, label in zip(names, labels, strict=True)]
+    return _decoded(files, (3, height, width))
+
+
+def tiny_imagenet(listing: Path, annotations: Path) -> tuple[tuple[Pixels, Ints], ...]:
+    """Read Tiny ImageNet: JPEG images of 64 x 64 pixels, of classes that WordNet numbers.
+
+    Classes are numbered in the order of their WordNet numbers. Grey images become coloured.
+
+    Args:
+        listing: ``wnids.txt``, one class in a line; beside it ``train/CLASS/images/*.JPEG``.
+        annotations: ``val/val_annotations.txt``, ``name CLASS`` and a box in each line; beside it
+            ``images/name``.
+
+    Returns:
+        [N, 3, 64, 64] bytes and [N] labels: of the training and of the validation images.
+
+    Raises:
+        DataError: a class has no images, a line is something else, an image cannot be read or has
+            another size.
+    """
+    classes = sorted(listing.read_text(encoding="utf-8").split())
+    place = {name: label for label, name in enumerate(classes)}
+    train: list[tuple[Path, int]] = []
+    for name, label in place.items():
+        folder = listing.parent / "train" / name / "images"
+        found = sorted(folder.glob("*.JPEG"))
+        if not found:
+            raise damaged(listing, f"no images in {folder}", f"images of class {name}")
+        train += [(path, label) for path in found]
+    tested: list[tuple[Path, int]] = []
+    for row, line in enumerate(annotations.read_text(encoding="utf-8").splitlines()):
+        words = line.split()
+        if len(words) < 2 or words[1] not in place:
+            raise damaged(annotations, f"{line[:60]!r} in line {row + 1}", "'name class box'")
+        tested.append((annotations.parent / "images" / words[0], place[words[1]]))
+    return _decoded(train, (3, 64, 64)), _decoded(tested, (3, 64, 64))
+
+
+def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int]) -> tuple[Pixels, Ints]:
+    """Read image files of one size."""
+    x = np.empty((len(files), *shape), dtype=np.uint8)
+    for row, (path, _) in enumerate(files):
+        image = decode(path, channels=shape[0])
+        if image.shape != shape:
+            raise damaged(path, f"an image of {image.shape}", f"{shape}")
         x[row] = image
-    return x, np.array(labels, dtype=np.int64)
+    return x, np.array([label for _, label in files], dtype=np.int64)

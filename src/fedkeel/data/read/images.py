@@ -40,11 +40,12 @@ def scale(mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
     return Scale(torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64))
 
 
-def measure(x: Tensor) -> Scale:
+def measure(x: Tensor, extra: float = 0.0) -> Scale:
     """Return the mean and deviation of [N, F, ...] for each F, over all other axes.
 
     Computed in float64 in two passes, so that a column of large numbers that differ by little is
-    not lost to rounding. The deviation is that of the population (divided by the count).
+    not lost to rounding. The deviation is that of the population (divided by the count), plus
+    `extra` where it is not 0.
     """
     others = [axis for axis in range(x.ndim) if axis != 1]
     count = x.numel() // x.shape[1]
@@ -57,7 +58,7 @@ def measure(x: Tensor) -> Scale:
         away = part.to(torch.float64) - mean.reshape(-1, *([1] * (x.ndim - 2)))
         square += away.square_().sum(others)
     low, high = x.amin(others), x.amax(others)
-    std = torch.where(low == high, torch.zeros_like(mean), (square / count).sqrt_())
+    std = torch.where(low == high, torch.zeros_like(mean), (square / count).sqrt_() + extra)
     return Scale(mean, std)
 
 

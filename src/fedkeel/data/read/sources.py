@@ -203,12 +203,18 @@ def _mnist_m(source: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
     return halves[0], halves[1]
 
 
+def _tiny_imagenet(_: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
+    train, tested = formats.tiny_imagenet(files[0].path, files[1].path)
+    return train, tested
+
+
 _READERS: dict[Layout, Callable[[Source, Sequence[Stored]], tuple[_Half, _Half]]] = {
     "idx": _idx,
     "libsvm": _libsvm,
     "svhn": _svhn,
     "cifar": _cifar,
     "mnist-m": _mnist_m,
+    "tiny-imagenet": _tiny_imagenet,
 }
 
 

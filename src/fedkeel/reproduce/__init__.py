@@ -1,0 +1,1 @@
+"""The papers' tables as data, and published numbers next to measured ones."""

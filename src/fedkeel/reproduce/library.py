@@ -1,0 +1,66 @@
+"""The tables that come with the package, and one's own."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+from fedkeel.config import build
+from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.reproduce.table import Table
+
+
+def names() -> list[str]:
+    """Return the ids of the tables, by paper and number."""
+    folder = files("fedkeel.reproduce").joinpath("tables")
+    found = (f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+    return sorted(found, key=_order)
+
+
+def _order(name: str) -> tuple[str, str, int, str]:
+    """Sort table 10 after table 2."""
+    paper, _, rest = name.partition("-")
+    word = rest.rstrip("0123456789.abcdefghij") if rest else ""
+    digits = "".join(sign for sign in rest if sign.isdigit())
+    return paper, word, int(digits or 0), rest
+
+
+def load(name: str) -> Table:
+    """Read a table.
+
+    Args:
+        name: an id of `names`, or the path of a file of one's own, which ends in ``.toml``.
+
+    Raises:
+        ConfigError: there is no such table, or it holds what cannot be used.
+    """
+    if name.endswith(".toml"):
+        return read(Path(name))
+    known = names()
+    if name not in known:
+        raise ConfigError(
+            f"There is no table {name!r}.",
+            do=f"{did_you_mean(name, known, limit=8)}; fedkeel reproduce lists them",
+        )
+    found = read(Path(str(files("fedkeel.reproduce").joinpath("tables", f"{name}.toml"))))
+    if found.id != name:
+        raise ConfigError(f"{name}.toml has another id.", got=found.id, expected=name)
+    return found
+
+
+def read(path: Path) -> Table:
+    """Read a table from a file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds what cannot be used.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("There is no such table file.", got=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read.", got=error) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML.", got=error) from None
+    return build(Table, values, path.name)

@@ -1,0 +1,53 @@
+"""Differences, intervals and signs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedkeel.reproduce.outcome import Interval, _gains, _same, _signed
+from fedkeel.reproduce.table import Published
+
+
+def published(value: float | str) -> Published:
+    return Published(value=value)
+
+
+def test_the_interval_is_that_of_a_paired_t_test() -> None:
+    random = np.random.default_rng(1)
+    one, two = random.normal(size=6) + 1, random.normal(size=6)
+    found = Interval.of(list(one - two))
+    assert found is not None
+    low, high = stats.ttest_rel(one, two).confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert found.mean == pytest.approx((one - two).mean())
+    assert found.clear == (low * high > 0)
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert Interval.of([]) is None
+    found = Interval.of([2.0])
+    assert found == Interval(2.0, None, None, 1)
+    assert not found.clear
+
+
+def test_what_was_never_reached_is_infinitely_far() -> None:
+    assert _gains(published(30.0), published("never")) == -math.inf
+    assert _gains(published("never"), published("never")) is None
+    assert _gains(published("failed"), published(3.0)) is None
+    assert _gains(None, published(3.0)) is None
+    assert _signed({0: 5, 1: 6}, {0: None, 1: 9}) == -math.inf
+    assert _signed({0: None}, {0: None}) is None
+    assert _signed({0: 4.0}, {1: 5.0}) is None
+    assert _signed({0: 4.0, 1: 9.0}, {0: 5.0}) == -1.0
+
+
+def test_signs() -> None:
+    assert _same(1.0, 0.1) is True
+    assert _same(-math.inf, -2.0) is True
+    assert _same(1.0, -0.1) is False
+    assert _same(0.0, 1.0) is None
+    assert _same(None, 1.0) is None

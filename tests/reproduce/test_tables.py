@@ -1,0 +1,251 @@
+"""Every table that comes with the package is whole: it loads, composes and can start."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeel import config
+from fedkeel.config import build
+from fedkeel.data.dataset import Dataset, dataset, federation
+from fedkeel.data.divide.partition import divide
+from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.errors import ConfigError
+from fedkeel.experiment.prepare import Ingredients, prepare, task
+from fedkeel.method.bibliography import entries
+from fedkeel.method.grammar import parse
+from fedkeel.reproduce.estimate import known, size
+from fedkeel.reproduce.library import load, names, read
+from fedkeel.reproduce.table import Table, laid_over
+from fedkeel.task.models import make
+from reproduce.tiny import TINY, tiny
+
+table_of = cache(load)
+
+PAPERS = {"fedgc", "fedreg", "gcfed", "fedgh", "gradma"}
+
+SMALL = 3_000_000
+"""Parameters of a model that all its methods are prepared on."""
+
+
+@pytest.fixture(params=names())
+def table(request: pytest.FixtureRequest) -> Table:
+    return table_of(request.param)
+
+
+def experiments(table: Table) -> Iterator[config.Experiment]:
+    """The experiments of a table, each once."""
+    seen = set()
+    if not table.base:
+        return
+    for quick in (False, True) if table.quick else (False,):
+        for row, column in table.cells(quick):
+            one = table.experiment(row, column, seed=0, quick=quick)
+            if (text := one.model_dump_json()) not in seen:
+                seen.add(text)
+                yield one
+
+
+# --- what is in them ------------------------------------------------------------------------------
+
+
+def test_all_five_papers_are_there() -> None:
+    assert {name.partition("-")[0] for name in names()} == PAPERS
+    assert names().index("gradma-table1") < names().index("gradma-table2")
+
+
+def test_it_says_what_it_is(table: Table) -> None:
+    assert table.paper in entries()
+    assert table.id.partition("-")[0] in PAPERS
+    for text in (table.title, table.shows, table.source):
+        assert text
+        assert "\n" not in text
+    assert table.deviations or not table.runnable
+    assert not (table.missing and table.waits)
+    assert not table.runnable or table.quick is not None
+
+
+def test_published_numbers_are_plausible(table: Table) -> None:
+    for row in table.rows:
+        for column in table.columns:
+            given = row.published.get(column.id)
+            if given is None or isinstance(given.value, str):
+                continue
+            unit = table.metric_of(column).unit
+            if unit == "%":
+                assert 0 <= given.value <= 100, (row.name, column.id)
+            elif unit != "points":
+                assert given.value >= 0, (row.name, column.id)
+            assert given.spread is None or given.spread <= max(20.0, abs(given.value))
+
+
+def test_a_share_written_as_percent_would_be_found(table: Table) -> None:
+    """Accuracies are in percent: a column of shares would lie between 0 and 1 altogether."""
+    for column in table.columns:
+        if table.metric_of(column).unit != "%" or not table.base:
+            continue
+        given = [row.published[column.id].value for row in table.rows if column.id in row.published]
+        numbers = [one for one in given if not isinstance(one, str)]
+        assert not numbers or max(numbers) > 1.0, column.id
+
+
+def test_every_method_composes_and_every_set_is_known(table: Table) -> None:
+    for one in experiments(table):
+        assert parse(one.method, weights=one.weights).expression
+        assert known(one), one.data.sources
+        assert set(one.data.sources) <= set(table.data)
+
+
+def test_the_smaller_version_is_smaller(table: Table) -> None:
+    if not table.runnable:
+        assert table.quick is None or table.base
+        return
+
+    def work(quick: bool) -> int:
+        return sum(
+            table.experiment(row, column, 0, quick).rounds for row, column in table.cells(quick)
+        )
+
+    assert 0 < work(True) < work(False)
+
+
+# --- whether they can start -----------------------------------------------------------------------
+
+
+@cache
+def labels(sources: tuple[str, ...], limit: int | None) -> Dataset:
+    """Examples without content, with labels and sources as many as there are."""
+    y, source = [], []
+    for i, name in enumerate(sources):
+        count = min(SOURCES[name].train, limit or SOURCES[name].train)
+        y.append(np.arange(count) % SOURCES[name].classes)
+        source.append(np.full(count, i))
+    whole = np.concatenate(y)
+    return dataset(
+        torch.zeros(len(whole), 1),
+        whole,
+        classes=max(SOURCES[name].classes for name in sources),
+        sources=sources,
+        source=np.concatenate(source) if len(sources) > 1 else None,
+    )
+
+
+def test_the_data_can_be_divided(table: Table) -> None:
+    """With as many examples, and labels as evenly spread, as the real set nearly has."""
+    seen = set()
+    for one in experiments(table):
+        key = (one.data.sources, one.data.limit, one.partition.model_dump_json())
+        if key not in seen:
+            seen.add(key)
+            made = divide(labels(one.data.sources, one.data.limit), one.partition, 0)
+            assert one.cohort.size(len(made)) <= len(made)
+            assert len(made) == size(one).clients
+
+
+def stand_in(experiment: config.Experiment) -> Ingredients:
+    """Four clients of a few generated examples of the right shape."""
+    there = size(experiment)
+    random = np.random.default_rng(0)
+    n = 24
+    x = torch.from_numpy(random.normal(size=(n, *there.shape)).astype(np.float32))
+    train = dataset(x, np.arange(n) % there.classes, classes=there.classes)
+    made = federation(train, np.array_split(np.arange(n), 4))
+    return Ingredients(task(experiment, train), lambda seed: made, train, experiment.model.name)
+
+
+def models() -> dict[str, list[config.Experiment]]:
+    """The experiments of all tables by their model, one for each method."""
+    found: dict[str, dict[str, config.Experiment]] = {}
+    for name in names():
+        for one in experiments(table_of(name)):
+            model = f"{one.model.name}, {one.model.args}, {size(one).shape}, {size(one).classes}"
+            method = re.sub(r"\([^)]*\)", "", one.method)
+            found.setdefault(model, {}).setdefault(f"{method} {one.weights}", one)
+    return {model: list(methods.values()) for model, methods in found.items()}
+
+
+@pytest.mark.parametrize("model", models())
+def test_every_method_can_start_on_its_model(model: str) -> None:
+    """Large models are made without memory, and looked through once."""
+    own = models()[model]
+    there = size(own[0])
+    with torch.device("meta"):
+        net = make(own[0].model.name, there.shape, there.classes, own[0].model.args)
+        scores = net(torch.zeros(4, *there.shape))
+    assert scores.shape == (4, there.classes)
+    if sum(p.numel() for p in net.parameters()) > SMALL:
+        return
+    ingredients = stand_in(own[0])
+    for one in own:
+        values = one.model_dump(include=set(config.Run.model_fields), exclude_none=True)
+        run = build(config.Run, {**values, "cohort": {"clients": 2}}, "a cell")
+        assert prepare(run, ingredients).plan.expression
+
+
+# --- what a table may hold ------------------------------------------------------------------------
+
+
+def test_settings_are_laid_over_each_other(tmp_path: Path) -> None:
+    table = read(tiny(tmp_path))
+    row, plain = table.rows[1], table.columns[3]
+    one = table.experiment(row, plain, seed=9)
+    assert (one.partition.kind, one.partition.alpha, one.local.lr) == ("iid", None, 0.2)
+    assert (one.method, one.seed, one.name) == ("fedgh", 9, "tiny")
+    assert table.experiment(row, table.columns[0], quick=True).rounds == 2
+    assert laid_over({"a": {"b": 1}}, {"a": "unset"}) == {}
+
+
+def test_what_is_missing_is_not_run(tmp_path: Path) -> None:
+    table = read(tiny(tmp_path))
+    asked = {(row.name, column.id) for row, column in table.cells()}
+    assert ("Momentum", "skew") in asked
+    assert ("Momentum", "plain") not in asked
+    assert all(column != "gone" for _, column in asked)
+    assert {column.id for _, column in table.cells(quick=True)} == {"skew"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('shows = "Nothing."', 'shows = "Nothing."\nshown = 1', "no key 'shown'"),
+        ("rounds = 6", "round = 6", "no key 'round'"),
+        ("alpha = 0.1\n", "", "needs 'alpha'"),
+        ('id = "plain"', 'id = "skew"', "two columns 'skew'"),
+        ("skew = 55.0", "skewed = 55.0", "there is no 'skewed'"),
+        ('baseline = "FedAvg"', 'baseline = "FedSGD"', "there is no 'FedSGD'"),
+        ('reference = "FedAvg"', 'reference = "SGD"', "there is no 'SGD'"),
+        ("target = 1.0", "round = 3", "needs target"),
+        ('columns = ["skew"]\n', 'columns = ["new"]\n', "there is no 'new'"),
+        ("skew = 55.0", "plain = 55.0", "'ours' has no published number"),
+        ("skew = 55.0", 'skew = "often"', "often"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in TINY
+    with pytest.raises(ConfigError, match=told) as refused:
+        read(tiny(tmp_path, TINY.replace(old, new, 1)))
+    assert len(refused.value.lines()) <= 4
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no table 'fedgh-table9'") as refused:
+        load("fedgh-table9")
+    assert "fedgh-table" in str(refused.value)
+    with pytest.raises(ConfigError, match="no such table file"):
+        load(str(tmp_path / "no.toml"))
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read(tiny(tmp_path, "id = "))
+
+
+def test_the_files_are_in_plain_toml() -> None:
+    """A parser of another make, without our models, reads the same ids."""
+    folder = Path(__file__).parents[2] / "src" / "fedkeel" / "reproduce" / "tables"
+    ids = {tomllib.loads(file.read_text("utf-8"))["id"] for file in folder.glob("*.toml")}
+    assert ids == set(names())
