@@ -30,7 +30,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.method.server import server_message
-from toys import MODELS, Kills, Net, Raises, Slow, federation, prepared, same
+from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
 
 LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
 
@@ -203,8 +203,16 @@ def test_an_interrupt_ends_the_actors(nodes: Nodes, actors: list[Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(on_ray(nodes, model=Slow), watcher=AtClient(interrupt))
     for actor in actors:
-        with pytest.raises(nodes.ray.exceptions.RayActorError):
-            nodes.ray.get(actor.ready.remote(), timeout=10)
+        assert eventually(lambda actor=actor: gone(nodes, actor))
+
+
+def gone(nodes: Nodes, actor: Any) -> bool:
+    """Whether an actor is no more; ending it takes the cluster a moment."""
+    try:
+        nodes.ray.get(actor.ready.remote(), timeout=10)
+    except nodes.ray.exceptions.RayActorError:
+        return True
+    return False
 
 
 def test_a_cluster_without_a_free_core_is_refused(
