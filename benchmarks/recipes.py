@@ -218,7 +218,7 @@ def tutorial_cnn() -> nn.Module:
 CIFAR = Data(1000, 50, (3, 32, 32))
 TINY = Data(1000, 60, (784,))
 A = Recipe("A", "CIFAR10 of pfl-research", CIFAR, pfl_cnn, 50, 10, 0.1, 20)
-C = Recipe("C10", "logistic regression", TINY, logistic, 10, 10, 0.05, 100, few=5)
+C = Recipe("C10", "logistic regression", TINY, logistic, 10, 10, 0.05, 300, few=5)
 RECIPES = {
     recipe.name: recipe
     for recipe in (

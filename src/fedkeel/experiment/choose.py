@@ -29,14 +29,17 @@ SHARE = 0.05
 LEAST = 3.0
 """Seconds that a measurement may take, but no more than a quarter of the run."""
 
-TINY = 2e-3
-"""Seconds of a round below which one process is faster than several."""
+HANDING = 2e-3
+"""Seconds that a round takes longer where its clients are handed to other processes."""
 
 GAIN = 0.95
 """Share of the exact engine's time that the vectorised one has to reach to be preferred."""
 
 LANES = (8, 32, 128)
 """Sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
+
+EXACT = "sequential"
+"""Name of the exact engine among what is measured."""
 
 LIKELY = 32
 """Size of a chunk that is often a good one for small dense networks."""
@@ -90,17 +93,24 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     if not measure:
         return engine
     found = _measured(prepared, workers, engine["device"])
-    seconds = dict(found.seconds)
-    exact = seconds.pop("sequential")
-    best = min(seconds, key=lambda name: seconds[name], default=None)
-    better = best is not None and seconds[best] <= GAIN * exact
-    if engine["kind"] == "vectorised" or better:
+    counts = {asked.workers or 1, workers}
+    options = {
+        (name, count): _round(each, _chunk(name), per_round, count)
+        for name, each in found.seconds.items()
+        for count in counts
+    }
+    exact = min((one for one in options if one[0] == EXACT), key=lambda one: options[one])
+    others = [one for one in options if one[0] != EXACT]
+    best = min(others, key=lambda one: options[one], default=None)
+    if best is not None and options[best] <= GAIN * options[exact]:
         engine["kind"] = "vectorised"
-        engine["chunk"] = _chunk(best or "vectorised(chunk=1)")
-    if asked.workers is None and min(seconds.get(best or "", exact), exact) * per_round < TINY:
-        engine["workers"] = 1
+    chosen = exact
+    if engine["kind"] == "vectorised":
+        chosen = best or exact
+        engine["chunk"] = _chunk(chosen[0])
+    engine["workers"] = chosen[1]
     if engine["kind"] == "auto":
-        engine["kind"] = "workers" if engine["workers"] > 1 else "sequential"
+        engine["kind"] = "workers" if chosen[1] > 1 else "sequential"
     engine["seconds_per_client"] = {name: round(s, 6) for name, s in found.seconds.items()}
     if found.reasons:
         engine["reasons"] = found.reasons
@@ -139,7 +149,14 @@ def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
 
 
 def _chunk(name: str) -> int:
-    return int(name.removeprefix("vectorised(chunk=").removesuffix(")"))
+    """Return how many clients an engine trains at once, by its name in `Measured`."""
+    return 1 if name == EXACT else int(name.removeprefix("vectorised(chunk=").removesuffix(")"))
+
+
+def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
+    """Return the seconds of a round, from those of a client."""
+    busy = min(workers, -(-per_round // chunk))
+    return each * per_round / busy + (HANDING if workers > 1 else 0.0)
 
 
 def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
@@ -176,7 +193,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     exact = OneByOne(world)
     _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
     one = _seconds(exact, message, jobs[: min(3, len(jobs))])
-    found.seconds["sequential"] = one
+    found.seconds[EXACT] = one
     total = one * per_round * prepared.settings.rounds
     asked = prepared.settings.engine.kind
     if total < SHORT and asked == "auto" and device == "cpu":
@@ -217,6 +234,8 @@ def _sizes(world: World, per_round: int, workers: int) -> list[int]:
     sizes = [lanes for lanes in LANES if lanes < share]
     if share > 1:
         sizes.append(min(share, 4 * LANES[-1]))
+    if share < per_round <= LIKELY:  # in one process
+        sizes.append(per_round)
     if any(t.ndim > 2 for t in world.bench.network.params.values()):
         return [1, *sizes]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))

@@ -1,0 +1,91 @@
+"""The engine that `auto` takes, from what it has measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.experiment import choose as module
+from fedkeel.experiment.choose import EXACT, Measured, choose
+from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+
+
+def ready(clients: int, **engine: object) -> Prepared:
+    x = torch.randn(clients * 4, 6, generator=torch.Generator().manual_seed(0))
+    data = fk.dataset(x, torch.arange(clients * 4) % 3)
+    lists = [np.arange(4 * k, 4 * k + 4) for k in range(clients)]
+    settings = config.Run(
+        method="fedavg",
+        rounds=3,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=2),
+        cohort=fk.Cohort(clients=clients),
+        engine=fk.Engine(**{"workers": None, **engine}),
+    )
+    task = fk.Task(lambda: nn.Linear(6, 3))
+    return prepare(settings, Ingredients(task, lambda _: fk.federation(data, lists), data, "net"))
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds", "found"),
+    [
+        # heavy clients: all cores, exact unless a recorded step is worth it
+        (20, {EXACT: 0.1}, ("workers", 2, 1)),
+        (20, {EXACT: 0.1, "vectorised(chunk=1)": 0.097}, ("workers", 2, 1)),
+        (20, {EXACT: 0.1, "vectorised(chunk=1)": 0.08}, ("vectorised", 2, 1)),
+        # a chunk of all clients keeps one process busy, however fast it is for each
+        (
+            20,
+            {EXACT: 0.1, "vectorised(chunk=1)": 0.05, "vectorised(chunk=20)": 0.04},
+            ("vectorised", 2, 1),
+        ),
+        # rounds so short that handing them to others takes longer
+        (20, {EXACT: 1e-4}, ("sequential", 1, 1)),
+        (
+            20,
+            {EXACT: 1e-3, "vectorised(chunk=10)": 3e-4, "vectorised(chunk=20)": 2e-4},
+            ("vectorised", 1, 20),
+        ),
+        # many clients: side by side in both
+        (
+            200,
+            {EXACT: 1e-3, "vectorised(chunk=100)": 2e-4, "vectorised(chunk=8)": 4e-4},
+            ("vectorised", 2, 100),
+        ),
+    ],
+)
+def test_the_shortest_round_wins(
+    clients: int,
+    seconds: dict[str, float],
+    found: tuple[str, int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "_measured", lambda *_: Measured(dict(seconds)))
+    chosen = choose(ready(clients))
+    assert (chosen["kind"], chosen["workers"], chosen["chunk"]) == found
+    assert chosen["seconds_per_client"] == seconds
+
+
+def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "_measured", lambda *_: Measured({EXACT: 1e-4}))
+    assert choose(ready(20, workers=3))["workers"] == 3
+    chosen = choose(ready(20, kind="vectorised"))
+    assert (chosen["kind"], chosen["chunk"]) == ("vectorised", 1)
+
+
+def test_convolutions_are_tried_with_few_lanes_first() -> None:
+    dense = ready(200).world
+    assert module._sizes(dense, 200, 2) == [32, 1, 100, 8]
+    assert module._sizes(dense, 10, 2) == [10, 1, 5]
+    task = fk.Task(lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten()))
+    world = ready(200).world
+    other = prepare(
+        ready(200).settings,
+        Ingredients(task, lambda _: world.federation, world.test, "net"),
+    ).world
+    assert module._sizes(other, 200, 2) == [1, 8, 32, 100]
