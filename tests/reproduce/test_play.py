@@ -127,7 +127,8 @@ def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     assert state(found).words(read(tmp_path / "tiny.toml")) == "not run (needs svhn for the rest)"
 
 
-SLOW = TINY.replace("rounds = 6", "rounds = 40").replace("clients = 4", "clients = 8")
+SLOW = TINY.replace("rounds = 6", "rounds = 30").replace("clients = 4", "clients = 8")
+SLOW = SLOW.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 0.3")
 
 
 def quiet(found: list[Cell]) -> bool:

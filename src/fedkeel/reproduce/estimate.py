@@ -259,20 +259,29 @@ def estimate(cells: Sequence[Cell], speeds: Speeds) -> Estimate:
 def unmeasured(
     tables: Sequence[tuple[Table, Sequence[Cell]]], speeds: Speeds
 ) -> list[config.Experiment]:
-    """Return an experiment for each speed that is not known: each setting's baseline first."""
-    first: dict[str, config.Experiment] = {}
-    rest: dict[str, config.Experiment] = {}
+    """Return an experiment for each speed that is not known.
+
+    First comes one of each setting, a plain one where there is one; data that are here before
+    others.
+    """
+    found: dict[str, tuple[bool, bool, config.Experiment]] = {}
     for table, cells in tables:
-        seen: set[str] = set()
+        settings: dict[str, list[Cell]] = {}
         for cell in cells:
-            if not known(cell.experiment) or cell.finished:
-                continue
-            baseline = cell.row.name == table.baseline or not table.baseline
-            new = cell.column.id not in seen and baseline
-            seen |= {cell.column.id} if new else set()
-            if speeds.of(cell.experiment) is None:
-                (first if new else rest).setdefault(_key(cell.experiment), cell.experiment)
-    return list((first | {key: one for key, one in rest.items() if key not in first}).values())
+            if known(cell.experiment) and not cell.finished:
+                settings.setdefault(cell.column.id, []).append(cell)
+        for own in settings.values():
+            plain = min(own, key=lambda c: _place(c, table))
+            for cell in own:
+                if speeds.of(cell.experiment) is None:
+                    new = (cell is not plain, bool(cell.absent), cell.experiment)
+                    key = _key(cell.experiment)
+                    found[key] = min(found.get(key, new), new, key=lambda one: one[:2])
+    return [one for *_, one in sorted(found.values(), key=lambda one: one[:2])]
+
+
+def _place(cell: Cell, table: Table) -> tuple[bool, bool]:
+    return cell.experiment.method != "fedavg", cell.row.name != table.baseline
 
 
 def measure(

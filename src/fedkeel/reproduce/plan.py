@@ -184,6 +184,8 @@ class State:
             return "cannot be run"
         if table.waits:
             return "waiting"
+        if not self.runs:
+            return "no smaller version"
         if not self.possible:
             return f"needs {', '.join(self.absent)}"
         lacks = f" (needs {', '.join(self.absent)} for the rest)" if self.absent else ""
