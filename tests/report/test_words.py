@@ -71,3 +71,5 @@ def test_settings_in_words():
 def test_units():
     assert [megabytes(b) for b in (0, 1e3, 2.5e12, None)] == ["0 B", "1.00 kB", "2.50 TB", "–"]
     assert [duration(s) for s in (119.0, 3600.0, None)] == ["119 s", "60 min", "–"]
+    hours = [duration(3600.0 * h) for h in (47, 49, 24 * 400)]
+    assert hours == ["47 h 0 min", "2 d 1 h", "1.1 years"]

@@ -156,7 +156,12 @@ def duration(seconds: float | None) -> str:
     if seconds < 120:
         return f"{number(seconds)} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = round(minutes / 60)
+    if hours < 48:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h" if hours < 365 * 24 else f"{hours / 24 / 365:.2g} years"
 
 
 def without_folders(text: str) -> str:
