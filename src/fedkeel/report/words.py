@@ -161,7 +161,9 @@ def duration(seconds: float | None) -> str:
     hours = round(minutes / 60)
     if hours < 48:
         return f"{minutes // 60} h {minutes % 60} min"
-    return f"{hours // 24} d {hours % 24} h" if hours < 365 * 24 else f"{hours / 24 / 365:.2g} years"
+    return (
+        f"{hours // 24} d {hours % 24} h" if hours < 365 * 24 else f"{hours / 24 / 365:.2g} years"
+    )
 
 
 def without_folders(text: str) -> str:
