@@ -147,6 +147,6 @@ def test_nothing_is_left_of_a_federation(app: Path, patience: float, tmp_path: P
         assert eventually(lambda: rows(out) >= 1, 9 * patience), federation.tail("superlink")
         names = ("flower-superlink", "flower-superexec", "flwr-serverapp", "flower-supernode")
         seen = living(tmp_path)
-        assert all(any(name in words for words in seen) for name in names)
+        assert all(any(name in words for words in seen) for name in names), seen
     assert living(tmp_path) == []
     assert RunFolder(out).read_run().status == "running"  # it was killed, and can be gone on with
