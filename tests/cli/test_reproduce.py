@@ -8,7 +8,7 @@ import pytest
 
 from commands import call
 from fedkeel.reproduce import estimate
-from fedkeel.reproduce.library import names
+from fedkeel.reproduce.catalogue import names
 from reproduce.tiny import TINY, tiny
 
 WORDS = ("reproduce", "tiny.toml", "--jobs", "2")
@@ -132,7 +132,7 @@ def test_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_time_of_a_run_is_measured_without_its_data(folder: Path) -> None:
     """And from its own rounds, where there are some."""
-    from fedkeel.reproduce.library import read
+    from fedkeel.reproduce.catalogue import read
     from fedkeel.reproduce.plan import Ask, cells
 
     own = cells(read(folder / "tiny.toml"), Ask(Path("out"), columns=("skew",), seeds=1))

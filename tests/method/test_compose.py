@@ -12,12 +12,11 @@ from fedkeel.config import Local
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import (
     SIMULATION,
-    check_hyperparameters,
     compose,
-    hyperparameter_types,
     roles_of,
 )
 from fedkeel.method.grammar import parse
+from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
 from fedkeel.method.parts.fedgc import CGC, SGC
 from fedkeel.method.parts.fednova import FedNova
 from fedkeel.method.parts.fedprox import FedProx

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.compose import check_hyperparameters, hyperparameter_types
 from fedkeel.method.grammar import accepts, parse, read, split, written
+from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import Part
 

@@ -83,15 +83,16 @@ def test_scaffold(server_lr: float, local: dict) -> None:
     theirs["decay"] = theirs.pop("weight_decay", 0.0)
     expression = "scaffold" if server_lr == 1 else f"scaffold+addition(lr={server_lr})"
     story = scaffold(world, COHORTS, server_lr=server_lr, **theirs)
-    agree(world.ours(expression, LR, **local), story, COHORTS, look)
+    assert agree(world.ours(expression, LR, **local), story, COHORTS, look) == len(COHORTS)
 
 
 def test_scaffold_weighted_by_examples_keeps_c_an_equal_mean() -> None:
     """The paper's objective is an equal mean; with other weights only x is weighted."""
     world = World(sizes=(9, 5, 12, 7, 6))
-    agree(
+    rounds = agree(
         world.ours("scaffold", LR, weights="examples"),
         scaffold(world, COHORTS, "examples"),
         COHORTS,
         look,
     )
+    assert rounds == len(COHORTS)

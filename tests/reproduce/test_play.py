@@ -13,7 +13,7 @@ from commands import Process, run, wait_for_rows
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.records import RunFolder
-from fedkeel.reproduce.library import read
+from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import Line, lines
 from fedkeel.reproduce.plan import Ask, Cell, cells, state
 from fedkeel.reproduce.play import play

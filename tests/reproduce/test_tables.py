@@ -21,8 +21,8 @@ from fedkeel.errors import ConfigError
 from fedkeel.experiment.prepare import Ingredients, prepare, task
 from fedkeel.method.bibliography import entries
 from fedkeel.method.grammar import parse
+from fedkeel.reproduce.catalogue import load, names, read
 from fedkeel.reproduce.estimate import known, size
-from fedkeel.reproduce.library import load, names, read
 from fedkeel.reproduce.table import Table, laid_over
 from fedkeel.task.models import make
 from reproduce.tiny import TINY, tiny

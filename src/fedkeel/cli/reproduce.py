@@ -78,14 +78,14 @@ def _one(
     quiet: bool,
 ) -> None:
     """Run a table, or show it, and write its pages."""
-    from fedkeel.reproduce import library, markdown, page
+    from fedkeel.reproduce import catalogue, markdown, page
     from fedkeel.reproduce.outcome import lines
     from fedkeel.reproduce.plan import cells
     from fedkeel.reproduce.play import Played, play
     from fedkeel.reproduce.progress import follower
     from fedkeel.reproduce.words import mark, report
 
-    table, console = library.load(name), stderr()
+    table, console = catalogue.load(name), stderr()
     told = mark(table, ask.quick)
     folder = ask.out / f"{table.id}{'-tuned' * tune}{'-quick' * ask.quick}"
     played = Played()

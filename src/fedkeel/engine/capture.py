@@ -20,6 +20,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.engine.factors import factor
+from fedkeel.engine.nodes import form, is_random, is_view, mutates, schema, turns
+from fedkeel.engine.updates import accumulate, fuse
 
 Flat = Sequence[Tensor]
 Function = Callable[..., Sequence[Tensor]]
@@ -57,7 +59,7 @@ class Captured:
         with torch.no_grad():
             module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
         graph = module.graph
-        self.random = any(_is_random(node) for node in graph.nodes)
+        self.random = any(is_random(node) for node in graph.nodes)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
         _skip_idle(graph)
@@ -65,8 +67,8 @@ class Captured:
         _share(graph)
         graph.eliminate_dead_code()
         if rate is not None:
-            _fuse_updates(graph, inputs[rate], {inputs[i] for i in owned})
-            factor(graph, accumulate)
+            fuse(graph, inputs[rate], {inputs[i] for i in owned})
+            factor(graph)
             graph.eliminate_dead_code()
         _line_up(graph)
         _reuse(graph, {inputs[i] for i in owned})
@@ -88,53 +90,6 @@ class Captured:
         return str(self._module.code)
 
 
-def _schema(node: fx.Node) -> Any:  # noqa: ANN401
-    return getattr(node.target, "_schema", None)
-
-
-def _is_random(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
-
-
-def _mutates(node: fx.Node) -> bool:
-    """Return whether an operation writes to an argument; batch norm does, and does not say so."""
-    schema = _schema(node)
-    if schema is None:
-        return False
-    return bool(schema.is_mutable) or "batch_norm" in schema.name
-
-
-_VIEWS = {aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default}
-"""Operations that give views, and do not say so."""
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem or node.target in _VIEWS:
-        return True
-    schema = _schema(node)
-    return schema is not None and any(
-        one.alias_info is not None and not one.alias_info.is_write for one in schema.returns
-    )
-
-
-def _base(node: fx.Node) -> fx.Node:
-    """Return the node whose memory this one looks at."""
-    while _is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _form(node: fx.Node) -> tuple[Any, ...] | None:
-    """Return shape, strides and type of a tensor; None of anything else."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return None
-    return tuple(value.shape), value.stride(), value.dtype
-
-
 def _skip_idle(graph: fx.Graph) -> None:
     """Take out views that change nothing, pairs of transpositions, and factors of one."""
     for node in list(graph.nodes):
@@ -144,22 +99,17 @@ def _skip_idle(graph: fx.Graph) -> None:
         idle = None
         if node.target is aten.mul.Scalar and node.args[1] == 1:
             idle = source
-        elif _is_view(node) and node.target is not operator.getitem:
+        elif is_view(node) and node.target is not operator.getitem:
             seen: fx.Node | None = source
             while seen is not None:
-                if _form(seen) == _form(node) is not None:
+                if form(seen) == form(node) is not None:
                     idle = seen
                     break
-                steps_back = _is_view(seen) and _turns(seen) and _turns(node)
+                steps_back = is_view(seen) and turns(seen) and turns(node)
                 seen = seen.all_input_nodes[0] if steps_back else None
-        if idle is not None and _form(idle) == _form(node):
+        if idle is not None and form(idle) == form(node):
             node.replace_all_uses_with(idle)
             graph.erase_node(node)
-
-
-def _turns(node: fx.Node) -> bool:
-    """Return whether a view only exchanges two axes."""
-    return node.target in (aten.t.default, aten.transpose.int)
 
 
 # ---- what need not be worked out again -----------------------------------------------------------
@@ -174,9 +124,9 @@ def _fold(module: fx.GraphModule) -> None:
     known: dict[fx.Node, Tensor] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
-        if node.op != "call_function" or _schema(node) is None or not isinstance(value, Tensor):
+        if node.op != "call_function" or schema(node) is None or not isinstance(value, Tensor):
             continue
-        if _is_random(node) or _mutates(node) or value.numel() > _SMALL:
+        if is_random(node) or mutates(node) or value.numel() > _SMALL:
             continue
         if node.target in _BLANK:
             given = node.args[0].meta["val"]
@@ -215,156 +165,16 @@ _BLANK = {
 
 def _share(graph: fx.Graph) -> None:
     """Do once what is done twice to the same arguments."""
-    if any(_mutates(node) for node in graph.nodes):
+    if any(mutates(node) for node in graph.nodes):
         return
     known: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or _is_random(node):
+        if node.op != "call_function" or is_random(node):
             continue
         first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
-
-
-# ---- updates ------------------------------------------------------------------------------------
-
-Term = tuple[float, tuple[fx.Node, ...]]
-"""A factor, and one tensor or two whose matrix product is meant."""
-
-
-def _fuse_updates(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
-    """Turn p - rate * (sum of terms) into an accumulation into p, where p may be written over."""
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    last = _last_uses(graph, order)
-    output = next(node for node in graph.nodes if node.op == "output")
-    returned = {_base(node) for node in output.all_input_nodes}
-    step = None
-    for node in list(graph.nodes):
-        scaled = _update_of(node, rate)
-        if scaled is None:
-            continue
-        target = node.all_input_nodes[0]
-        terms = _terms(scaled, 1.0, owned)
-        if not _fits(target, node) or any(_form(node) != _term_form(t, node) for t in terms):
-            continue
-        in_place = (
-            target in owned
-            and _form(target) == _form(node)
-            and target not in returned
-            and last[target] <= order[node]
-            and not any(_base(one) is target for _, parts in terms for one in parts)
-        )
-        if step is None:
-            with graph.inserting_after(rate):
-                step = graph.call_function(float, (rate,))
-        with graph.inserting_before(node):
-            fused = graph.call_function(accumulate, (target, step, tuple(terms), in_place))
-        fused.meta.update(node.meta)
-        node.replace_all_uses_with(fused)
-        graph.erase_node(node)
-        order[fused] = order[node]
-        last[fused] = last.get(node, -1)
-        owned.add(fused)
-
-
-def _fits(target: fx.Node, result: fx.Node) -> bool:
-    """Return whether a target has a result's form, or is the same for all lanes of it."""
-    one, other = _form(target), _form(result)
-    if one is None or other is None or one == other:
-        return one == other is not None
-    return bool(one[0] == other[0][1:] and one[2] == other[2])
-
-
-def _last_uses(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[fx.Node, int]:
-    """Return where each node's memory is last read, also through views."""
-    last: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        for used in node.all_input_nodes:
-            last[_base(used)] = max(last.get(_base(used), -1), order[node])
-    return last
-
-
-def _update_of(node: fx.Node, rate: fx.Node) -> fx.Node | None:
-    """Return g of a node p - rate * g, None of any other."""
-    if node.op != "call_function" or node.target is not aten.sub.Tensor or node.kwargs:
-        return None
-    scaled = node.args[1]
-    if not isinstance(scaled, fx.Node) or scaled.target is not aten.mul.Tensor:
-        return None
-    pair = list(scaled.args)
-    if rate not in pair or len(scaled.users) > 1 or not isinstance(node.args[0], fx.Node):
-        return None
-    pair.remove(rate)
-    return pair[0] if isinstance(pair[0], fx.Node) and pair[0] is not rate else None
-
-
-_SIGNS: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
-"""Operations that add, with the sign of their second term."""
-
-
-def _terms(node: fx.Node, factor: float, owned: set[fx.Node]) -> list[Term]:
-    """Return the terms of a sum that nobody else needs.
-
-    What reads owned memory stays where it is: later on it may have been written over.
-    """
-    pair = [one for one in node.args[:2] if isinstance(one, fx.Node)]
-    lone: list[Term] = [(factor, (node,))]
-    if len(node.users) > 1 or node.op != "call_function" or any(_base(n) in owned for n in pair):
-        return lone
-    if node.target in (aten.mm.default, aten.bmm.default):
-        return [(factor, tuple(pair))]
-    sign = _SIGNS.get(node.target)
-    alpha = node.kwargs.get("alpha", 1)
-    alike = len(pair) == 2 and all(_form(one) == _form(node) for one in pair)
-    if sign is not None and alike and isinstance(alpha, (int, float)):
-        right = _terms(pair[1], factor * sign * alpha, owned)
-        return _terms(pair[0], factor, owned) + right
-    scales = node.target in (aten.mul.Tensor, aten.mul.Scalar)
-    if scales and len(pair) == 1 and isinstance(node.args[1], (int, float)):
-        return _terms(pair[0], factor * node.args[1], owned)
-    return lone
-
-
-def _term_form(term: Term, like: fx.Node) -> tuple[Any, ...] | None:
-    """Return the form of a term; of a product that of what it is added to, if that fits."""
-    _, parts = term
-    if len(parts) == 1:
-        one, other = _form(parts[0]), _form(like)
-        if one is None or other is None:
-            return None
-        return (one[0], other[1], one[2])  # strides need not agree
-    return _form(like)
-
-
-def accumulate(
-    target: Tensor, rate: float, terms: Sequence[tuple[float, Flat]], in_place: bool
-) -> Tensor:
-    """Return target - rate * sum of factor * term; a term of two tensors is their product.
-
-    Args:
-        target: [...] what is accumulated into.
-        rate: the learning rate.
-        terms: (factor, tensors) of each.
-        in_place: whether the target itself becomes the result.
-    """
-    out = target
-    for number, (scale, parts) in enumerate(terms):
-        alpha = -rate * scale
-        fresh = number == 0 and not in_place
-        if len(parts) == 1:
-            out = torch.add(out, parts[0], alpha=alpha) if fresh else out.add_(*parts, alpha=alpha)
-        elif parts[0].ndim == 2:
-            out = (
-                torch.addmm(out, *parts, alpha=alpha) if fresh else out.addmm_(*parts, alpha=alpha)
-            )
-        else:
-            out = (
-                torch.baddbmm(out, *parts, alpha=alpha)
-                if fresh
-                else out.baddbmm_(*parts, alpha=alpha)
-            )
-    return out
 
 
 # ---- layout -------------------------------------------------------------------------------------
@@ -415,11 +225,11 @@ def _reuse(graph: fx.Graph, owned: set[fx.Node]) -> None:
             continue
         if source.op != "call_function" and source not in owned:
             continue
-        if _is_view(source) or source.target is accumulate or len(source.users) > 1:
+        if is_view(source) or source.target is accumulate or len(source.users) > 1:
             continue
-        form = _form(source)
-        if form is None or form != _form(node) or 0 in form[1]:
+        own = form(source)
+        if own is None or own != form(node) or 0 in own[1]:
             continue
-        if _mutates(source) and source.target not in _IN_PLACE.values():
+        if mutates(source) and source.target not in _IN_PLACE.values():
             continue
         node.target = _IN_PLACE[node.target]

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fedkeel.engine.updates import accumulate
+
 aten = torch.ops.aten
 
 Products = Sequence[tuple[float, tuple[Tensor, Tensor]]]
@@ -74,12 +76,11 @@ class _Apart:
     products: tuple[Any, ...]
 
 
-def factor(graph: fx.Graph, accumulate: Any) -> None:  # noqa: ANN401 - a function, as fx has it
+def factor(graph: fx.Graph) -> None:
     """Work with factors in a recorded round, where that is less work.
 
     Args:
-        graph: recorded; updates have been made calls of `accumulate`.
-        accumulate: the function (target, rate, terms, in_place).
+        graph: recorded; its updates have been made calls of `accumulate`.
     """
     known: dict[fx.Node, _Apart] = {}
     thick: set[fx.Node | None] = set()

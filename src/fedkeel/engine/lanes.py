@@ -223,7 +223,7 @@ class Lanes:
         states = (prepared, batches, about, scales)
         given = (common.shared, held, *map(Flat.of, states))
         name = "round" if weights is None else "round, added up"
-        return self.recordings.run(name, all_lanes, given, 3, rate=common.rate, again=False).state
+        return self.recordings.run(name, all_lanes, given, varies=3, rate=common.rate).state
 
 
 # ---- the local loop of one client, on states ----------------------------------------------------

@@ -38,8 +38,8 @@ GAIN = 0.95
 LANES = (8, 32, 128)
 """Sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
 
-EXACT = "sequential"
-"""Name of the exact engine among what is measured."""
+EXACT = 0
+"""The exact engine, among sizes of chunks."""
 
 LIKELY = 32
 """Size of a chunk that is often a good one for small dense networks."""
@@ -50,11 +50,11 @@ class Measured:
     """Seconds for each client, by engine, in one process of one thread.
 
     Args:
-        seconds: by ``sequential`` or ``vectorised(chunk=...)``.
+        seconds: by the size of the chunk, or `EXACT`.
         reasons: why clients cannot be trained side by side, or steps not be recorded.
     """
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
 
@@ -95,8 +95,8 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     found = _measured(prepared, workers, engine["device"])
     counts = {asked.workers or 1, workers}
     options = {
-        (name, count): _round(each, _chunk(name), per_round, count)
-        for name, each in found.seconds.items()
+        (chunk, count): _round(each, max(chunk, 1), per_round, count)
+        for chunk, each in found.seconds.items()
         for count in counts
     }
     exact = min((one for one in options if one[0] == EXACT), key=lambda one: options[one])
@@ -107,11 +107,11 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     chosen = exact
     if engine["kind"] == "vectorised":
         chosen = best or exact
-        engine["chunk"] = _chunk(chosen[0])
+        engine["chunk"] = max(chosen[0], 1)
     engine["workers"] = chosen[1]
     if engine["kind"] == "auto":
         engine["kind"] = "workers" if chosen[1] > 1 else "sequential"
-    engine["seconds_per_client"] = {name: round(s, 6) for name, s in found.seconds.items()}
+    engine["seconds_per_client"] = {_name(c): round(s, 6) for c, s in found.seconds.items()}
     if found.reasons:
         engine["reasons"] = found.reasons
     return engine
@@ -148,9 +148,9 @@ def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
     return {"workers": min(count or cores(), per_round), "chunk": chunk, "address": address}
 
 
-def _chunk(name: str) -> int:
-    """Return how many clients an engine trains at once, by its name in `Measured`."""
-    return 1 if name == EXACT else int(name.removeprefix("vectorised(chunk=").removesuffix(")"))
+def _name(chunk: int) -> str:
+    """Return how the record calls an engine that was measured."""
+    return "sequential" if chunk == EXACT else f"vectorised(chunk={chunk})"
 
 
 def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
@@ -220,7 +220,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
             sizes = [size for size in sizes if size <= chunks.lanes]
             continue
         slower += seconds > min(found.seconds.values())
-        found.seconds[f"vectorised(chunk={lanes})"] = seconds
+        found.seconds[lanes] = seconds
     return found
 
 

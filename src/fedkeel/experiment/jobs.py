@@ -175,7 +175,7 @@ class _Jobs:
         settings = prepared.settings
         ours, theirs = self._context.Pipe()
         prepared = replace(
-            prepared, settings=settings.model_copy(update={"engine": _alone(settings.engine)})
+            prepared, settings=settings.model_copy(update={"engine": alone(settings.engine)})
         )
         others = [ours, *(child.pipe for child in self._running)]
         arguments = (prepared, folder, theirs, others, os.getpid())
@@ -238,7 +238,7 @@ def _tell(child: _Child) -> None:
         return  # it has ended
 
 
-def _alone(engine: config.Engine) -> config.Engine:
+def alone(engine: config.Engine) -> config.Engine:
     """Return the engine for one process that starts no others."""
     kind = "sequential" if engine.kind in ("workers", "ray") else engine.kind
     return engine.model_copy(update={"kind": kind, "workers": 1, "address": None})

@@ -120,6 +120,20 @@ class Blind(Silent):
         self._watcher.made(label, None, seconds)
 
 
+def bars(console: Console) -> Progress:
+    """Return bars that go away when all is done; each has a ``note`` after its times."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+    )
+
+
 class Bars:
     """One bar for the runs, where there are several, and one for the rounds of the current run.
 
@@ -128,16 +142,7 @@ class Bars:
     """
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            transient=True,
-        )
+        self._progress = bars(console)
         self._runs: TaskID | None = None
         self._rounds = self._progress.add_task("", total=None, note="", visible=False)
         self._round = 0

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fedkeel.method.compose import Plan, hyperparameter_types, roles_of
+from fedkeel.method.compose import Plan, roles_of
+from fedkeel.method.hyperparameters import hyperparameter_types
 from fedkeel.method.roles import LocalWork, Part
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from fedkeel import config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, gather, prepare
+from fedkeel.experiment.progress import Silent
 from fedkeel.records import RoundRecord
 
 EVERY = 0.2
@@ -50,42 +51,22 @@ class Say:
             raise KeyboardInterrupt from None
 
 
-class Teller:
-    """A run's watcher that says a word now and then."""
+class Teller(Silent):
+    """A run's watcher that says a word now and then; how it ends is said by the maker."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._last = 0.0
 
-    def plan(self, runs: int) -> None:
-        """Say nothing."""
-
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
-        """Say nothing."""
-
     def begin(self, label: str, rounds: int, done: int) -> None:
         """Say how far the run is."""
         self._say(("begin", rounds, done))
-
-    def clients(self, trained: int, of: int) -> None:
-        """Say nothing."""
 
     def row(self, row: RoundRecord) -> None:
         """Say a round, at most every `EVERY` seconds."""
         if time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
             self._say(("row", row.round, None if row.test is None else row.test.top1))
-
-    def stopping(self) -> None:
-        """Say nothing: the one who asked knows."""
-
-    def end(self, reused: bool) -> None:
-        """Say nothing: the maker says how it ended."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 class Maker:
@@ -115,12 +96,6 @@ class Maker:
             self._ingredients = None  # before the next one is loaded
             self._ingredients, self._key = gather(experiment), key
         return self._ingredients
-
-
-def settled(experiment: config.Experiment) -> config.Experiment:
-    """Return an experiment whose engine stays within one process."""
-    engine = experiment.engine.model_copy(update={"workers": 1})
-    return experiment.model_copy(update={"engine": engine})
 
 
 def work(line: Connection, inherited: Sequence[Connection] = ()) -> None:

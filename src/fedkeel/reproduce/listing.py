@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedkeel.report.words import NOTHING, duration
+from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.estimate import Speeds, estimate, measure, unmeasured
-from fedkeel.reproduce.library import load, names
 from fedkeel.reproduce.plan import Ask, Cell, cells, state
 from fedkeel.reproduce.table import Table
 

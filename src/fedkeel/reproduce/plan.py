@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedkeel import config
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.experiment.compare import in_words
 from fedkeel.records import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, laid_over
 from fedkeel.version import __version__
@@ -139,8 +139,7 @@ def _is_here(name: str) -> bool:
 
 def _name(experiment: config.Experiment) -> str:
     """Return the name of a run's folder: readable, and another for other settings."""
-    words = re.sub(r"[^a-z0-9.]+", "-", experiment.method.lower()).strip("-")[:40]
-    return f"{words}-seed{experiment.seed}-{digest(experiment)}"
+    return f"{in_words(experiment.method)}-seed{experiment.seed}-{digest(experiment)}"
 
 
 def digest(experiment: config.Experiment) -> str:

@@ -8,19 +8,18 @@ common. A run that is finished keeps its rows and not its model: a table has hun
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Literal, cast
 
-from fedkeel.errors import RunError
-from fedkeel.reproduce.job import End, settled, work
+from fedkeel.experiment.compare import make_folder
+from fedkeel.experiment.interrupts import interrupts
+from fedkeel.experiment.jobs import alone
+from fedkeel.reproduce.job import End, work
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.progress import Follower, Nobody
 
@@ -64,20 +63,11 @@ def play(cells: Sequence[Cell], jobs: int, follower: Follower | None = None) -> 
     found.reused = len(once) - len(todo)
     if not todo:
         return found
-    _make(todo[0].folder.parent)
-    with follower, _interrupts(follower) as stop:
+    make_folder(todo[0].folder.parent)
+    with follower, interrupts(follower.stopping) as stop:
         follower.plan(len(todo), sum(cell.experiment.rounds for cell in todo))
         _Floor(todo, min(jobs, len(todo)), follower, found).run(stop)
     return found
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"{folder} cannot be written to.", got=error, do="choose another folder (--out)"
-        ) from None
 
 
 class _Floor:
@@ -125,7 +115,9 @@ class _Floor:
         """Give a job its next run."""
         cell = self._todo.pop()
         self._at[line] = (process, cell)
-        values = settled(cell.experiment).model_dump(exclude_none=True)
+        experiment = cell.experiment
+        experiment = experiment.model_copy(update={"engine": alone(experiment.engine)})
+        values = experiment.model_dump(exclude_none=True)
         line.send((values, str(cell.folder)))
 
     def _hear(self, line: Connection, stop: threading.Event) -> None:
@@ -170,25 +162,3 @@ class _Floor:
             if line not in self._told:
                 self._told.add(line)
                 process.terminate()
-
-
-@contextmanager
-def _interrupts(follower: Follower) -> Iterator[threading.Event]:
-    """Turn the first interrupt into an event, and the second into an exception."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        follower.stopping()
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,15 +7,9 @@ from typing import Protocol, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
+
+from fedkeel.experiment.progress import bars
 
 STOPPING = "each job stops after its round and saves; a second interrupt stops at once"
 
@@ -76,16 +70,7 @@ class Bars:
     """
 
     def __init__(self, console: Console, mark: str = "") -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            transient=True,
-        )
+        self._progress = bars(console)
         self._mark = escape(mark)
         self._all = TaskID(0)
         self._runs = self._ended = 0

@@ -1,0 +1,66 @@
+"""What can be said of one operation of a recorded graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+
+def schema(node: fx.Node) -> Any:  # noqa: ANN401
+    """Return how an operation is declared; None of what is no operation of torch."""
+    return getattr(node.target, "_schema", None)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether an operation draws random numbers."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def mutates(node: fx.Node) -> bool:
+    """Return whether an operation writes to an argument; batch norm does, and does not say so."""
+    known = schema(node)
+    if known is None:
+        return False
+    return bool(known.is_mutable) or "batch_norm" in known.name
+
+
+_VIEWS = {aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default}
+"""Operations that give views, and do not say so."""
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether a node looks at another one's memory."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem or node.target in _VIEWS:
+        return True
+    known = schema(node)
+    return known is not None and any(
+        one.alias_info is not None and not one.alias_info.is_write for one in known.returns
+    )
+
+
+def base(node: fx.Node) -> fx.Node:
+    """Return the node whose memory this one looks at."""
+    while is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def form(node: fx.Node) -> tuple[Any, ...] | None:
+    """Return shape, strides and type of a tensor; None of anything else."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape), value.stride(), value.dtype
+
+
+def turns(node: fx.Node) -> bool:
+    """Return whether a view only exchanges two axes."""
+    return node.target in (aten.t.default, aten.transpose.int)
