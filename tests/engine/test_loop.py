@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.loop import OneByOne, evaluate_shard, evaluated, examples, train_client
+from fedkeel.engine.loop import OneByOne, evaluate, evaluated, train_client
 from fedkeel.engine.rounds import RoundBuffers, flat, rehearse, unflat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, World
@@ -22,6 +22,7 @@ from fedkeel.experiment.prepare import Prepared
 from fedkeel.method.context import Message
 from fedkeel.method.parts.fedprox import FedProx
 from fedkeel.method.server import server_message
+from fedkeel.task.network import Network
 from toys import MODELS, NaN, Net, Raises, federation, held, prepared, same
 
 
@@ -225,11 +226,22 @@ def test_a_rehearsal_says_what_a_reply_looks_like() -> None:
 def shards(world: World, split: str) -> Tensor:
     network = world.bench.network
     with one_thread():
-        parts = [
-            evaluate_shard(world, network.params, network.buffers, split, start)
-            for start in range(0, examples(world, split), world.eval_batch)
-        ]
-    return torch.cat(parts)
+        return evaluate(world, network.params, network.buffers, split)
+
+
+@pytest.mark.parametrize(
+    ("module", "shard"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), 100),
+        (nn.Sequential(nn.Conv2d(1, 3, 8), nn.BatchNorm2d(3, track_running_stats=False)), 400),
+        (nn.Linear(64, 3), 400),
+    ],
+)
+def test_convolutions_are_evaluated_in_small_shards(module: nn.Module, shard: int) -> None:
+    world = prepared().world
+    bench = replace(world.bench, network=Network(module))
+    assert replace(world, bench=bench, eval_batch=400).shard == shard
+    assert replace(world, bench=bench, eval_batch=7).shard == 7
 
 
 @pytest.mark.parametrize("split", ["test", "clients"])

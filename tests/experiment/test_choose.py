@@ -90,3 +90,19 @@ def test_convolutions_are_tried_with_few_lanes_first() -> None:
         Ingredients(task, lambda _: world.federation, world.test, "net"),
     ).world
     assert module._sizes(other, 200, 2) == [1, 8, 32, 100]
+
+
+def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    data = fk.dataset(x, torch.arange(60) % 3)
+    layers = (nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    task = fk.Task(lambda: nn.Sequential(*layers), buffers="average")
+    settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
+    ragged = fk.federation(data, [np.arange(0, 19), np.arange(19, 40), np.arange(40, 60)])
+    even = fk.federation(data, [np.arange(20 * k, 20 * k + 20) for k in range(3)])
+    one, two = (
+        prepare(settings, Ingredients(task, lambda _, f=f: f, data, "net")).world
+        for f in (ragged, even)
+    )
+    assert (module._forms(one), module._sizes(one, 3, 1)) == (4, [1])  # of 8, 3, 5 and 4 examples
+    assert (module._forms(two), module._sizes(two, 3, 1)) == (2, [3, 1])

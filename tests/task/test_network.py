@@ -304,6 +304,43 @@ def test_evaluation_may_use_the_statistics_of_the_batch() -> None:
 # --- names -----------------------------------------------------------------------------------
 
 
+class Views(nn.Module):
+    """Takes apart what its convolution returns as torch lays it out by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(2, 3, 3), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        return self.fc(maps.view(len(maps), -1))
+
+
+@pytest.mark.parametrize("module", [Views(), nn.Sequential(nn.Conv2d(2, 3, 6), nn.Flatten())])
+def test_evaluation_may_lay_convolutions_out_anew(module: nn.Module) -> None:
+    network = made(module)
+    assert network.convolves
+    x = torch.randn(5, 2, 6, 6, dtype=torch.float64)
+    wanted = network.logits(network.params, {}, x, train=False)
+    torch.testing.assert_close(network.test_logits(network.params, {}, x), wanted)
+
+
+def test_an_error_of_the_module_is_its_own_in_evaluation() -> None:
+    network = made(Views())
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        network.test_logits(network.params, {}, torch.randn(5, 2, 7, 7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("batch", "tracked"), [(True, True), (False, False), (False, True)])
+def test_whether_evaluation_sees_the_batch(batch: bool, tracked: bool) -> None:
+    norm = nn.BatchNorm2d(3, track_running_stats=tracked)
+    module = nn.Sequential(nn.Conv2d(2, 3, 6), norm, nn.Flatten())
+    network = made(module, batch_statistics=batch)
+    x = torch.randn(8, 2, 6, 6, dtype=torch.float64)
+    alone, beside = (network.test_logits(network.params, network.buffers, x[:n]) for n in (4, 8))
+    assert network.batch_statistics != torch.allclose(alone, beside[:4])
+
+
 def test_a_network_owns_what_it_was_made_of() -> None:
     module = nn.Linear(4, 3)
     network = Network(module)

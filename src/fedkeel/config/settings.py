@@ -267,7 +267,7 @@ class Evaluation(Settings):
 
     Args:
         every: evaluate after every so many rounds; the last round is always evaluated.
-        batch_size: examples in one forward pass.
+        batch_size: examples in one forward pass, at most: convolutions on a processor take 100.
         clients_every: evaluate every client's own examples (those held out, where the partition
             holds some out) after every so many rounds; 0 does so after the last round only.
         target: test accuracy in (0, 1] for "rounds to target"; None takes `stop.target`.

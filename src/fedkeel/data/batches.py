@@ -137,3 +137,13 @@ def per_pass(local: Local, n: int) -> int:
     3
     """
     return _cut(local, n).count
+
+
+def sizes(local: Local, n: int) -> set[int]:
+    """Return the numbers of examples that mini-batches of a client of N examples have.
+
+    >>> sizes(Local(lr=0.1, epochs=3, batch_size=2), 5) == {2, 1}
+    True
+    """
+    cut = _cut(local, n)
+    return {cut.size, cut.last} if cut.count > 1 else {cut.last}

@@ -321,12 +321,18 @@ def examples(world: World, split: Split) -> int:
 
 
 def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, start: int) -> Tensor:
-    """Return [n, 3] of the examples from `start` on, at most `world.eval_batch` of them."""
+    """Return [n, 3] of the examples from `start` on, at most `world.shard` of them."""
     rows, _, _ = evaluated(world, split)
-    part = slice(start, start + world.eval_batch)
+    part = slice(start, start + world.shard)
     if rows is None:
         x, y = world.test.x[part].clone(), world.test.y[part]  # see engine.buffers.ALIGN
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]
     return metrics.measure(world.bench.network, params, buffers, x, y).cpu()
+
+
+def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:
+    """Return [N, 3] of the examples of a split, shard by shard in this process."""
+    starts = range(0, examples(world, split), world.shard)
+    return torch.cat([evaluate_shard(world, params, buffers, split, start) for start in starts])

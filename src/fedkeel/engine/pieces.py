@@ -125,7 +125,7 @@ def survey(message: Message, jobs: Sequence[Job], workers: int) -> list[Piece]:
 
 def evaluation(world: World, split: Split, count: int, workers: int) -> list[Piece]:
     """Cut an evaluation of `count` examples."""
-    starts = range(0, count, world.eval_batch)
+    starts = range(0, count, world.shard)
     cuts = guided([1] * len(starts), workers)
     return [Evaluate(split, tuple(starts[a:b])) for a, b in cuts]
 

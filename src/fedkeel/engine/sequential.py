@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import Spec, private
-from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
+from fedkeel.engine.loop import OneByOne, Trainer, evaluate
 from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Split, Tick, Trained, World
 from fedkeel.method.context import ByPart, Ints, Message
@@ -66,11 +66,7 @@ class Sequential:
         like = next(iter(world.bench.network.params.values()))
         params, buffers = ({k: t.to(like.device) for k, t in s.items()} for s in (params, buffers))
         with one_thread():
-            parts = [
-                evaluate_shard(world, params, buffers, split, start)
-                for start in range(0, examples(world, split), world.eval_batch)
-            ]
-        return torch.cat(parts)
+            return evaluate(world, params, buffers, split)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -20,6 +21,10 @@ from fedkeel.tree import Tree
 Split = Literal["test", "clients"]
 """What is evaluated: the test set, or each client's own examples, one client after the other."""
 
+SMALL = 100
+"""Examples in one forward pass of convolutions on a processor: what lies between two layers then
+stays in its cache."""
+
 Tick = Callable[[int], None]
 """Called with the number of clients that have been trained since the last call."""
 
@@ -34,7 +39,7 @@ class World:
         test: the test set.
         seed: seed of the run.
         augment: whether training images are cropped and mirrored at random.
-        eval_batch: examples in one forward pass of an evaluation.
+        eval_batch: examples in one forward pass of an evaluation, at most.
     """
 
     bench: Bench
@@ -43,6 +48,13 @@ class World:
     seed: int
     augment: bool = False
     eval_batch: int = 1000
+
+    @cached_property
+    def shard(self) -> int:
+        """Examples in one forward pass of an evaluation."""
+        network = self.bench.network
+        small = network.convolves and not network.batch_statistics
+        return min(self.eval_batch, SMALL) if small else self.eval_batch
 
     def on(self, device: torch.device) -> World:
         """Return the world with network and data on a device."""

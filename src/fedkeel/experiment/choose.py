@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.data import batches
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import OneByOne, Trainer
 from fedkeel.engine.rounds import answered
@@ -194,7 +196,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
     one = _seconds(exact, message, jobs[: min(3, len(jobs))])
     found.seconds[EXACT] = one
-    total = one * per_round * prepared.settings.rounds
+    clients = per_round * prepared.settings.rounds
+    total = one * clients
     asked = prepared.settings.engine.kind
     if total < SHORT and asked == "auto" and device == "cpu":
         return found
@@ -203,7 +206,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
-    sizes, sums = _sizes(world, per_round, workers), world.bench.plan.sums
+    sizes, sums, forms = _sizes(world, per_round, workers), world.bench.plan.sums, _forms(world)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
@@ -211,8 +214,10 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
             continue
         chunks = Chunks(world, lanes, device)
         some = jobs[:lanes] if lanes > 1 else jobs[:2]
-        _seconds(chunks, message, some, sums)  # records
+        first = _seconds(chunks, message, some, sums)  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(2))
+        if forms > 1:  # each is recorded once in a run
+            seconds += (first - seconds) * len(some) * forms / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
             break
@@ -230,6 +235,8 @@ def _sizes(world: World, per_round: int, workers: int) -> list[int]:
     On a processor convolutions get slow side by side, and the more so the more there are: then they
     are tried ascending.
     """
+    if world.bench.network.mixes_examples and len(np.unique(world.federation.sizes)) > 1:
+        return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
     sizes = [lanes for lanes in LANES if lanes < share]
     if share > 1:
@@ -240,6 +247,15 @@ def _sizes(world: World, per_round: int, workers: int) -> list[int]:
         return [1, *sizes]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
     return [*sizes[:1], 1, *sizes[1:]]
+
+
+def _forms(world: World) -> int:
+    """Return how many forms of a step have to be recorded, where batches are not padded."""
+    if not world.bench.network.mixes_examples:
+        return 1
+    local = world.bench.local
+    sizes = (batches.sizes(local, int(n)) for n in np.unique(world.federation.sizes))
+    return len(set().union(*sizes))
 
 
 def _seconds(train: Trainer, message: Message, jobs: list[Job], sums: bool = False) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import private
-from fedkeel.engine.loop import evaluate_shard, evaluated, examples
+from fedkeel.engine.loop import evaluate, evaluated
 from fedkeel.engine.rounds import RoundBuffers, flat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, Split, Tick, Trained
@@ -309,10 +309,7 @@ class Nodes:
         """
         if not self._away:
             with one_thread():
-                size, world = examples(self._world, split), self._world
-                starts = range(0, size, world.eval_batch)
-                shards = [evaluate_shard(world, params, buffers, split, at) for at in starts]
-            return torch.cat(shards)
+                return evaluate(self._world, params, buffers, split)
         _, group, _ = evaluated(self._world, "clients")
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
         clients = np.unique(group)

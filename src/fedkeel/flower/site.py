@@ -17,9 +17,8 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedkeel.engine.buffers import Spec, specs
 from fedkeel.engine.loop import (
-    evaluate_shard,
+    evaluate,
     evaluated,
-    examples,
     survey_client,
     train_client,
 )
@@ -228,12 +227,9 @@ class Site:
         world = self.prepared.world
         buffers = received.buffers or world.bench.network.buffers
         with one_thread():
-            shards = [
-                evaluate_shard(world, received.params, buffers, "clients", at)
-                for at in range(0, examples(world, "clients"), world.eval_batch)
-            ]
+            measured = evaluate(world, received.params, buffers, "clients")
         _, group, groups = evaluated(world, "clients")
-        found = by_group(torch.cat(shards), torch.from_numpy(group), groups)
+        found = by_group(measured, torch.from_numpy(group), groups)
         records = RecordDict({HEAD: order.record()})
         for client in order.clients:
             score = found[client]

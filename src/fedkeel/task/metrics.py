@@ -27,7 +27,7 @@ def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor)
     Returns:
         [B, 3] in float64: top-1 hit, top-3 hit, loss.
     """
-    logits = network.logits(params, network.throwaway(buffers), x, train=False)
+    logits = network.test_logits(params, buffers, x)
     best = logits.topk(min(3, logits.shape[1]), dim=1).indices == y[:, None]
     hits = torch.stack([best[:, 0], best.any(dim=1)], dim=1).double()
     return torch.cat([hits, network.example_losses(logits, y).double()[:, None]], dim=1)
