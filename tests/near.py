@@ -18,8 +18,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedkeel.config import Flower
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.roster import Roster

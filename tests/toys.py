@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.experiment.execute import Result
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.rounds import Result
 
 MARK = 100.0
 """First input of every example of a marked client; the others' stay below 10."""

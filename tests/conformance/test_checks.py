@@ -215,7 +215,7 @@ def the_weightless_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.experiment.execute.nbytes", lambda state: 7)
+    monkeypatch.setattr("fedkeel.experiment.rounds.nbytes", lambda state: 7)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class AtRow(Silent):
     def __init__(self, round: int, act: Callable[[], None]) -> None:
         self._round, self._act = round, act
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         if row.round == self._round:
             self._act()
 
@@ -56,7 +56,7 @@ class AtClient(Silent):
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         act, self._act = self._act, lambda: None
         act()
 

@@ -94,7 +94,7 @@ class AtClient(Silent):
     def __init__(self, act: Callable[[], None]) -> None:
         self._act, self.seen = act, []
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         self.seen.append((trained, of))
         act, self._act = self._act, lambda: None
         act()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
-from fedkeel.experiment.execute import Result
+from fedkeel.experiment.rounds import Result
 from fedkeel.records import RunFolder
 from toys import Net, federation, held, same
 

@@ -176,10 +176,10 @@ class StopAt(Silent):
     def __init__(self) -> None:
         self._runs = 0
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int) -> None:
         self._runs += 1
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         if self._runs == 2 and row.round == 1:
             raise Kill
 

@@ -15,8 +15,9 @@ from fedkeel.config import Flower
 from fedkeel.errors import ConfigError
 from fedkeel.experiment.api import compare
 from fedkeel.experiment.early import Early
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.rounds import Result
 from fedkeel.flower.wire import HEAD
 from fedkeel.records import RoundRecord, RunFolder, Scores
 from fedkeel.report.content import alerts

@@ -16,9 +16,10 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import Space
 from fedkeel.errors import ConfigError, RunError, TrainingError
-from fedkeel.experiment.jobs import make_all
-from fedkeel.experiment.prepare import Ingredients, Prepared
-from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.jobs import Made, Order, alone, make_all
+from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.progress import FINISHED, REUSED, Silent, Watcher
 from fedkeel.experiment.tune import tune
 from fedkeel.records import RoundRecord, RunFolder
 from toys import Kills, Net, Raises, Slow, children, eventually, federation, held
@@ -39,8 +40,28 @@ def settings(lr: float = 0.05, rounds: int = 3, kind: str = "sequential") -> con
     )
 
 
-def place(out: Path, prepared: Prepared) -> Path:
-    return out / prepared.key
+def orders(wanted: list[config.Run], given: Ingredients, out: Path, jobs: int) -> Iterator[Order]:
+    """Each in a folder of its own, however often the same is wanted."""
+    for number, one in enumerate(wanted):
+        if jobs > 1:
+            one = one.model_copy(update={"engine": alone(one.engine)})
+        prepared = prepare(one, given)
+        folder = out / prepared.key
+        yield Order(f"run {number}", folder, partial(make, prepared, folder))
+
+
+def make(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> str:
+    return start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
+
+
+def made_of(
+    wanted: list[config.Run],
+    given: Ingredients,
+    out: Path,
+    jobs: int = 1,
+    watcher: Watcher | None = None,
+) -> list[Made | None]:
+    return make_all(orders(wanted, given, out, jobs), jobs, watcher)
 
 
 def rows(found: list) -> list[str]:
@@ -48,19 +69,22 @@ def rows(found: list) -> list[str]:
 
 
 class Listens(Silent):
-    def __init__(self) -> None:
-        self.made_: list[tuple[str, int]] = []
-        self.stopped = 0
-        self.reused = 0
+    """Writes down how far each run came, and how it ended."""
 
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
-        self.made_.append((label, 0 if row is None else row.round))
+    def __init__(self) -> None:
+        self.rounds: dict[str, int] = {}
+        self.ends: dict[str, str] = {}
+        self.stopped = 0
+
+    def row(self, run: str, row: RoundRecord) -> None:
+        self.rounds[run] = row.round
+
+    def end(self, run: str, how: str) -> None:
+        assert run not in self.ends
+        self.ends[run] = how
 
     def stopping(self) -> None:
         self.stopped += 1
-
-    def end(self, reused: bool) -> None:
-        self.reused += reused
 
 
 @pytest.fixture(autouse=True)
@@ -73,15 +97,15 @@ def before() -> Iterator[set[int]]:
 
 def test_the_same_bits_whatever_the_number(tmp_path: Path) -> None:
     wanted = [settings(lr) for lr in RATES]
-    alone = make_all(wanted, ingredients(), partial(place, tmp_path / "a"))
-    watcher = Listens()
-    both = make_all(wanted, ingredients(), partial(place, tmp_path / "b"), 2, watcher)
-    assert rows(both) == rows(alone)
+    watchers = Listens(), Listens(), Listens()
+    alone = made_of(wanted, ingredients(), tmp_path / "a", 1, watchers[0])
+    both = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[1])
+    again = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[2])
+    assert rows(again) == rows(both) == rows(alone)
     assert [made.folder.name for made in both] == [made.folder.name for made in alone]
-    assert sorted(watcher.made_) == [("fedavg seed 0", 3)] * 3
-    again = make_all(wanted, ingredients(), partial(place, tmp_path / "b"), 2, watcher)
-    assert rows(again) == rows(alone)
-    assert (len(watcher.made_), watcher.reused) == (3, 3)
+    for watcher, how in zip(watchers, (FINISHED, FINISHED, REUSED), strict=True):
+        assert watcher.rounds == {"run 0": 3, "run 1": 3, "run 2": 3}
+        assert set(watcher.ends.values()) == {how}
 
 
 def test_a_search_is_the_same_whatever_the_number(tmp_path: Path) -> None:
@@ -97,7 +121,7 @@ def test_a_search_is_the_same_whatever_the_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["workers", "vectorised", "auto"])
 def test_a_process_starts_no_others(tmp_path: Path, kind: str) -> None:
     wanted = [settings(lr, kind=kind) for lr in RATES[:2]]
-    found = make_all(wanted, ingredients(), partial(place, tmp_path), 2)
+    found = made_of(wanted, ingredients(), tmp_path, 2)
     for made in found:
         engine = RunFolder(made.folder).read_run().engine
         assert engine["workers"] == 1
@@ -106,20 +130,20 @@ def test_a_process_starts_no_others(tmp_path: Path, kind: str) -> None:
 
 def test_a_run_that_several_workers_began_goes_on_in_one_process(tmp_path: Path) -> None:
     one = settings(kind="auto", rounds=6)
-    whole = make_all([one], ingredients(), partial(place, tmp_path / "whole"), 2)
+    whole = made_of([one], ingredients(), tmp_path / "whole", 2)
 
     class Ends(Silent):
-        def row(self, row: RoundRecord) -> None:
+        def row(self, run: str, row: RoundRecord) -> None:
             if row.round == 2:
                 signal.raise_signal(signal.SIGTERM)
 
     out = tmp_path / "out"
-    assert make_all([one], ingredients(), partial(place, out), 1, Ends()) == [None]
+    assert made_of([one], ingredients(), out, 1, Ends()) == [None]
     [folder] = out.iterdir()
     record = RunFolder(folder).read_run()
     record.engine.update(kind="workers", workers=2)
     RunFolder(folder).write_run(record)
-    assert rows(make_all([one], ingredients(), partial(place, out), 2)) == rows(whole)
+    assert rows(made_of([one], ingredients(), out, 2)) == rows(whole)
 
 
 def test_an_interrupt_ends_runs_after_their_round(tmp_path: Path) -> None:
@@ -133,10 +157,11 @@ def test_an_interrupt_ends_runs_after_their_round(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    found = make_all(wanted, slow, partial(place, tmp_path), 2, watcher)
+    found = made_of(wanted, slow, tmp_path, 2, watcher)
     thread.join()
-    assert found == [None, None, None]
+    assert found == [None, None]  # the third one was not begun
     assert watcher.stopped == 1
+    assert watcher.ends == {"run 0": "interrupted", "run 1": "interrupted"}
     folders = [RunFolder(p) for p in tmp_path.iterdir()]
     assert [folder.read_run().status for folder in folders] == ["interrupted"] * 2
     for folder in folders:
@@ -155,8 +180,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, before: set[int]) -> No
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        make_all([settings(0.1), settings(0.2)], ingredients(partial(Slow, 0.7)),
-                 partial(place, tmp_path), 2)  # fmt: skip
+        made_of([settings(0.1), settings(0.2)], ingredients(partial(Slow, 0.7)), tmp_path, 2)
     thread.join()
 
 
@@ -166,36 +190,84 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     explodes = partial(nn.Sequential, nn.Linear(5, 6), nn.Linear(6, 3))
     wanted = [settings(lr, rounds=5) for lr in (1e6, 0.1)]
     for jobs in (1, 2):
-        out = partial(place, tmp_path / str(jobs))
-        bad, good = make_all(wanted, ingredients(explodes), out, jobs)
-        assert "diverged" in bad.error
-        assert (good.error, len(good.rows)) == ("", 6)
+        watcher = Listens()
+        bad, good = made_of(wanted, ingredients(explodes), tmp_path / str(jobs), jobs, watcher)
+        assert isinstance(bad.error, TrainingError)
+        assert "diverged" in bad.error.what
+        assert (good.error, len(good.rows)) == (None, 6)
+        assert watcher.ends == {"run 0": bad.error.what, "run 1": FINISHED}
 
 
 def test_a_process_that_is_killed_is_reported(tmp_path: Path) -> None:
+    killer, wanted = ingredients(Kills, marked=0), [settings(0.1), settings(0.2)]
+    for made in made_of(wanted, killer, tmp_path, 2):
+        assert isinstance(made.error, RunError)
+        assert "The process of a run ended: run " in made.error.what
+        assert "exit code -9" in str(made.error)
+        assert len(made.error.lines()) <= 4
+
+
+def test_a_search_ends_where_a_process_is_killed(tmp_path: Path) -> None:
+    """It would choose by what is left otherwise."""
     killer = ingredients(Kills, marked=0)
-    with pytest.raises(TrainingError, match=r"The process of a run ended: fedavg seed 0") as found:
-        make_all([settings(0.1), settings(0.2)], killer, partial(place, tmp_path), 2)
-    assert "exit code -9" in str(found.value)
-    assert len(found.value.lines()) <= 4
+    space = Space(space={"local.lr": (0.1, 0.2)})
+    with pytest.raises(RunError, match=r"The process of a run ended: fedavg, local.lr 0.1, seed 0"):
+        tune(settings(), killer, ["fedavg"], space, tmp_path, 2)
 
 
 def test_what_a_model_raises_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="this example is marked"):
-        make_all([settings()], ingredients(Raises, marked=0), partial(place, tmp_path), 2)
+    wanted = [settings()]
+    for jobs in (1, 2):
+        [made] = made_of(wanted, ingredients(Raises, marked=4), tmp_path / str(jobs), jobs)
+        assert "this example is marked" in str(made.error)
 
 
-def test_a_folder_that_another_process_writes_into_is_refused(tmp_path: Path) -> None:
-    def same(prepared: Prepared) -> Path:
-        return tmp_path / "one"
+def test_a_fault_of_the_program_is_raised(tmp_path: Path) -> None:
+    def fails(watcher: Watcher, name: str) -> str:
+        raise KeyError("oops")
 
+    with pytest.raises(RuntimeError, match="oops"):
+        make_all([Order("one", tmp_path / "one", fails)], 2)
+
+
+def test_an_error_before_the_first_round(tmp_path: Path) -> None:
+    def fails(watcher: Watcher, name: str) -> str:
+        raise ConfigError("no such file")
+
+    for jobs in (1, 2):
+        watcher = Listens()
+        [made] = make_all([Order("one", tmp_path / "one", fails)], jobs, watcher)
+        assert (made.rows, made.error.what) == ([], "no such file")
+        assert watcher.ends == {"one": "no such file"}
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     slow = ingredients(partial(Slow, 0.02))
-    with pytest.raises(RunError):
-        make_all([settings(0.1), settings(0.2)], slow, same, 2)
+    prepared = [prepare(settings(lr), slow) for lr in (0.1, 0.2)]
+    out = tmp_path / "one"
+    wanted = [Order(str(i), out, partial(make, one, out)) for i, one in enumerate(prepared)]
+    errors = [made.error for made in make_all(wanted, 2)]
+    assert sum(isinstance(error, RunError) for error in errors) == 1
 
 
-def test_without_fork_runs_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fork_a_search_goes_on_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedkeel.experiment.jobs.START", "spawn")
+    space = Space(space={"local.lr": (0.1, 0.2)})
     with pytest.raises(ConfigError, match="forked"):
-        make_all([settings()], ingredients(), partial(place, tmp_path), 2)
-    assert len(make_all([settings()], ingredients(), partial(place, tmp_path), 1)) == 1
+        tune(settings(), ingredients(), ["fedavg"], space, tmp_path, 2)
+    assert tune(settings(), ingredients(), ["fedavg"], space, tmp_path, 1).complete
+
+
+def at_once(folder: Path, watcher: Watcher, name: str) -> str:
+    prepared = prepare(settings(), ingredients())
+    return make(prepared, folder, watcher, name)
+
+
+def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkeel.experiment.jobs.START", "spawn")
+    wanted = [Order(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]
+    watcher = Listens()
+    assert [len(made.rows) for made in make_all(wanted, 2, watcher)] == [4, 4]
+    assert watcher.ends == {"a": FINISHED, "b": FINISHED}

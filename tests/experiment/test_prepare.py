@@ -210,7 +210,7 @@ def test_the_file_of_state_is_never_larger_than_estimated(tmp_path: Path) -> Non
     sizes: list[int] = []
 
     class Meter(Silent):
-        def row(self, row: RoundRecord) -> None:
+        def row(self, run: str, row: RoundRecord) -> None:
             sizes.append((tmp_path / "run" / "state" / "clients.bin").stat().st_size)
 
     for ready, name in ((few, "few"), (many, "many")):

@@ -27,9 +27,10 @@ from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Prepared
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.rounds import Result
 from fedkeel.records import RoundRecord, RunFolder
 from fedkeel.tree import walk
 from toys import MODELS, Kills, federation, plain, prepared, same
@@ -171,7 +172,7 @@ class StopAfter(Silent):
     def __init__(self, round: int) -> None:
         self._round = round
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         if row.round == self._round:
             raise Kill
 
@@ -267,12 +268,12 @@ def test_checkpoints_that_are_rounds_apart(tmp_path: Path, monkeypatch: pytest.M
     """Rows were written over and over since the last one, and their slots given out again."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr(fk.experiment.execute, "time", clock)
+    monkeypatch.setattr(fk.experiment.rounds, "time", clock)
 
     class EveryThird(StopAfter):
-        def row(self, row: RoundRecord) -> None:
+        def row(self, run: str, row: RoundRecord) -> None:
             now[0] = row.round // 3 * 100.0
-            super().row(row)
+            super().row(run, row)
 
     out = tmp_path / "run"
     ready = prepared("scaffold", rounds=12, state="disk", checkpoint_seconds=50.0)
@@ -326,7 +327,7 @@ def test_a_run_without_a_folder_leaves_nothing_behind(
     seen: list[Path] = []
 
     class Look(Silent):
-        def row(self, row: RoundRecord) -> None:
+        def row(self, run: str, row: RoundRecord) -> None:
             seen.extend(tmp_path.rglob("clients.bin"))
 
     ready = prepared("scaffold", state="disk")

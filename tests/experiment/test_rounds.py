@@ -15,9 +15,10 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.errors import TrainingError
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.rounds import Result
 from fedkeel.method.server import server_message
 from fedkeel.records import RoundRecord, RunFolder
 from fedkeel.task.metrics import measure
@@ -88,7 +89,7 @@ class Ends(Silent):
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         self._act()
 
 

@@ -18,7 +18,7 @@ class Killer(Silent):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         if row.round == self.after:
             raise KeyError  # as a kill would: nothing is tidied up
 

@@ -22,7 +22,7 @@ from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, T
 from fedkeel.experiment.compare import compare
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, gather, prepare
-from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.progress import REUSED, Silent
 from fedkeel.experiment.tune import Tuned, tune
 from fedkeel.records import RoundRecord, RunFolder
 from toys import Net, federation, held
@@ -64,20 +64,20 @@ class Counts(Silent):
         self.planned, self.begun, self.rounds, self.reused = 0, 0, 0, 0
         self._stop_at = stop_at
 
-    def plan(self, runs: int) -> None:
+    def plan(self, runs: int, rounds: int) -> None:
         self.planned += runs
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int) -> None:
         self.begun += done == 0
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         self.rounds += 1
         assert row.test is None
         if self.rounds == self._stop_at:
             raise Kill
 
-    def end(self, reused: bool) -> None:
-        self.reused += reused
+    def end(self, run: str, how: str) -> None:
+        self.reused += how == REUSED
 
 
 class Kill(BaseException):
@@ -214,11 +214,11 @@ class Seen(Silent):
         self.ends: list[bool] = []
         self.accuracies = False
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         self.accuracies |= row.test is not None
 
-    def end(self, reused: bool) -> None:
-        self.ends.append(reused)
+    def end(self, run: str, how: str) -> None:
+        self.ends.append(how == REUSED)
 
 
 def test_what_clients_hold_out_already_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError, DataError, FedkeelError, ModelError
-from fedkeel.experiment.execute import Result
+from fedkeel.experiment.rounds import Result
 from fedkeel.task.models import make
 
 SIGNS, LENGTH = 7, 5

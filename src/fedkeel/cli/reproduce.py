@@ -21,7 +21,7 @@ def reproduce(
     quick: bool = typer.Option(False, "--quick", help="Run a smaller version, marked as such."),
     columns: str = typer.Option(None, "--columns", help="Ids of columns, separated by commas."),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
-    jobs: int = typer.Option(None, "--jobs", min=1, help="Processes of one thread; one per core."),
+    jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; one per core."),
     out: Path = OUT,
     tune: bool = typer.Option(False, "--tune", help="Search each method's parameters first."),
     show: bool = typer.Option(False, "--show", help="Run nothing: show what has been run."),
@@ -78,11 +78,11 @@ def _one(
     quiet: bool,
 ) -> None:
     """Run a table, or show it, and write its pages."""
+    from fedkeel.experiment.progress import watcher
     from fedkeel.reproduce import catalogue, markdown, page
     from fedkeel.reproduce.outcome import lines
     from fedkeel.reproduce.plan import cells
     from fedkeel.reproduce.play import Played, play
-    from fedkeel.reproduce.progress import follower
     from fedkeel.reproduce.words import mark, report
 
     table, console = catalogue.load(name), stderr()
@@ -93,7 +93,7 @@ def _one(
         ask = _tuned(table, ask, folder, jobs, quiet) if tune else ask
         asked = cells(table, ask)
         if jobs is not None:
-            played = play(asked, jobs, follower(console, told, quiet))
+            played = play(asked, jobs, watcher(console, quiet, told))
     except KeyboardInterrupt:
         say(console, f"{told}stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None

@@ -26,9 +26,10 @@ from fedkeel.engine.rounds import flat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import CompositionError, FedkeelError
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.rounds import Result
 from fedkeel.method.client import wired
 from fedkeel.method.docstring import read
 from fedkeel.method.server import Server
@@ -185,7 +186,7 @@ class _Stop(Exception):  # noqa: N818 - never leaves this module
 
 
 class _Killer(Silent):
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         """End the run after its second round, before that round is saved."""
         if row.round == 2:
             raise _Stop

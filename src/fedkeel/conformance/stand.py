@@ -14,8 +14,9 @@ from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
 from fedkeel.engine import loop
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.rounds import Result
 from fedkeel.method.client import (
     Bench,
     Reply,

@@ -119,6 +119,14 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     return engine
 
 
+def begun_with(before: dict[str, Any], asked: config.Engine) -> dict[str, Any]:
+    """Return the engine of a run that `auto` chose before, in one process where that is asked."""
+    if asked.workers != 1:
+        return before
+    kind = "sequential" if before["kind"] == "workers" else before["kind"]
+    return {**before, "kind": kind, "workers": 1}
+
+
 def _device(asked: config.Engine) -> str:
     """Return the device that clients train on.
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, RunError, TrainingError
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Ingredients, Prepared, check_disk, prepare
 from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.experiment.rounds import Result
 from fedkeel.records import RunFolder, write_text
 from fedkeel.report.runs import Entry, Run
 from fedkeel.report.summary import summarise
@@ -108,7 +109,7 @@ def compare(
     results: dict[tuple[str, int], Result] = {}
     failures: list[str] = []
     complete = True
-    watcher.plan(len(methods) * seeds)
+    watcher.plan(len(methods) * seeds, len(methods) * seeds * settings.rounds)
     for seed in range(settings.seed, settings.seed + seeds):
         for one in wanted:
             prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
@@ -116,6 +117,7 @@ def compare(
             try:
                 result = start(prepared, folder, resume=True, watcher=watcher)
             except TrainingError as error:
+                watcher.end(f"{one.method} seed {seed}", error.what)
                 failures.append(f"{one.method}, seed {seed}: {error.what}")
                 continue
             results[one.method, seed] = result

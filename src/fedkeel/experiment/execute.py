@@ -1,347 +1,21 @@
-"""A run: rounds, records, checkpoints, and going on after an interruption as if there was none."""
+"""Making a run: a new one, one that was interrupted as if it had not been, or one that is there."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedkeel import config
-from fedkeel.clock import Clock, shares
-from fedkeel.data import batches
-from fedkeel.data.cohort import Selection, select
-from fedkeel.engine.heap import kept
-from fedkeel.engine.world import Account, Engine, Trained
-from fedkeel.errors import FedkeelError, RunError
-from fedkeel.experiment.checkpoint import packed, unpacked
-from fedkeel.experiment.early import Early
-from fedkeel.experiment.engines import make
-from fedkeel.experiment.interrupts import interrupts
+from fedkeel.engine.world import Engine
+from fedkeel.errors import RunError
+from fedkeel.experiment.checkpoint import unpacked
+from fedkeel.experiment.choose import begun_with
 from fedkeel.experiment.manifest import describe_run
-from fedkeel.experiment.prepare import Prepared, check_disk, estimate, learning_rate
-from fedkeel.experiment.progress import Silent, Watcher
-from fedkeel.experiment.scores import on_clients, on_test
-from fedkeel.experiment.table import ServerTable
-from fedkeel.method.context import Message
-from fedkeel.method.server import (
-    Aggregated,
-    begun_anew,
-    owned,
-    server_message,
-    server_round,
-    surveyed,
-)
-from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Status
-from fedkeel.tree import Tree, nbytes
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to.
-
-    Args:
-        record: what ran, and how it ended.
-        rows: one a round, round 0 first.
-        params: the global model's parameters.
-        buffers: its buffers, where they were averaged.
-        folder: where it is on disk, None for a run in memory.
-    """
-
-    record: RunRecord
-    rows: list[RoundRecord]
-    params: Tree
-    buffers: Tree
-    folder: Path | None = None
-
-    @property
-    def accuracies(self) -> list[tuple[int, float]]:
-        """(rounds completed, test top-1) of every evaluated round."""
-        return [(row.round, row.test.top1) for row in self.rows if row.test is not None]
-
-    @property
-    def best(self) -> float:
-        """The best test top-1 over rounds, in [0, 1]."""
-        return max(top1 for _, top1 in self.accuracies)
-
-    @property
-    def last(self) -> float:
-        """The test top-1 after the last round, in [0, 1]."""
-        return self.accuracies[-1][1]
-
-
-class Run:
-    """A run that goes from round to round.
-
-    Args:
-        prepared: the run, checked.
-        folder: where it is kept, None for memory only.
-        watcher: follows it.
-        engine: what runs the clients in place of an engine on this machine.
-    """
-
-    def __init__(
-        self,
-        prepared: Prepared,
-        folder: RunFolder | None = None,
-        watcher: Watcher | None = None,
-        engine: Engine | None = None,
-    ) -> None:
-        self._prepared = prepared
-        self._given = engine
-        self._world = prepared.world
-        self._settings = prepared.settings
-        self._folder = folder
-        self._watcher = watcher or Silent()
-        self._server = owned(prepared.server)
-        self._rows: list[RoundRecord] = []
-        self._early = Early(self._settings.stop)
-        self._table: ServerTable  # from when it is known where state lives
-        self._estimate = estimate(prepared)
-        self._saved = time.monotonic()
-        self._clock = Clock()
-
-    def execute(self, record: RunRecord, resume: bool) -> Result:
-        """Make all rounds that are still to be made, or those until an early end.
-
-        The first interrupt (Ctrl-C, or a polite kill) ends the run after the round at hand, with
-        everything saved; a second one ends it at once, and loses that round.
-
-        Args:
-            record: what runs; its status is kept up to date on disk.
-            resume: whether to go on from the folder's checkpoint.
-        """
-        status: Status = "finished"
-        message = ""
-        rounds = self._settings.rounds
-        with (
-            kept(),
-            interrupts(self._watcher.stopping) as stop,
-            self._state(resume) as state,
-            self._given or make(self._prepared, record.engine, state) as engine,
-        ):
-            try:
-                file = None if state is None else state / "table.bin"
-                clients = self._prepared.population.clients
-                self._table = ServerTable(self._prepared.plan, self._server.params, clients, file)
-                self._begin(engine, resume)
-                label = f"{record.method} seed {record.seed}"
-                self._watcher.begin(label, rounds, self._server.round)
-                while not (self._server.round >= rounds or self._early.reason or stop.is_set()):
-                    self._round(engine)
-            except FedkeelError as error:
-                self._finish(record, "failed", str(error.what), engine)
-                raise
-            except KeyboardInterrupt:
-                self._finish(record, "interrupted", "stopped in the middle of a round", None)
-                raise
-            if self._server.round < rounds:
-                message = self._early.reason or "stopped on request"
-                status = "finished" if self._early.reason else "interrupted"
-            return self._finish(record, status, message, engine)
-
-    @contextmanager
-    def _state(self, resume: bool) -> Iterator[Path | None]:
-        """Give the folder of client state, None where it lives in memory.
-
-        A run that has its state on disk leaves it there. Without a run folder it is a temporary
-        one.
-        """
-        folder, on_disk = self._folder, self._prepared.state == "disk"
-        if folder is not None:
-            yield folder.state if on_disk or (resume and folder.state.exists()) else None
-        elif on_disk:
-            with tempfile.TemporaryDirectory(prefix="fedkeel-") as aside:
-                yield Path(aside)
-        else:
-            yield None
-
-    def _begin(self, engine: Engine, resume: bool) -> None:
-        """Take up the checkpoint, or evaluate the initial model as round 0."""
-        saved = self._folder.load() if resume and self._folder else None
-        if saved is not None and self._folder is not None:
-            if saved.state["key"] != self._prepared.key:
-                raise RunError(f"The checkpoint in {self._folder} belongs to another run.")
-            self._server = unpacked(saved.arrays, self._server, saved.round)
-            engine.restore(saved.arrays)
-            self._table.restore(saved.arrays)
-            self._rows = self._folder.keep_rows(saved.round)
-            for row in self._rows:
-                self._early.see(row)
-            self._clock = Clock()
-            return
-        if self._folder is not None:
-            self._folder.keep_rows(-1)
-        self._clock = Clock()
-        test, sources = on_test(engine, self._world, self._server)
-        self._clock.lap("evaluation")
-        row = RoundRecord(0, test=test, sources=sources, seconds=self._clock.restart())
-        self._early.see(row)
-        self._add(row)
-
-    def _round(self, engine: Engine) -> None:
-        """Make one round, record it, and save where it is time to."""
-        clock = self._clock
-        clock.lap("records")  # of the round before
-        server, number = self._server, self._server.round + 1
-        lr = learning_rate(self._settings, self._world.bench, server.round)
-        sizes = self._world.federation.sizes
-        chosen = select(self._settings.cohort, sizes, self._settings.seed, server.round)
-        message = server_message(self._prepared.plan, server, lr)
-        clock.lap("sampling")
-        count = len(chosen.clients)
-        done = 0
-
-        def tick(trained: int) -> None:
-            nonlocal done
-            done += trained
-            self._watcher.clients(done, count)
-
-        if self._prepared.plan.surveys and count:
-            message = self._ask(engine, message, chosen)
-            clock.lap("train.survey")
-        trained = engine.train(message, chosen.clients, tick)
-        clock.lap("train")
-        result = server_round(
-            self._prepared.plan,
-            server,
-            message,
-            trained.replies,
-            self._prepared.population,
-            self._settings.seed,
-            self._table.remembered(server.params, trained.replies.clients),
-            clock.lap,
-        )
-        after = result.server
-        if trained.account is not None and trained.account.lost and self._prepared.plan.mirrored:
-            after = begun_anew(self._prepared.plan, after, self._prepared.population)
-        self._server = after  # first: what fails from here on is not saved
-        engine.commit(trained, result.clients)
-        self._table.put(result)
-        clock.lap("server")
-        row = self._record(number, lr, chosen, trained, result, message)
-        clock.lap("records")
-        row = self._evaluated(engine, row)
-        clock.lap("evaluation")
-        spent = clock.restart()
-        training = shares("train", spent.pop("train"), trained.seconds)
-        row = replace(row, seconds={**spent, **training})
-        self._add(row)
-        self._watcher.row(row)
-        self._save(engine, due=self._settings.engine.checkpoint_seconds)
-
-    def _evaluated(self, engine: Engine, row: RoundRecord) -> RoundRecord:
-        """Return the row of a round with the scores that are due: all of them after the last."""
-        world, server, evaluation = self._world, self._server, self._settings.evaluation
-        last = row.round == self._settings.rounds
-        if last or row.round % evaluation.every == 0:
-            test, sources = on_test(engine, world, server)
-            row = replace(row, test=test, sources=sources)
-        every = evaluation.clients_every
-        last = last or self._early.see(row)
-        if last or (every and row.round % every == 0):
-            row = replace(row, per_client=on_clients(engine, world, server))
-        return row
-
-    def _ask(self, engine: Engine, message: Message, chosen: Selection) -> Message:
-        """Return the message with the clients' mean answer to what the method asks them first."""
-        plan, local = self._prepared.plan, self._world.bench.local
-        sizes = self._world.federation.sizes[chosen.clients]
-        counts = {
-            "uniform": np.ones(len(sizes)),
-            "examples": sizes,
-            "processed": np.array([batches.processed(local, int(n)) for n in sizes]),
-        }
-        weights = counts[plan.weights].astype(np.float64)
-        return surveyed(message, engine.survey(message, chosen.clients), weights)
-
-    def _record(
-        self,
-        number: int,
-        lr: float,
-        chosen: Selection,
-        trained: Trained,
-        result: Aggregated,
-        message: Message,
-    ) -> RoundRecord:
-        """Return the row of a round, without scores and seconds."""
-        kept = ~np.isin(trained.replies.clients, result.excluded)
-        selected = len(chosen.clients) + len(chosen.dropped)
-        replied = trained.replies.clients
-        silent = np.setdiff1d(chosen.clients, replied)
-        account = trained.account or self._account(message, selected, len(replied))
-        losses = trained.loss[kept]
-        notes = {k: float(v[kept].mean()) for k, v in trained.notes.items() if kept.any()}
-        return RoundRecord(
-            round=number,
-            lr=lr,
-            clients=[int(k) for k in trained.replies.clients[kept]],
-            dropped=sorted(int(k) for k in (*chosen.dropped, *silent)),
-            excluded=result.excluded,
-            examples=int(trained.replies.processed.sum()),
-            steps=int(trained.steps.sum()),
-            train_loss=float(losses.mean()) if len(losses) else None,
-            bytes_down=account.down,
-            bytes_up=account.up,
-            notes={**notes, **result.notes},
-            faults=account.faults,
-        )
-
-    def _account(self, message: Message, selected: int, replied: int) -> Account:
-        """Return what was sent, where every client receives and sends the same."""
-        down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
-        down.update({part: nbytes(state) for part, state in message.sent.items()})
-        return Account(
-            down={part: n * selected for part, n in down.items()},
-            up={part: n * replied for part, n in self._estimate.up.items()},
-            faults={},
-            lost=[],
-        )
-
-    def _add(self, row: RoundRecord) -> None:
-        self._rows.append(row)
-        if self._folder is not None:
-            self._folder.append(row)
-
-    def _save(self, engine: Engine, due: float) -> None:
-        """Save a checkpoint if the last one is `due` seconds old.
-
-        Nothing is saved of a round that is not recorded, or before there is anything: what is
-        there already would be lost.
-        """
-        if self._folder is None or time.monotonic() - self._saved < due:
-            return
-        if not self._rows or self._rows[-1].round != self._server.round:
-            return
-        arrays = {**packed(self._server), **engine.state(), **self._table.snapshot()}
-        self._folder.save(Checkpoint(self._server.round, arrays, {"key": self._prepared.key}))
-        engine.saved()
-        self._table.saved()
-        self._saved = time.monotonic()
-
-    def _finish(
-        self, record: RunRecord, status: Status, message: str, engine: Engine | None
-    ) -> Result:
-        """Save, write how the run ended, and return the result."""
-        if engine is not None:
-            self._save(engine, due=0.0)
-        record = replace(record, status=status, message=message)
-        folder = self._folder
-        if folder is not None:
-            folder.write_run(record)
-            if status == "finished":
-                shutil.rmtree(folder.state, ignore_errors=True)
-        self._watcher.end(reused=False)
-        server = self._server
-        return Result(
-            record, self._rows, server.params, server.buffers, folder.path if folder else None
-        )
+from fedkeel.experiment.prepare import Prepared, check_disk
+from fedkeel.experiment.progress import REUSED, Silent, Watcher
+from fedkeel.experiment.rounds import Result, Run
+from fedkeel.records import RunFolder, RunRecord
 
 
 def start(
@@ -351,6 +25,7 @@ def start(
     watcher: Watcher | None = None,
     engine: Engine | None = None,
     choice: dict[str, Any] | None = None,
+    name: str = "",
 ) -> Result:
     """Make a run, take it up again, or return it where it has been made before.
 
@@ -361,6 +36,7 @@ def start(
         watcher: follows it.
         engine: what runs the clients in place of an engine on this machine.
         choice: what the record says of that engine.
+        name: what the watcher is told that it is called; method and seed where nothing is given.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
@@ -368,17 +44,18 @@ def start(
         TrainingError: training cannot go on.
     """
     watcher = watcher or Silent()
+    name = name or f"{prepared.settings.method} seed {prepared.settings.seed}"
     if out is None:
         check_disk(prepared, None)
         record = describe_run(prepared, choice)
-        return Run(prepared, None, watcher, engine).execute(record, resume=False)
+        return Run(prepared, None, watcher, name, engine).execute(record, resume=False)
     folder = RunFolder(out)
     if not folder.exists():
         check_disk(prepared, out)
         record = describe_run(prepared, choice)
         folder.start(record, config.to_toml(prepared.settings))
         with folder.alone():
-            return Run(prepared, folder, watcher, engine).execute(record, resume=False)
+            return Run(prepared, folder, watcher, name, engine).execute(record, resume=False)
     found = folder.read_run()
     if found.key != prepared.key:
         raise RunError(
@@ -388,7 +65,7 @@ def start(
             do="choose another folder (--out), or another name (-s name=...)",
         )
     if found.status == "finished":
-        return _reused(folder, found, prepared, watcher)
+        return _reused(folder, found, prepared, watcher, name)
     if not resume:
         done = len([row for row in folder.rows() if row.round > 0])
         raise RunError(
@@ -399,12 +76,15 @@ def start(
     check_disk(prepared, out)
     with folder.alone():
         auto = prepared.settings.engine.kind == "auto"  # a new choice might round differently
-        record = describe_run(prepared, choice or (found.engine if auto else None))
+        again = begun_with(found.engine, prepared.settings.engine) if auto else None
+        record = describe_run(prepared, choice or again)
         folder.write_run(record)
-        return Run(prepared, folder, watcher, engine).execute(record, resume=True)
+        return Run(prepared, folder, watcher, name, engine).execute(record, resume=True)
 
 
-def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Watcher) -> Result:
+def _reused(
+    folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Watcher, name: str
+) -> Result:
     """Return a run that has been made before."""
     saved = folder.load()
     if saved is None:
@@ -413,8 +93,8 @@ def _reused(folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Wa
     rows = folder.rows()
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
     done = rows[-1].round if rows else 0
-    watcher.begin(f"{found.method} seed {found.seed}", found.rounds, done)
+    watcher.begin(name, found.rounds, done)
     for row in rows[-1:]:
-        watcher.row(row)
-    watcher.end(reused=True)
+        watcher.row(name, row)
+    watcher.end(name, REUSED)
     return Result(found, rows, server.params, server.buffers, folder.path)

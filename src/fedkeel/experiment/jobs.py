@@ -11,11 +11,14 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -25,18 +28,34 @@ import torch
 from fedkeel import config
 from fedkeel.engine import heap
 from fedkeel.engine.workers import START
-from fedkeel.errors import ConfigError, FedkeelError, TrainingError
-from fedkeel.experiment.execute import start
+from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.interrupts import interrupts
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
-from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.experiment.progress import REUSED, Silent, Watcher
 from fedkeel.records import RoundRecord, RunFolder, Status
 
 PATIENCE = 0.2
-"""Seconds between looks for an interrupt while runs go on."""
+"""Seconds between looks for an interrupt while runs go on, and between words on how they go."""
 
 _ENDS_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
+
+_POLITE = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run that is wanted.
+
+    Args:
+        run: what it is called while it goes on; no other one is called so.
+        folder: where it is kept.
+        make: makes it, or goes on with it, and tells the watcher under this name. Where processes
+            are not forked, it has to be pickled for several jobs.
+    """
+
+    run: str
+    folder: Path
+    make: Callable[[Watcher, str], Status]
 
 
 @dataclass(frozen=True)
@@ -46,69 +65,76 @@ class Made:
     Args:
         folder: where it is.
         rows: one a round, round 0 first; those that there are where it could not go on.
-        error: why it could not go on, "" where it is finished.
+        error: why it could not go on, None where it is finished.
     """
 
     folder: Path
-    rows: Sequence[RoundRecord]
-    error: str = ""
+    rows: list[RoundRecord]
+    error: FedkeelError | None = None
 
 
 def make_all(
-    wanted: Sequence[config.Run],
-    ingredients: Ingredients,
-    place: Callable[[Prepared], Path],
-    jobs: int = 1,
-    watcher: Watcher | None = None,
+    orders: Iterable[Order], jobs: int = 1, watcher: Watcher | None = None
 ) -> list[Made | None]:
     """Make runs, go on with those that were begun, and read those that are finished.
 
+    The first interrupt lets those at hand end after their round; the second ends them at once.
+
     Args:
-        wanted: their settings. With several jobs, the engines ``workers`` and ``ray`` become
-            ``sequential``, with the same bits.
-        ingredients: data and model.
-        place: gives the folder of a run.
-        jobs: how many at a time; one runs in this process, with the engine that was asked for.
+        orders: the runs; each is taken when its turn comes.
+        jobs: how many at a time, each in a process of its own; one runs in this process.
         watcher: follows them; `plan` is left to the caller.
 
     Returns:
-        One for each that was wanted, in this order; None for those that an interrupt left out.
-
-    Raises:
-        ConfigError: several jobs on a system without fork.
-        FedkeelError: a run that cannot be made, for another reason than its training.
+        One for each order that was taken, in this order; None for those that an interrupt ended.
     """
     watcher = watcher or Silent()
-    if jobs == 1:
-        return _one_by_one(wanted, ingredients, place, watcher)
-    if START != "fork":
-        raise ConfigError(
-            "Several runs at a time need processes that can be forked.",
-            got=f"jobs {jobs} on this system",
-            do="leave jobs at 1; engine.kind = 'workers' uses all cores for each run",
-        )
-    return _Jobs(jobs, watcher).make(wanted, ingredients, place)
-
-
-def _one_by_one(
-    wanted: Sequence[config.Run],
-    ingredients: Ingredients,
-    place: Callable[[Prepared], Path],
-    watcher: Watcher,
-) -> list[Made | None]:
-    found: list[Made | None] = [None] * len(wanted)
-    for index, settings in enumerate(wanted):
-        prepared = prepare(settings, ingredients)
-        folder = place(prepared)
-        try:
-            result = start(prepared, folder, resume=True, watcher=watcher)
-        except TrainingError as error:
-            found[index] = Made(folder, RunFolder(folder).rows(), error.what)
-            continue
-        if result.record.status == "interrupted":
+    if jobs > 1:
+        return _Jobs(orders, jobs, watcher).make()
+    found: list[Made | None] = []
+    for order in orders:
+        found.append(_read(order, watcher) or _here(order, watcher))
+        if found[-1] is None:
             break
-        found[index] = Made(folder, result.rows)
     return found
+
+
+def can_fork() -> bool:
+    """Return whether processes begin with all that is here, so that nothing is pickled."""
+    return START == "fork"
+
+
+def alone(engine: config.Engine) -> config.Engine:
+    """Return the engine for one process that starts no others, with the same bits."""
+    kind = "sequential" if engine.kind in ("workers", "ray") else engine.kind
+    return engine.model_copy(update={"kind": kind, "workers": 1, "address": None})
+
+
+def _read(order: Order, watcher: Watcher) -> Made | None:
+    """Return a run that is finished, None where it is not."""
+    folder = RunFolder(order.folder)
+    if not folder.exists() or folder.read_run().status != "finished":
+        return None
+    rows = folder.rows()
+    watcher.begin(order.run, rows[-1].round, rows[-1].round)
+    watcher.row(order.run, rows[-1])
+    watcher.end(order.run, REUSED)
+    return Made(order.folder, rows)
+
+
+def _here(order: Order, watcher: Watcher) -> Made | None:
+    """Make a run in this process."""
+    try:
+        status = order.make(watcher, order.run)
+    except FedkeelError as error:
+        return _failed(order, error, watcher)
+    return None if status == "interrupted" else Made(order.folder, RunFolder(order.folder).rows())
+
+
+def _failed(order: Order, error: FedkeelError, watcher: Watcher) -> Made:
+    watcher.end(order.run, error.what)
+    folder = RunFolder(order.folder)
+    return Made(order.folder, folder.rows() if folder.exists() else [], error)
 
 
 @dataclass
@@ -116,109 +142,100 @@ class _Child:
     """A process that makes a run, and our end of its pipe."""
 
     index: int
-    folder: Path
-    label: str
+    order: Order
     process: Any
     pipe: Connection
-    began: float
 
 
 class _Jobs:
     """Runs that go on at the same time.
 
     Args:
-        jobs: how many, at most.
+        orders: the runs.
+        jobs: how many at a time, at most.
         watcher: follows them.
     """
 
-    def __init__(self, jobs: int, watcher: Watcher) -> None:
-        self._jobs, self._watcher = jobs, watcher
+    def __init__(self, orders: Iterable[Order], jobs: int, watcher: Watcher) -> None:
+        self._orders, self._jobs, self._watcher = iter(orders), jobs, watcher
+        self._found: list[Made | None] = []
         self._running: list[_Child] = []
         self._context: Any = multiprocessing.get_context(START)
 
-    def make(
-        self,
-        wanted: Sequence[config.Run],
-        ingredients: Ingredients,
-        place: Callable[[Prepared], Path],
-    ) -> list[Made | None]:
-        """Make the runs. After an interrupt those at hand end after their round."""
-        if any(one.engine.kind in ("auto", "vectorised") for one in wanted):
+    def make(self) -> list[Made | None]:
+        """Make the runs until all are made, or an interrupt comes."""
+        if can_fork():
             importlib.import_module("fedkeel.engine.chunks")  # once, and not in every process
-        found: list[Made | None] = [None] * len(wanted)
-        left = list(range(len(wanted)))[::-1]
         told = False
         with interrupts(self._watcher.stopping) as stop:
             try:
-                while self._running or (left and not stop.is_set()):
-                    while left and len(self._running) < self._jobs and not stop.is_set():
-                        index = left.pop()
-                        prepared = prepare(wanted[index], ingredients)
-                        found[index] = self._begin(index, prepared, place(prepared))
+                while (not stop.is_set() and self._fill(stop)) or self._running:
                     if stop.is_set() and not told:
                         told = True
                         for child in self._running:
-                            _tell(child)
-                    for child in self._ended():
-                        found[child.index] = self._collect(child)
-                        if found[child.index] is None:  # someone has ended this one politely
-                            stop.set()
+                            child.process.terminate()
+                    pipes = {child.pipe: child for child in self._running}
+                    for pipe in wait(list(pipes), PATIENCE):
+                        self._hear(pipes[pipe], stop)  # type: ignore[index]
             finally:
                 self._end()
-        return found
+        return self._found
 
-    def _begin(self, index: int, prepared: Prepared, folder: Path) -> Made | None:
-        """Start a process for a run, or return the run where it is finished."""
-        there = RunFolder(folder)
-        if there.exists() and there.read_run().status == "finished":
-            return Made(folder, start(prepared, folder, watcher=self._watcher).rows)
-        settings = prepared.settings
+    def _fill(self, stop: threading.Event) -> bool:
+        """Begin as many runs as may go on; return whether any does."""
+        while len(self._running) < self._jobs and not stop.is_set():
+            order = next(self._orders, None)
+            if order is None:
+                break
+            self._found.append(_read(order, self._watcher))
+            if self._found[-1] is None:
+                self._begin(order)
+        return bool(self._running)
+
+    def _begin(self, order: Order) -> None:
         ours, theirs = self._context.Pipe()
-        prepared = replace(
-            prepared, settings=settings.model_copy(update={"engine": alone(settings.engine)})
-        )
-        others = [ours, *(child.pipe for child in self._running)]
-        arguments = (prepared, folder, theirs, others, os.getpid())
+        inherited = [ours, *(child.pipe for child in self._running)] if can_fork() else []
+        arguments = (order, theirs, inherited, os.getpid())
         process = self._context.Process(target=_work, args=arguments, daemon=True)
-        with warnings.catch_warnings():  # a progress bar's thread may be alive, and is not used
+        with warnings.catch_warnings(), _deaf():
+            # a progress bar's thread may be alive, and is not used
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
-        label = f"{settings.method} seed {settings.seed}"
-        self._running.append(_Child(index, folder, label, process, ours, time.monotonic()))
-        return None
+        self._running.append(_Child(len(self._found) - 1, order, process, ours))
 
-    def _ended(self) -> list[_Child]:
-        ready = wait([child.pipe for child in self._running], PATIENCE)
-        return [child for child in self._running if child.pipe in ready]
-
-    def _collect(self, child: _Child) -> Made | None:
-        """Return what a run came to, None where it was interrupted."""
+    def _hear(self, child: _Child, stop: threading.Event) -> None:
+        """Pass on a word of a run, or take what it came to."""
         try:
-            said = child.pipe.recv()
+            word, *said = child.pipe.recv()
         except (EOFError, OSError):
-            said = None
+            word, said = "made", [None]
+        if word != "made":
+            getattr(self._watcher, word)(child.order.run, *said)
+            return
         self._running.remove(child)
         child.process.join()
         child.pipe.close()
-        if said is None:
-            raise TrainingError(
-                f"The process of a run ended: {child.label}.",
+        self._found[child.index] = self._collected(child, said[0], stop)
+
+    def _collected(self, child: _Child, said: object, stop: threading.Event) -> Made | None:
+        """Return what a run came to, None where it was interrupted."""
+        order = child.order
+        if said is None and not stop.is_set():
+            said = RunError(
+                f"The process of a run ended: {order.run}.",
                 got=f"exit code {child.process.exitcode}",
                 why="-9 is usually the system's answer to a lack of memory",
                 do="run the same command again, perhaps with fewer jobs: it goes on from there",
             )
-        if isinstance(said, TrainingError):
-            rows = RunFolder(child.folder).rows()
-            self._watcher.made(child.label, None, time.monotonic() - child.began)
-            return Made(child.folder, rows, said.what)
+        if isinstance(said, FedkeelError):
+            return _failed(order, said, self._watcher)
         if isinstance(said, BaseException):
             raise said
-        if said == "interrupted":
-            return None
-        rows = RunFolder(child.folder).rows()
-        self._watcher.made(child.label, rows[-1], time.monotonic() - child.began)
-        return Made(child.folder, rows)
+        if said == "finished":
+            return Made(order.folder, RunFolder(order.folder).rows())
+        stop.set()  # someone may have ended this one politely
+        return None
 
     def _end(self) -> None:
         """End what still runs: something went wrong, or a second interrupt came."""
@@ -230,72 +247,90 @@ class _Jobs:
         self._running.clear()
 
 
-def _tell(child: _Child) -> None:
-    """Ask a process to stop after its round."""
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Put off interrupts, so that a new process hears none before it is ready."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
     try:
-        child.pipe.send("stop")
-    except OSError:
-        return  # it has ended
-
-
-def alone(engine: config.Engine) -> config.Engine:
-    """Return the engine for one process that starts no others."""
-    kind = "sequential" if engine.kind in ("workers", "ray") else engine.kind
-    return engine.model_copy(update={"kind": kind, "workers": 1, "address": None})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # ---- in a process of its own --------------------------------------------------------------------
 
 
-class _Obedient(Silent):
-    """Interrupts its own process when the other end of the pipe asks for it."""
+class _Teller(Silent):
+    """Says how a run goes along a pipe; where nobody is left to hear, the run is over."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._stopped = pipe, False
+        self._pipe = pipe
+        self._said = 0.0
+        self._row: RoundRecord | None = None
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
-        """Look for the word before the first round."""
-        self._look()
+    def begin(self, run: str, rounds: int, done: int) -> None:
+        """Say how far the run is."""
+        self._say("begin", rounds, done)
 
-    def row(self, row: RoundRecord) -> None:
-        """Look for the word after each round."""
-        self._look()
+    def clients(self, run: str, trained: int, of: int) -> None:
+        """Say it now and then."""
+        if time.monotonic() - self._said >= PATIENCE:
+            self._say("clients", trained, of)
 
-    def _look(self) -> None:
-        if not self._stopped and self._pipe.poll():
-            self._stopped = True
-            signal.raise_signal(signal.SIGTERM)
+    def row(self, run: str, row: RoundRecord) -> None:
+        """Say it now and then, and at the end."""
+        self._row = row
+        if time.monotonic() - self._said >= PATIENCE:
+            self._say_row()
+
+    def end(self, run: str, how: str) -> None:
+        """Say how it ended."""
+        self._say_row()
+        self._say("end", how)
+
+    def _say_row(self) -> None:
+        if self._row is not None:
+            self._say("row", self._row)
+            self._row = None
+
+    def _say(self, *word: object) -> None:
+        self._said = time.monotonic()
+        try:
+            self._pipe.send(word)
+        except OSError:
+            raise KeyboardInterrupt from None
 
 
-def _work(
-    prepared: Prepared, folder: Path, pipe: Connection, others: list[Connection], parent: int
-) -> None:
+def _work(order: Order, pipe: Connection, inherited: list[Connection], parent: int) -> None:
     """Make a run, and say how it ended. Runs in a process of its own."""
-    ctypes.CDLL(None).prctl(_ENDS_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    os.setpgrp()  # Ctrl-C reaches the parent alone, which says so
-    for other in others:
+    for number in _POLITE:
+        signal.signal(number, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_ENDS_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C reaches the parent alone, which says so
+    for other in inherited:
         other.close()
     torch.set_num_threads(1)
     heap.keep()
+    said: object
     try:
-        pipe.send(_made(prepared, folder, pipe))
+        said = order.make(_Teller(pipe), order.run)
     except FedkeelError as error:
-        pipe.send(_plain(error))
+        said = _plain(error)
     except Exception:
-        pipe.send(RuntimeError(f"in the process of a run:\n{traceback.format_exc()}"))
+        said = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
+    except KeyboardInterrupt:
+        os._exit(1)
+    pipe.send(("made", said))
     os._exit(0)
-
-
-def _made(prepared: Prepared, folder: Path, pipe: Connection) -> Status:
-    choice, there = None, RunFolder(folder)
-    if there.exists() and prepared.settings.engine.kind == "auto":
-        before = there.read_run().engine
-        kind = "sequential" if before["kind"] == "workers" else before["kind"]
-        choice = {**before, "kind": kind, "workers": 1}
-    result = start(prepared, folder, resume=True, watcher=_Obedient(pipe), choice=choice)
-    return result.record.status
 
 
 def _plain(error: FedkeelError) -> FedkeelError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,32 +20,34 @@ from rich.progress import (
 
 from fedkeel.records import RoundRecord
 
+FINISHED = "finished"
+REUSED = "taken from an earlier run"
 STOPPING = "stopping after this round; a second interrupt stops at once and loses it"
 
 
 class Watcher(Protocol):
-    """Follows the runs of a piece of work."""
+    """Follows the runs of a piece of work, one after the other or side by side.
 
-    def plan(self, runs: int) -> None:
-        """Say how many runs there will be."""
+    A run is known by what it is called, which no other one is at the same time.
+    """
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def plan(self, runs: int, rounds: int) -> None:
+        """Say how many runs there will be, and of how many rounds in all."""
+
+    def begin(self, run: str, rounds: int, done: int) -> None:
         """Say that a run of `rounds` rounds begins, `done` of them made before."""
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         """Say how many clients of the round have been trained."""
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         """Say that a round is done."""
 
+    def end(self, run: str, how: str) -> None:
+        """Say that a run is over, and how: `FINISHED`, `REUSED`, or why it is not finished."""
+
     def stopping(self) -> None:
-        """Say that the run will end after the round at hand."""
-
-    def end(self, reused: bool) -> None:
-        """Say that the run is over, or was taken from an earlier time."""
-
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
-        """Say that a run that went on beside others is over; `row` is its last."""
+        """Say that the runs will end after the rounds at hand."""
 
     def __enter__(self) -> Self: ...
 
@@ -54,25 +57,22 @@ class Watcher(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def plan(self, runs: int) -> None:
+    def plan(self, runs: int, rounds: int) -> None:
         """Show nothing."""
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int) -> None:
         """Show nothing."""
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         """Show nothing."""
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
+        """Show nothing."""
+
+    def end(self, run: str, how: str) -> None:
         """Show nothing."""
 
     def stopping(self) -> None:
-        """Show nothing."""
-
-    def end(self, reused: bool) -> None:
-        """Show nothing."""
-
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
         """Show nothing."""
 
     def __enter__(self) -> Self:
@@ -91,104 +91,113 @@ class Blind(Silent):
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
-    def plan(self, runs: int) -> None:
+    def plan(self, runs: int, rounds: int) -> None:
         """Pass it on."""
-        self._watcher.plan(runs)
+        self._watcher.plan(runs, rounds)
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int) -> None:
         """Pass it on."""
-        self._watcher.begin(label, rounds, done)
+        self._watcher.begin(run, rounds, done)
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         """Pass it on."""
-        self._watcher.clients(trained, of)
+        self._watcher.clients(run, trained, of)
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         """Pass it on, without accuracy."""
-        self._watcher.row(replace(row, test=None))
+        self._watcher.row(run, replace(row, test=None))
+
+    def end(self, run: str, how: str) -> None:
+        """Pass it on."""
+        self._watcher.end(run, how)
 
     def stopping(self) -> None:
         """Pass it on."""
         self._watcher.stopping()
 
-    def end(self, reused: bool) -> None:
-        """Pass it on."""
-        self._watcher.end(reused)
-
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
-        """Pass it on, without accuracy."""
-        self._watcher.made(label, None, seconds)
-
-
-def bars(console: Console) -> Progress:
-    """Return bars that go away when all is done; each has a ``note`` after its times."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-        transient=True,
-    )
-
 
 class Bars:
-    """One bar for the runs, where there are several, and one for the rounds of the current run.
+    """A bar for each run at work, and where there are several, one for the rounds of all.
 
     Args:
         console: a terminal.
+        mark: what every line begins with.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._progress = bars(console)
-        self._runs: TaskID | None = None
-        self._rounds = self._progress.add_task("", total=None, note="", visible=False)
-        self._round = 0
+    def __init__(self, console: Console, mark: str = "") -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+        )
+        self._mark = mark
+        self._all: TaskID | None = None
+        self._runs = self._over = 0
+        self._tasks: dict[str, _Bar] = {}
         self._seen = 0.0
 
-    def plan(self, runs: int) -> None:
-        """Show a bar for the runs."""
+    def plan(self, runs: int, rounds: int) -> None:
+        """Show the bar of all runs."""
+        self._runs = runs
         if runs > 1:
-            self._runs = self._progress.add_task("runs", total=runs, note="")
+            self._all = self._progress.add_task(
+                f"{escape(self._mark)}{runs} runs", total=rounds, note=""
+            )
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
-        """Begin the bar of a run."""
-        self._progress.reset(
-            self._rounds, total=rounds, completed=done, description=label, visible=True, note=""
-        )
-        self._round = done
+    def begin(self, run: str, rounds: int, done: int) -> None:
+        """Show the bar of a run."""
+        text = escape(self._mark + run)
+        task = self._progress.add_task(text, total=rounds, completed=done, note="")
+        self._tasks[run] = _Bar(task, rounds)
+        self._move(run, done)
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         """Move the bar by the share of the round that is done."""
         now = time.monotonic()
         if now - self._seen > 0.1:  # a tiny round has thousands of clients a second
             self._seen = now
-            self._progress.update(self._rounds, completed=self._round + min(trained / of, 0.99))
+            bar = self._tasks[run]
+            self._progress.update(bar.task, completed=bar.done + min(trained / of, 0.99))
 
-    def row(self, row: RoundRecord) -> None:
-        """Move the bar by a round, and show the accuracy where there is one."""
-        self._round = row.round
-        if row.test is None:
-            self._progress.update(self._rounds, completed=row.round)
-        else:
+    def row(self, run: str, row: RoundRecord) -> None:
+        """Move the bars by a round, and show the accuracy where there is one."""
+        self._move(run, row.round)
+        if row.test is not None:
             note = f"test {100 * row.test.top1:.1f} %"
-            self._progress.update(self._rounds, completed=row.round, note=note)
+            self._progress.update(self._tasks[run].task, note=note)
+
+    def end(self, run: str, how: str) -> None:
+        """Take the bar of a run away, and say so where it is not finished."""
+        self._over += 1
+        bar = self._tasks.pop(run, None)
+        if bar is not None:
+            if self._all is not None:
+                left = bar.rounds - bar.done if how in (FINISHED, REUSED) else 0
+                self._progress.advance(self._all, left)  # it may have ended early
+            self._progress.remove_task(bar.task)
+        if self._all is not None:
+            self._progress.update(self._all, note=f"{self._over} of {self._runs} runs")
+        if how not in (FINISHED, REUSED):
+            self._print(f"{run}: {how}")
 
     def stopping(self) -> None:
         """Show a line above the bars."""
-        self._progress.console.print(STOPPING)
+        self._print(STOPPING)
 
-    def end(self, reused: bool) -> None:
-        """Move the bar of the runs."""
-        if self._runs is not None:
-            self._progress.advance(self._runs)
+    def _print(self, text: str) -> None:
+        _print(self._progress.console, self._mark + text)
 
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
-        """Move the bar of the runs, and show which one it was."""
-        if self._runs is not None:
-            self._progress.update(self._runs, advance=1, note=label)
+    def _move(self, run: str, done: int) -> None:
+        bar = self._tasks[run]
+        self._progress.update(bar.task, completed=done)
+        if self._all is not None:
+            self._progress.advance(self._all, done - bar.done)
+        bar.done = done
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -198,62 +207,75 @@ class Bars:
         self._progress.stop()
 
 
+@dataclass
+class _Bar:
+    """The bar of a run, and how far it is."""
+
+    task: TaskID
+    rounds: int
+    done: int = 0
+
+
 class Lines:
-    """A line when a run begins, every so many seconds, and when it ends.
+    """A line for each run every so many seconds, and when it ends.
 
     Args:
         console: where the lines go.
+        mark: what every line begins with.
         seconds: time between lines of one run.
     """
 
-    def __init__(self, console: Console, seconds: float = 10.0) -> None:
-        self._console = console
-        self._seconds = seconds
-        self._label, self._rounds, self._runs, self._run = "", 0, 1, 0
-        self._last = self._began = 0.0
-        self._row: RoundRecord | None = None
+    def __init__(self, console: Console, mark: str = "", seconds: float = 10.0) -> None:
+        self._console, self._mark, self._seconds = console, mark, seconds
+        self._runs, self._begun = 1, 0
+        self._at: dict[str, _Line] = {}
 
-    def plan(self, runs: int) -> None:
-        """Remember the number of runs."""
+    def plan(self, runs: int, rounds: int) -> None:
+        """Show how much there is to do, where it is more than one run."""
         self._runs = runs
+        if runs > 1:
+            self._print(f"{runs} runs of {rounds:,} rounds in all")
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int) -> None:
         """Remember the run."""
-        self._run += 1
-        self._label, self._rounds, self._row = label, rounds, None
-        self._last = self._began = time.monotonic()
+        self._begun += 1
+        now = time.monotonic()
+        self._at[run] = _Line(self._begun, rounds, now, now)
 
-    def clients(self, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, of: int) -> None:
         """Show a line where a single round takes long."""
-        self._say(f"round {(self._row.round if self._row else 0) + 1}: {trained}/{of} clients")
+        row = self._at[run].row
+        self._say(run, f"round {(row.round if row else 0) + 1}: {trained}/{of} clients")
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         """Show a line where it is time for one."""
-        self._row = row
-        self._say(f"round {row.round}/{self._rounds}{_accuracy(row)}")
+        self._at[run].row = row
+        self._say(run, f"round {row.round}/{self._at[run].rounds}{_accuracy(row)}")
+
+    def end(self, run: str, how: str) -> None:
+        """Show how the run ended."""
+        at = self._at.pop(run, None)
+        if at is None:  # it ended before it began
+            self._print(f"{run}: {how}")
+            return
+        shown = f"{time.monotonic() - at.began:.1f} s" if how == FINISHED else how
+        self._print(f"{self._count(at)}{run}: {shown}{_accuracy(at.row)}")
 
     def stopping(self) -> None:
         """Show a line."""
         self._print(STOPPING)
 
-    def end(self, reused: bool) -> None:
-        """Show how the run ended."""
-        shown = "taken from an earlier run" if reused else f"{time.monotonic() - self._began:.1f} s"
-        self._print(f"{shown}{_accuracy(self._row) if self._row else ''}")
+    def _say(self, run: str, text: str) -> None:
+        at = self._at[run]
+        if time.monotonic() - at.last >= self._seconds:
+            at.last = time.monotonic()
+            self._print(f"{self._count(at)}{run}: {text}")
 
-    def made(self, label: str, row: RoundRecord | None, seconds: float) -> None:
-        """Show a line."""
-        self._run, self._label = self._run + 1, label
-        self._print(f"{seconds:.1f} s{_accuracy(row) if row else ''}")
-
-    def _say(self, text: str) -> None:
-        if time.monotonic() - self._last >= self._seconds:
-            self._last = time.monotonic()
-            self._print(text)
+    def _count(self, at: _Line) -> str:
+        return f"[{at.number}/{self._runs}] " if self._runs > 1 else ""
 
     def _print(self, text: str) -> None:
-        count = f"[{self._run}/{self._runs}] " if self._runs > 1 else ""
-        self._console.print(f"{count}{self._label}: {text}", markup=False, highlight=False)
+        _print(self._console, self._mark + text)
 
     def __enter__(self) -> Self:
         return self
@@ -261,12 +283,33 @@ class Lines:
     def __exit__(self, *error: object) -> None: ...
 
 
-def _accuracy(row: RoundRecord) -> str:
-    return "" if row.test is None else f", test {100 * row.test.top1:.1f} %"
+@dataclass
+class _Line:
+    """What there is to say of a run."""
+
+    number: int
+    rounds: int
+    began: float
+    last: float
+    row: RoundRecord | None = None
 
 
-def watcher(console: Console, quiet: bool = False) -> Watcher:
-    """Return bars on a terminal, lines elsewhere, and nothing where quiet is asked for."""
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _accuracy(row: RoundRecord | None) -> str:
+    return "" if row is None or row.test is None else f", test {100 * row.test.top1:.1f} %"
+
+
+def watcher(console: Console, quiet: bool = False, mark: str = "") -> Watcher:
+    """Return bars on a terminal, lines elsewhere, and nothing where quiet is asked for.
+
+    Args:
+        console: where they are shown.
+        quiet: whether nothing is shown.
+        mark: what every line begins with.
+    """
     if quiet:
         return Silent()
-    return Bars(console) if console.is_terminal else Lines(console)
+    return Bars(console, mark) if console.is_terminal else Lines(console, mark)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
@@ -16,15 +17,17 @@ from fedkeel.config import Space
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.experiment.axes import Axis, Point, applied, axes, changed, check
 from fedkeel.experiment.compare import folder_of, make_folder
-from fedkeel.experiment.jobs import Made, make_all
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.jobs import Made, Order, alone, can_fork, make_all
 from fedkeel.experiment.measure import Measure
-from fedkeel.experiment.prepare import Ingredients, check_disk, prepare
+from fedkeel.experiment.prepare import Ingredients, Prepared, check_disk, prepare
 from fedkeel.experiment.progress import Blind, Silent, Watcher
 from fedkeel.experiment.suggest import Suggester, sampler_of, suggester
 from fedkeel.experiment.tuned import Trial as Trial
 from fedkeel.experiment.tuned import Tuned as Tuned
 from fedkeel.experiment.tuned import TunedRow as TunedRow
 from fedkeel.experiment.tuned import chosen, write
+from fedkeel.records import Status
 
 
 @dataclass
@@ -70,6 +73,12 @@ def tune(
             "There is no method to search for.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
+    if jobs > 1 and not can_fork():
+        raise ConfigError(
+            "Several runs at a time need processes that can be forked.",
+            got=f"jobs {jobs} on this system",
+            do="leave jobs at 1; engine.kind = 'workers' uses all cores for each run",
+        )
     check(settings, methods, space)
     first = settings.seed if space.seed is None else space.seed
     measure = Measure.of(settings, ingredients, space)
@@ -81,7 +90,8 @@ def tune(
     work = _Work(measure, out, range(first, first + space.seeds), jobs, watcher)
     work.check(searches)
     make_folder(out)
-    watcher.plan(sum(search.suggester.trials for search in searches) * space.seeds)
+    runs = sum(search.suggester.trials for search in searches) * space.seeds
+    watcher.plan(runs, runs * settings.rounds)
     complete = True
     while complete and (wave := [(s, point) for s in searches for point in s.suggester.ask()]):
         complete = work.make(wave)
@@ -121,16 +131,12 @@ class _Work:
 
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
         """Try points, and tell the suggesters; return false after an interrupt."""
-        wanted = [
-            self.settings(search, point, seed) for search, point in wave for seed in self.seeds
-        ]
-        made = make_all(
-            wanted,
-            self.measure.ingredients,
-            lambda prepared: self.out / folder_of(prepared),
-            self.jobs,
-            self.watcher,
-        )
+        wanted = [(search, point, seed) for search, point in wave for seed in self.seeds]
+        made = make_all((self._order(*one) for one in wanted), self.jobs, self.watcher)
+        for run in made:
+            if run is not None and run.error and not isinstance(run.error, TrainingError):
+                raise run.error
+        made += [None] * (len(wanted) - len(made))
         for index, (search, point) in enumerate(wave):
             seeds = len(self.seeds)
             runs = [run for run in made[index * seeds : (index + 1) * seeds] if run is not None]
@@ -140,11 +146,29 @@ class _Work:
                 search.suggester.tell(point, trial.value)
         return all(run is not None for run in made)
 
+    def _order(self, search: _Search, point: Point, seed: int) -> Order:
+        settings = self.settings(search, point, seed)
+        if self.jobs > 1:
+            settings = settings.model_copy(update={"engine": alone(settings.engine)})
+        prepared = prepare(settings, self.measure.ingredients)
+        folder = self.out / folder_of(prepared)
+        tried = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
+        name = f"{search.method}, {tried}, seed {seed}"
+        return Order(name, folder, partial(_make, prepared, folder))
+
     def _trial(self, method: str, point: Point, runs: Sequence[Made]) -> Trial:
         return Trial(
             method,
             point,
             tuple(None if run.error else self.measure.value(run.rows) for run in runs),
             tuple(run.folder.name for run in runs),
-            next((run.error for run in runs if run.error), ""),
+            next((run.error.what for run in runs if run.error), ""),
         )
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _make(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> Status:
+    return start(prepared, folder, resume=True, watcher=watcher, name=name).record.status

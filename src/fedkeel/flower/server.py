@@ -10,8 +10,9 @@ from flwr.serverapp import Grid
 
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError, RunError
-from fedkeel.experiment.execute import Result, start
+from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import Prepared, gather, prepare
+from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away, stand_in

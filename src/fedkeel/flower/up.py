@@ -16,7 +16,7 @@ from pathlib import Path
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
 from fedkeel.experiment.interrupts import interrupts
-from fedkeel.experiment.progress import Watcher
+from fedkeel.experiment.progress import FINISHED, Watcher
 from fedkeel.flower.export import export
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.server import OUTCOME
@@ -109,14 +109,18 @@ def _follow(
 
     The first interrupt goes to the ServerApp, which ends the run after the round at hand.
     """
-    watcher.begin(f"flower run {run}", rounds, 0)
+    watcher.begin(_name(run), rounds, 0)
     with interrupts(watcher.stopping) as stop:
         rows = _watch(federation, run, folder, outcome, watcher, stop)
-    watcher.end(reused=False)
+    watcher.end(_name(run), FINISHED)
     said = json.loads(outcome.read_text(encoding="utf-8"))
     if said["status"] == "failed":
         raise RunError(said["what"], got=said["got"], do=said["do"])
     return Finished(rows, said["status"], folder.read_run().message)
+
+
+def _name(run: int) -> str:
+    return f"flower run {run}"
 
 
 def _watch(
@@ -133,7 +137,7 @@ def _watch(
         ended = outcome.exists()  # before the rows are read: what is written by then is seen
         rows = folder.rows() if folder.exists() else []
         for row in rows[seen:]:
-            watcher.row(row)
+            watcher.row(_name(run), row)
         seen = len(rows)
         if ended:
             return rows
