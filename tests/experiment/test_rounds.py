@@ -401,3 +401,12 @@ MAKERS: list[Callable[[], nn.Module]] = [Net, partial(Net, width=7), lambda: Net
 def test_a_model_may_be_a_class_or_any_function(make: Callable[[], nn.Module]) -> None:
     result = start(prepared(model=make, rounds=1))
     assert result.params["fc1.bias"].shape == make().fc1.bias.shape
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_plainer_engine_than_was_asked_for_is_on_record(workers: int, tmp_path: Path) -> None:
+    asked = {"kind": "vectorised", "chunk": 2, "workers": workers}
+    ready = prepared(model=partial(Net, dropout=0.3), **asked)
+    assert "draws random numbers" in start(ready, tmp_path / "run").record.engine["reasons"][0]
+    assert "reasons" in RunFolder(tmp_path / "run").read_run().engine
+    assert "reasons" not in start(prepared(**asked)).record.engine

@@ -67,6 +67,9 @@ def run(
         from fedkeel.report.tables import to_text
 
         Console().print(to_text(Comparison([result]).rows))
+    if result.record.engine["asked"] != "auto":
+        for reason in result.record.engine.get("reasons", ()):
+            say(console, f"slower than asked for: {reason}")
     if result.record.status == "finished" and result.record.message:
         say(console, result.record.message)
     say(console, f"run     {out}")

@@ -43,11 +43,13 @@ class Found:
         rows: of its clients, in their order.
         scores: of an evaluation, [n, 3] by the example that each shard begins with.
         error: what was raised.
+        reasons: why clients are trained in a plainer way than was asked for.
     """
 
     rows: Packed = field(default_factory=dict)
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     error: pieces.Plain | None = None
+    reasons: list[str] = field(default_factory=list)
 
 
 class Actor:
@@ -102,7 +104,7 @@ class Actor:
         try:
             if isinstance(piece, Evaluate):
                 return Found(scores=self._scores(piece))
-            return Found(rows=self._trained(piece, cohort))
+            return Found(rows=self._trained(piece, cohort), reasons=self._train.reasons)
         except Exception as error:
             return Found(error=pieces.plain(error, piece))
 

@@ -234,6 +234,10 @@ class Trainer(Protocol):
     def placed(self) -> World:
         """Method, model and data where they are used, on a GPU, say."""
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients are trained in a plainer way than was asked for, as far as it is known."""
+
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
     ) -> Iterator[Done]:
@@ -250,6 +254,7 @@ class OneByOne:
     def __init__(self, world: World) -> None:
         self.placed = world
         self.lanes = 1
+        self.reasons: list[str] = []
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False

@@ -82,6 +82,7 @@ class Ray:
         self._sent = 0  # messages so far: actors read each of them once
         self._workers: list[_Worker] = []
         self._failed = 0  # actors in a row that could not start
+        self.reasons: list[str] = []
         with ExitStack() as open_now:
             self._ray = open_now.enter_context(connected(address, workers))
             open_now.callback(self._end)
@@ -218,6 +219,7 @@ class Ray:
             return
         if found.error is not None:
             raise pieces.raised(found.error)
+        self.reasons += [one for one in found.reasons if one not in self.reasons]
         if isinstance(piece, Train):
             self._rounds.rows.unpack(found.rows, [job.row for job in piece.jobs])
             if not piece.survey:

@@ -43,6 +43,11 @@ class Sequential:
         self._buffers = RoundBuffers(world, spec, capacity, private, file, sums)
         self._train: Trainer = chunks or OneByOne(world)
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients were trained in a plainer way than was asked for."""
+        return self._train.reasons
+
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         with one_thread():

@@ -96,6 +96,7 @@ class Workers:
         )
         self._method = start
         self._context: Any = multiprocessing.get_context(start)
+        self.reasons: list[str] = []
         self._workers: list[_Worker] = []
         try:
             for _ in range(workers):
@@ -191,12 +192,13 @@ class Workers:
                 if worker.pipe not in ready:
                     continue
                 try:
-                    error = worker.pipe.recv()
+                    error, reasons = worker.pipe.recv()
                 except (EOFError, OSError):
                     self._replace(worker, tasks)
                     continue
                 if error is not None:
                     raise pieces.raised(error)
+                self.reasons += [one for one in reasons if one not in self.reasons]
                 if isinstance(worker.busy, Train):
                     tick(len(worker.busy.jobs))
                 worker.busy = None
@@ -254,9 +256,9 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
             piece = pipe.recv()
             try:
                 _do(state, piece)
-                pipe.send(None)
+                pipe.send((None, state.train.reasons))
             except Exception as error:
-                pipe.send(pieces.plain(error, piece))
+                pipe.send((pieces.plain(error, piece), []))
     os._exit(0)
 
 

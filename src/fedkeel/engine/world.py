@@ -132,6 +132,10 @@ class Trained:
 class Engine(Protocol):
     """Runs the clients of a round, and evaluations."""
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients were trained in a plainer way than was asked for."""
+
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message; client state is read and not yet written."""
 

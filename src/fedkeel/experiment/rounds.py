@@ -331,6 +331,10 @@ class Run:
         """Save, write how the run ended, and return the result."""
         if engine is not None:
             self._save(engine, due=0.0)
+            if engine.reasons:
+                before = record.engine.get("reasons", [])
+                reasons = list(dict.fromkeys([*before, *engine.reasons]))
+                record = replace(record, engine={**record.engine, "reasons": reasons})
         record = replace(record, status=status, message=message)
         folder = self._folder
         if folder is not None:

@@ -39,6 +39,7 @@ class Arrived:
 
     def __init__(self, world: World, took: Mapping[int, Took]) -> None:
         self.lanes, self.placed, self._took = 1, world, took
+        self.reasons: list[str] = []
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False

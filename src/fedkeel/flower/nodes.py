@@ -70,6 +70,7 @@ class Nodes:
         self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
         self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
         self._pending: dict[int, str] = {}  # digests of a round that is not yet taken
+        self.reasons: list[str] = []  # nodes train one client after the other, as was asked for
         self._round = self._saved = 0
         self._ledger = Ledger([*needs.down, *needs.up])
 
