@@ -77,6 +77,18 @@ def test_cohort_depends_on_seed_and_round_only():
     assert any(select(settings, ONES, s, 4).clients.tolist() != first.tolist() for s in (5, 6))
 
 
+def test_a_fixed_cohort_is_that_of_the_first_round():
+    fixed, fresh = Cohort(clients=3, sampling="fixed"), Cohort(clients=3)
+    sizes = np.ones(20, dtype=np.int64)
+    first = select(fresh, sizes, 5, 0).clients
+    assert all(np.array_equal(select(fixed, sizes, 5, t).clients, first) for t in range(9))
+    assert not np.array_equal(select(fixed, sizes, 6, 0).clients, first)
+    leaky = Cohort(clients=3, sampling="fixed", dropout=0.5)
+    found = [select(leaky, sizes, 5, t) for t in range(20)]
+    assert all(set(one.clients) | set(one.dropped) == set(first) for one in found)
+    assert len({len(one.clients) for one in found}) > 1  # who drops is drawn in every round
+
+
 def test_dropping_does_not_change_who_is_selected():
     for round in range(20):
         plain = select(Cohort(clients=8), ONES, 0, round)

@@ -220,14 +220,15 @@ class Cohort(Settings):
     Args:
         participation: share of the clients in each round, in (0, 1]; all where nothing is given.
         clients: number of clients in each round, in place of `participation`.
-        sampling: ``uniform`` without replacement, or ``examples``: without replacement, with
-            probability in proportion to the number of examples.
+        sampling: ``uniform`` without replacement; ``examples``: without replacement, with
+            probability in proportion to the number of examples; or ``fixed``: drawn uniformly
+            once, the same clients in every round.
         dropout: probability that a selected client does not report, in [0, 1).
     """
 
     participation: float | None = Field(None, gt=0.0, le=1.0)
     clients: int | None = Field(None, ge=1)
-    sampling: Literal["uniform", "examples"] = "uniform"
+    sampling: Literal["uniform", "examples", "fixed"] = "uniform"
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
 
     K = settings.size(C) clients are drawn without replacement from the stream (seed, "cohort",
     round): uniformly, or one after the other with probability in proportion to the examples of
-    those that are left. Each of them drops with probability `settings.dropout`, independently, by
+    those that are left; a fixed cohort is that of round 0. Each of them drops with probability `settings.dropout`, independently, by
     the stream (seed, "dropout", round). Everybody may drop.
 
     Args:
@@ -53,7 +53,7 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
     """
     population = len(sizes)
     count = settings.size(population)
-    random = generator(seed, "cohort", round)
+    random = generator(seed, "cohort", 0 if settings.sampling == "fixed" else round)
     if count == population:
         chosen = np.arange(population, dtype=np.int64)
     elif settings.sampling == "examples":

@@ -9,7 +9,7 @@ from fedkeel.errors import RunError
 from fedkeel.records import RunRecord, write_text
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.words import FOOT, HEADS, Block, about, blocks, mark
+from fedkeel.reproduce.words import FOOT, Block, about, blocks, mark
 
 READING = "## Reading"
 """What stands from this heading on is written by hand, and kept when the page is written again."""
@@ -70,6 +70,9 @@ def _paragraphs(*texts: str) -> list[str]:
 def _how(table: Table, found: Sequence[Line], quick: bool, tuned: bool) -> str:
     words = ["fedkeel", "reproduce", table.id]
     words += ["--tune"] * tuned + ["--quick"] * quick
+    shown = dict.fromkeys(line.column.id for line in found)
+    if len(shown) < len([column for column in table.columns if not column.missing]) and not quick:
+        words += ["--columns", ",".join(shown)]
     wanted = max((line.wanted for line in found), default=table.seeds)
     if not quick and wanted != table.seeds:
         words += ["--seeds", str(wanted)]
@@ -77,7 +80,8 @@ def _how(table: Table, found: Sequence[Line], quick: bool, tuned: bool) -> str:
 
 
 def _block(block: Block, told: str) -> str:
-    heads = ["| " + " | ".join(HEADS) + " |", "| --- |" + " ---: |" * (len(HEADS) - 1)]
+    count = len(block.heads)
+    heads = ["| " + " | ".join(block.heads) + " |", "| --- |" + " ---: |" * (count - 1)]
     rows = [f"| {told}" + " | ".join(cells) + " |" for cells in block.cells]
     methods = dict.fromkeys((line.row.name, line.expression) for line in block.lines)
     shown = "; ".join(f"{name} is `{expression}`" for name, expression in methods)

@@ -236,7 +236,7 @@ class _Runs:
 
 def _line(table: Table, runs: _Runs, row: Row, column: Column, failures: Mapping[str, str]) -> Line:
     metric = table.metric_of(column)
-    baseline = row.baseline or table.baseline
+    baseline = row.baseline or column.baseline or table.baseline
     baseline = None if baseline == row.name else baseline
     there = runs.cells.get((row.name, column.id), [])
     own = runs.values(row.name, column, metric)

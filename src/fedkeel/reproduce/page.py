@@ -12,7 +12,7 @@ from fedkeel.records import write_text
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.words import FOOT, HEADS, about, blocks, mark
+from fedkeel.reproduce.words import FOOT, about, blocks, mark
 
 _HERE = Path(__file__).parent
 
@@ -52,7 +52,6 @@ def write(
         mark=mark(table, quick),
         about=about(table, quick, tuned),
         css=(Path(report.__file__).parent / "page.css").read_text(encoding="utf-8"),
-        heads=HEADS,
         foot=FOOT,
         blocks=blocks(table, found),
         reports=reports,

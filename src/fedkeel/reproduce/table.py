@@ -107,6 +107,7 @@ class Column(Settings):
         name: header, as the paper has it.
         settings: laid over the base experiment.
         metric: in place of the table's.
+        baseline: the row that gains are taken over in this column, in place of the table's.
         ours: whether it is not in the paper.
         missing: why it cannot be run; it is shown with the published numbers alone.
         note: what to know of it.
@@ -116,6 +117,7 @@ class Column(Settings):
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     metric: Metric | None = None
+    baseline: str | None = None
     ours: bool = False
     missing: str = ""
     note: str = ""
@@ -131,7 +133,7 @@ class Row(Settings):
         settings_in: the same for single columns, by their id; ``method`` is a setting too.
         published: the paper's number by column id.
         columns: ids of the columns it is run in; all where nothing is given.
-        baseline: the row it is compared with, in place of the table's.
+        baseline: the row it is compared with, in place of the column's or the table's.
         ours: whether it is not in the paper.
         missing: why it cannot be run.
         note: what to know of it.
@@ -186,7 +188,7 @@ class Table(Settings):
 
     Args:
         id: such as ``fedgh-table1``.
-        paper: citation key.
+        paper: citation key; empty for a table of one's own.
         title: paper, number, and what it is, in one line.
         shows: what the paper concludes from it.
         source: where the published numbers and the settings stand.
@@ -207,7 +209,7 @@ class Table(Settings):
     """
 
     id: str = Field(pattern=ID)
-    paper: str
+    paper: str = ""
     title: str
     shows: str
     source: str
@@ -242,7 +244,8 @@ class Table(Settings):
             ours = [c.id for c in self.columns if c.ours and c.id in row.published]
             if (row.ours and row.published) or ours:
                 raise ValueError(f"row {row.name!r}: what is 'ours' has no published number")
-        named = [self.baseline, *(r.baseline for r in self.rows)]
+        named = [self.baseline, *(c.baseline for c in self.columns)]
+        named += [r.baseline for r in self.rows]
         named += [
             m.reference for m in (self.metric, *(c.metric or self.metric for c in self.columns))
         ]

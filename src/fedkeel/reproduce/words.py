@@ -23,6 +23,9 @@ HEADS = (
     "last %",
 )
 
+_PUBLISHED = ("published", "difference", "gain published", "same sign")
+"""Heads of what a setting that is in no paper has nothing of."""
+
 _DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1}
 
 
@@ -35,13 +38,15 @@ class Block:
         title: the setting and what the numbers are.
         notes: what to know of it.
         lines: one for each method.
-        cells: the lines in words, as many each as `HEADS`.
+        heads: those of `HEADS` that it has something of.
+        cells: the lines in words, as many each as heads.
     """
 
     column: Column
     title: str
     notes: tuple[str, ...]
     lines: tuple[Line, ...]
+    heads: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
 
 
@@ -54,8 +59,16 @@ def blocks(table: Table, found: Sequence[Line]) -> list[Block]:
             metric = table.metric_of(column)
             title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_words(metric)}"
             notes = tuple(note for note in (column.note, column.missing) if note)
-            out.append(Block(column, title, notes, lines, tuple(cells(line) for line in lines)))
+            out.append(Block(column, title, notes, lines, *_shown(lines)))
     return out
+
+
+def _shown(lines: Sequence[Line]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return the heads of a block, and its lines in words."""
+    own = all(line.published is None for line in lines)
+    kept = [i for i, head in enumerate(HEADS) if not (own and head in _PUBLISHED)]
+    words = [cells(line) for line in lines]
+    return tuple(HEADS[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in words)
 
 
 def metric_words(metric: Metric) -> str:
@@ -158,8 +171,8 @@ FOOT = (
 
 def text(block: Block) -> list[str]:
     """Return a block as lines of plain text."""
-    rows = [HEADS, *block.cells]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    rows = [block.heads, *block.cells]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(block.heads))]
     out = [block.title, *block.notes]
     for row in rows:
         first, *rest = (
