@@ -20,7 +20,8 @@ from torch import nn
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
 from fedkeel.records import RoundRecord
 from fedkeel.task.models import make

@@ -28,7 +28,8 @@ from fedkeel.engine.heap import kept
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.experiment.manifest import environment
-from fedkeel.experiment.prepare import Ingredients, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.method.server import owned, server_message, server_round
 from fedkeel.task.models import make
 

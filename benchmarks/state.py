@@ -22,8 +22,10 @@ from population import children, proportional, two_nn
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Engine, Run
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, check_disk, estimate, prepare, size
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.room import check_disk, estimate, size
 from fedkeel.records import RoundRecord
 
 

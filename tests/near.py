@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedkeel.config import Flower
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.rounds import Result
 
 MARK = 100.0

@@ -20,7 +20,8 @@ from fedkeel.engine.recordings import Flat, Recordings
 from fedkeel.engine.world import Job
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.method.server import server_message
 from fedkeel.tree import below, branches, map_tensors, walk
 

@@ -18,7 +18,7 @@ import torch
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.method.server import server_message
 from fedkeel.records import RoundRecord

@@ -18,7 +18,7 @@ from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, World
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.method.context import Message
 from fedkeel.method.parts.fedprox import FedProx
 from fedkeel.method.server import server_message

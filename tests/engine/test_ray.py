@@ -27,7 +27,7 @@ from fedkeel.engine import ray as module
 from fedkeel.engine.ray import Ray
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.method.server import server_message
 from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same

@@ -19,7 +19,7 @@ from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.server import server_message
 from toys import MODELS, Kills, NaN, Raises, children, federation, held, prepared, same

@@ -11,7 +11,8 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.experiment import choose as module
 from fedkeel.experiment.choose import EXACT, Measured, choose
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 
 
 def ready(clients: int, **engine: object) -> Prepared:

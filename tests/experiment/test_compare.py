@@ -16,7 +16,7 @@ from fedkeel import config
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.experiment.compare import Comparison, compare, runs_of
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
 from fedkeel.records import RoundRecord
 from fedkeel.report.runs import load

@@ -16,7 +16,7 @@ from fedkeel.errors import ConfigError
 from fedkeel.experiment.api import compare
 from fedkeel.experiment.early import Early
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower.wire import HEAD
 from fedkeel.records import RoundRecord, RunFolder, Scores

@@ -18,7 +18,8 @@ from fedkeel.config import Space
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.jobs import Made, Order, alone, make_all
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import FINISHED, REUSED, Silent, Watcher
 from fedkeel.experiment.tune import tune
 from fedkeel.records import RoundRecord, RunFolder

@@ -16,11 +16,11 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
-from fedkeel.experiment import prepare as module
+from fedkeel.experiment import room as module
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.manifest import describe_run, environment
-from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.room import estimate
 from fedkeel.records import RoundRecord
 from toys import MODELS, Net, federation, held, prepared
 

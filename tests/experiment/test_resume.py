@@ -28,7 +28,7 @@ from fedkeel.engine.store import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
 from fedkeel.records import RoundRecord, RunFolder

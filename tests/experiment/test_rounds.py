@@ -16,7 +16,8 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.server import server_message

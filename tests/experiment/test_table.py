@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.room import estimate
 from fedkeel.records import RoundRecord
 from fedkeel.tree import nbytes
 from toys import prepared, same

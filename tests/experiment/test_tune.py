@@ -21,7 +21,8 @@ from fedkeel.config import Range, Space
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.experiment.compare import compare
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, gather, prepare
+from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import REUSED, Silent
 from fedkeel.experiment.tune import Tuned, tune
 from fedkeel.records import RoundRecord, RunFolder

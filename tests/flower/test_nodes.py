@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from fedkeel import config
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.export import export
 from fedkeel.flower.wire import HEAD
 from near import Near, played, sites

@@ -15,7 +15,8 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError
-from fedkeel.experiment.prepare import Ingredients, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.method import outside
 from fedkeel.method.cite import keys
 from fedkeel.method.grammar import parse, read

@@ -18,7 +18,8 @@ from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.errors import ConfigError
-from fedkeel.experiment.prepare import Ingredients, prepare, task
+from fedkeel.experiment.prepare import prepare, task
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.method.bibliography import entries
 from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read

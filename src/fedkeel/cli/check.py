@@ -18,7 +18,8 @@ def check(
 
     from fedkeel.experiment.choose import choose
     from fedkeel.experiment.manifest import describe_run
-    from fedkeel.experiment.prepare import check_disk, estimate, gather, prepare, size
+    from fedkeel.experiment.prepare import gather, prepare
+    from fedkeel.experiment.room import check_disk, estimate, size
 
     chosen = experiment(path, preset, settings)
     prepared = prepare(chosen, gather(chosen))
@@ -59,7 +60,7 @@ def check(
 
 
 def _parts(sent: dict[str, int], model: int) -> str:
-    from fedkeel.experiment.prepare import size
+    from fedkeel.experiment.room import size
 
     words = [f"{name} {size(n)}" for name, n in sent.items()]
     return f"{sum(sent.values()) / model:.2f} x model ({', '.join(words)})"

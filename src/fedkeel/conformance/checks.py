@@ -27,8 +27,8 @@ from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import estimate
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.room import estimate
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.client import wired
 from fedkeel.method.docstring import read

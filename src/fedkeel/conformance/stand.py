@@ -15,7 +15,8 @@ from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
 from fedkeel.engine import loop
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, Prepared, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.client import (
     Bench,

@@ -35,8 +35,8 @@ def select(settings: Cohort, sizes: Ints, seed: int, round: int) -> Selection:
 
     K = settings.size(C) clients are drawn without replacement from the stream (seed, "cohort",
     round): uniformly, or one after the other with probability in proportion to the examples of
-    those that are left; a fixed cohort is that of round 0. Each of them drops with probability `settings.dropout`, independently, by
-    the stream (seed, "dropout", round). Everybody may drop.
+    those that are left; a fixed cohort is that of round 0. Each of them drops with probability
+    `settings.dropout`, independently, by the stream (seed, "dropout", round). Everybody may drop.
 
     Args:
         settings: participation, sampling and dropout.

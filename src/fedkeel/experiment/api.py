@@ -14,7 +14,8 @@ from fedkeel.data.dataset import Dataset, Federation, dataset
 from fedkeel.experiment.compare import Comparison
 from fedkeel.experiment.compare import compare as _compare
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Watcher, watcher
 from fedkeel.experiment.rounds import Result
 from fedkeel.task.task import Task

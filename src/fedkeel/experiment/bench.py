@@ -30,7 +30,8 @@ from fedkeel.errors import ConfigError, RunError, did_you_mean
 from fedkeel.experiment.choose import choose
 from fedkeel.experiment.engines import make
 from fedkeel.experiment.footprint import multiply_adds
-from fedkeel.experiment.prepare import Ingredients, Prepared, cores, prepare
+from fedkeel.experiment.prepare import cores, prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.method.server import server_message
 from fedkeel.task import models
 from fedkeel.task.task import Task

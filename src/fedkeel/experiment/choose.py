@@ -18,7 +18,8 @@ from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, World
 from fedkeel.errors import RunError
-from fedkeel.experiment.prepare import Prepared, cores, learning_rate
+from fedkeel.experiment.prepare import cores, learning_rate
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.method.context import Message
 from fedkeel.method.server import server_message
 

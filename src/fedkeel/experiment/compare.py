@@ -16,8 +16,10 @@ from typing import Any
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, Prepared, check_disk, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
 from fedkeel.records import RunFolder, write_text
 from fedkeel.report.runs import Entry, Run

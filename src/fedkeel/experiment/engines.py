@@ -11,7 +11,7 @@ from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.engine.world import Engine
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.method.server import server_message
 
 

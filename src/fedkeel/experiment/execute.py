@@ -12,8 +12,9 @@ from fedkeel.errors import RunError
 from fedkeel.experiment.checkpoint import unpacked
 from fedkeel.experiment.choose import begun_with
 from fedkeel.experiment.manifest import describe_run
-from fedkeel.experiment.prepare import Prepared, check_disk
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import REUSED, Silent, Watcher
+from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result, Run
 from fedkeel.records import RunFolder, RunRecord
 

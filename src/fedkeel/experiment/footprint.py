@@ -18,7 +18,9 @@ from fedkeel.engine.rounds import answered
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.prepare import Estimate, Ingredients, Prepared, estimate, prepare, size
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
+from fedkeel.experiment.room import Estimate, estimate, size
 from fedkeel.method.grammar import parse
 from fedkeel.method.server import server_message
 from fedkeel.task.models import make

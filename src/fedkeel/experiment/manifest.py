@@ -13,7 +13,9 @@ import torch
 
 from fedkeel import config
 from fedkeel.experiment.choose import choose
-from fedkeel.experiment.prepare import Prepared, cores, estimate
+from fedkeel.experiment.prepare import cores
+from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.room import estimate
 from fedkeel.method.cite import bibtex, keys
 from fedkeel.method.describe import describe, facts
 from fedkeel.records import RunRecord

@@ -12,7 +12,7 @@ from fedkeel.config import Metric, Space
 from fedkeel.config import Run as RunSettings
 from fedkeel.data.dataset import Federation
 from fedkeel.errors import DataError
-from fedkeel.experiment.prepare import Ingredients
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.records import RoundRecord
 
 LAST = 10

@@ -22,8 +22,10 @@ from fedkeel.experiment.checkpoint import packed, unpacked
 from fedkeel.experiment.early import Early
 from fedkeel.experiment.engines import make
 from fedkeel.experiment.interrupts import interrupts
-from fedkeel.experiment.prepare import Prepared, estimate, learning_rate
+from fedkeel.experiment.prepare import learning_rate
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Watcher
+from fedkeel.experiment.room import estimate
 from fedkeel.experiment.scores import on_clients, on_test
 from fedkeel.experiment.table import ServerTable
 from fedkeel.method.context import Message

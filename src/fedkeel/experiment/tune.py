@@ -20,8 +20,10 @@ from fedkeel.experiment.compare import folder_of, make_folder
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.jobs import Made, Order, alone, can_fork, make_all
 from fedkeel.experiment.measure import Measure
-from fedkeel.experiment.prepare import Ingredients, Prepared, check_disk, prepare
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Blind, Silent, Watcher
+from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.suggest import Suggester, sampler_of, suggester
 from fedkeel.experiment.tuned import Trial as Trial
 from fedkeel.experiment.tuned import Tuned as Tuned

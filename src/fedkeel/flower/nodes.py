@@ -19,7 +19,8 @@ from fedkeel.engine.rounds import RoundBuffers, flat
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, Split, Tick, Trained
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.experiment.prepare import Prepared, estimate
+from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.room import estimate
 from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.ledger import EVALUATION, Ledger

@@ -20,7 +20,8 @@ from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
 from fedkeel.data.read.load import load
 from fedkeel.data.read.raw import stratified
 from fedkeel.errors import DataError
-from fedkeel.experiment.prepare import DTYPES, Ingredients, task
+from fedkeel.experiment.prepare import DTYPES, task
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.flower.roster import LARGEST, Presence
 from fedkeel.own import Wanted, find, one_line
 from fedkeel.rng import generator

@@ -8,7 +8,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedkeel.data import batches
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.arrived import Took
 from fedkeel.flower.site import Forms
 from fedkeel.flower.wire import TENSORS, Answer, WireError, of_client, unpack, values

@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Prepared, gather, prepare
+from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes

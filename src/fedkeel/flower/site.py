@@ -27,7 +27,7 @@ from fedkeel.engine.rows import SURVEY
 from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.prepare import Prepared
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.keep import Keep, LostError
 from fedkeel.flower.roster import Presence
 from fedkeel.flower.wire import (

@@ -25,7 +25,8 @@ from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import Ingredients, prepare, task
+from fedkeel.experiment.prepare import prepare, task
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.records import RunFolder, write_text
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
