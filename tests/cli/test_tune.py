@@ -27,7 +27,7 @@ def test_a_table_and_a_file_for_each_method(folder: Path) -> None:
     assert "fedprox(mu=" in done.out
     assert "Trials differ" in done.out
     assert "best    runs/toy-tune/best/fedprox.toml" in done.err
-    assert "fedavg seed 0" in done.err
+    assert "fedavg, local.lr 0.1, seed 0: " in done.err
     assert "test " not in done.err
     best = load(Path("runs/toy-tune/best/fedprox.toml"))
     assert best.method.startswith("fedprox(mu=")

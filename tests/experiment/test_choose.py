@@ -105,5 +105,19 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
         prepare(settings, Ingredients(task, lambda _, f=f: f, data, "net")).world
         for f in (ragged, even)
     )
-    assert (module._forms(one), module._sizes(one, 3, 1)) == (4, [1])  # of 8, 3, 5 and 4 examples
-    assert (module._forms(two), module._sizes(two, 3, 1)) == (2, [3, 1])
+    assert module._forms(one, one.federation.sizes) == 4  # of 8, 3, 5 and 4 examples
+    assert module._forms(one, one.federation.sizes[:1]) == 2
+    assert module._forms(two, two.federation.sizes) == 2
+    assert module._sizes(one, 3, 1) == [1]
+    assert module._sizes(two, 3, 1) == [3, 1]
+
+
+def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
+    engine = fk.Engine(workers=1)
+    before = {"kind": "workers", "workers": 4, "chunk": 1}
+    assert module.begun_with(before, fk.Engine()) == before
+    assert module.begun_with(before, engine) == {"kind": "sequential", "workers": 1, "chunk": 1}
+    there = {"kind": "ray", "workers": 4, "chunk": None, "address": "10.0.0.7:6379"}
+    assert module.begun_with(there, engine) == {"kind": "sequential", "workers": 1, "chunk": None}
+    chunked = {"kind": "vectorised", "workers": 2, "chunk": 8}
+    assert module.begun_with(chunked, engine) == {**chunked, "workers": 1}

@@ -16,6 +16,7 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import Space
 from fedkeel.errors import ConfigError, RunError, TrainingError
+from fedkeel.experiment import choose
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.jobs import Made, Order, alone, make_all
 from fedkeel.experiment.prepare import prepare
@@ -212,7 +213,9 @@ def test_a_search_ends_where_a_process_is_killed(tmp_path: Path) -> None:
     """It would choose by what is left otherwise."""
     killer = ingredients(Kills, marked=0)
     space = Space(space={"local.lr": (0.1, 0.2)})
-    with pytest.raises(RunError, match=r"The process of a run ended: fedavg, local.lr 0.1, seed 0"):
+    with pytest.raises(
+        RunError, match=r"ended: fedavg, local.lr 0\.[12], seed 0"
+    ):
         tune(settings(), killer, ["fedavg"], space, tmp_path, 2)
 
 
@@ -272,3 +275,110 @@ def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.Mo
     watcher = Listens()
     assert [len(made.rows) for made in make_all(wanted, 2, watcher)] == [4, 4]
     assert watcher.ends == {"a": FINISHED, "b": FINISHED}
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    slow = ingredients(partial(Slow, 0.02))
+    wanted = [
+        Order("one", out, partial(make, prepare(settings(lr), slow), out))
+        for lr in RATES
+        for out in [tmp_path / str(lr)]
+    ]
+    watcher = Listens()
+    assert all(made.error is None for made in make_all(wanted, 3, watcher))
+    assert watcher.ends == dict.fromkeys(("one", "one (again)", "one (again) (again)"), FINISHED)
+
+
+class Hears(Silent):
+    """Counts words on clients, and writes down those on rounds."""
+
+    def __init__(self) -> None:
+        self.ticks, self.heard = 0, []
+
+    def clients(self, run: str, trained: int, of: int) -> None:
+        self.ticks += 1
+
+    def row(self, run: str, row: RoundRecord) -> None:
+        self.heard.append(row.round)
+
+
+def test_rounds_are_told_however_many_clients_there_are(tmp_path: Path) -> None:
+    """Words on clients come many times a second, and would take every turn."""
+    watcher = Hears()
+    made_of([settings(rounds=6)], ingredients(partial(Slow, 0.02)), tmp_path, 2, watcher)
+    assert watcher.ticks > 3
+    assert len(watcher.heard) >= 4
+
+
+def test_an_interrupt_in_the_last_round_stops_what_would_follow(tmp_path: Path) -> None:
+    class Ends(Listens):
+        def row(self, run: str, row: RoundRecord) -> None:
+            if (run, row.round) == ("run 0", 3):
+                signal.raise_signal(signal.SIGINT)
+
+    watcher = Ends()
+    [made] = made_of([settings(lr) for lr in RATES], ingredients(), tmp_path, 1, watcher)
+    assert made.error is None
+    assert (len(made.rows), watcher.stopped) == (4, 1)
+
+
+def test_a_second_polite_signal_does_not_hurry_a_process(tmp_path: Path, before: set[int]) -> None:
+    """Whoever sends it to all processes of a job sends it twice to those of runs."""
+
+    def interrupt() -> None:
+        eventually(lambda: len(list(tmp_path.glob("*/rounds.jsonl"))) == 2)
+        time.sleep(0.5)
+        for _ in range(2):
+            for pid in set(children(os.getpid())) - before:
+                os.kill(pid, signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    slow = ingredients(partial(Slow, 0.05))
+    assert made_of([settings(lr, rounds=60) for lr in RATES], slow, tmp_path, 2) == [None, None]
+    thread.join()
+    for folder in map(RunFolder, tmp_path.iterdir()):
+        assert folder.read_run().status == "interrupted"
+        assert folder.load().round == folder.rows()[-1].round > 0
+
+
+def begun(out: Path) -> bool:
+    """Whether a run has made some rounds."""
+    return any(len(file.read_text().splitlines()) > 2 for file in out.glob("*/rounds.jsonl"))
+
+
+def test_what_ends_all_is_told_at_once(tmp_path: Path) -> None:
+    """And the others save what they have."""
+
+    def fails(watcher: Watcher, name: str) -> str:
+        eventually(lambda: begun(tmp_path))
+        raise ConfigError("no such file")
+
+    [long] = orders([settings(rounds=60)], ingredients(partial(Slow, 0.05)), tmp_path, 2)
+    wanted = [long, Order("bad", tmp_path / "bad", fails), Order("never", tmp_path / "x", fails)]
+    found = make_all(wanted, 2, goes_on=lambda made: made.error is None)
+    assert (found[0], len(found)) == (None, 2)
+    assert RunFolder(long.folder).load().round > 0
+
+
+def test_an_error_between_orders_lets_runs_save(tmp_path: Path) -> None:
+    def broken() -> Iterator[Order]:
+        yield from orders([settings(rounds=60)], ingredients(partial(Slow, 0.05)), tmp_path, 2)
+        eventually(lambda: begun(tmp_path))
+        raise KeyError("oops")
+
+    with pytest.raises(KeyError):
+        make_all(broken(), 2)
+    [folder] = map(RunFolder, tmp_path.iterdir())
+    assert folder.read_run().status == "interrupted"
+    assert folder.load().round > 0
+
+
+def test_what_a_process_has_measured_is_known_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "_KNOWN", {})
+    monkeypatch.setattr(choose, "SHORT", 0.0)
+    made_of([settings(kind="auto"), settings(0.1, kind="auto")], ingredients(), tmp_path, 2)
+    assert choose.known()

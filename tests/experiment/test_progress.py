@@ -188,3 +188,22 @@ def test_a_run_tells_of_every_client_and_round(kind: str) -> None:
     counts = [told[1] for told in watching.told if told[0] == "clients"]
     assert counts.count(4) == 2  # everybody, in each round
     assert sorted(set(counts))[-1] == 4
+
+
+def test_one_piece_of_work_after_another() -> None:
+    there, text = console(False)
+    line = Lines(there)
+    with Bars(console(True)[0]) as bar:
+        for watching in (bar, line, bar, line):
+            play(watching)
+        [every] = bar._progress.tasks
+        assert every.fields["note"] == "2 of 2 runs"
+    assert text.getvalue().count("[1/2] fedavg seed 0") == 2
+
+
+def test_a_run_that_goes_on_says_in_which_round() -> None:
+    there, text = console(False)
+    watching = Lines(there, seconds=0.0)
+    watching.begin("fedavg", 100, 50)
+    watching.clients("fedavg", 3, 10)
+    assert text.getvalue() == "fedavg: round 51: 3/10 clients\n"

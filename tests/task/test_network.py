@@ -316,19 +316,41 @@ class Views(nn.Module):
         return self.fc(maps.view(len(maps), -1))
 
 
-@pytest.mark.parametrize("module", [Views(), nn.Sequential(nn.Conv2d(2, 3, 6), nn.Flatten())])
-def test_evaluation_may_lay_convolutions_out_anew(module: nn.Module) -> None:
-    network = made(module)
-    assert network.convolves
-    x = torch.randn(5, 2, 6, 6, dtype=torch.float64)
+class Strides(Views):
+    """Looks at memory as it lies by default, and is wrong where it does not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        return self.fc(torch.as_strided(maps, (len(maps), 48), (48, 1)))
+
+
+@pytest.mark.parametrize(
+    ("module", "turned"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)), True),
+        (Views(), False),
+        (Strides(), False),
+        (nn.Sequential(nn.Conv2d(2, 4, 6, groups=2), nn.Flatten()), False),
+        (nn.Sequential(nn.Conv2d(2, 4, 6), nn.GroupNorm(2, 4), nn.Flatten()), False),
+        (nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), False),
+    ],
+)
+def test_evaluation_lays_convolutions_out_anew_where_they_bear_it(
+    module: nn.Module, turned: bool
+) -> None:
+    network = Network(module)
+    x = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     wanted = network.logits(network.params, {}, x, train=False)
+    network.try_layout(x[:2])
+    assert network.channels_last == turned
     torch.testing.assert_close(network.test_logits(network.params, {}, x), wanted)
+    assert not network.on(torch.device("meta")).channels_last
 
 
-def test_an_error_of_the_module_is_its_own_in_evaluation() -> None:
-    network = made(Views())
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        network.test_logits(network.params, {}, torch.randn(5, 2, 7, 7, dtype=torch.float64))
+def test_convolutions_of_double_precision_stay_as_they_are() -> None:
+    network = made(nn.Sequential(nn.Conv2d(2, 3, 6), nn.Flatten()))
+    network.try_layout(torch.randn(2, 2, 6, 6, dtype=torch.float64))
+    assert not network.channels_last
 
 
 @pytest.mark.parametrize(("batch", "tracked"), [(True, True), (False, False), (False, True)])

@@ -20,7 +20,7 @@ from fedkeel.engine.world import Job, World
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepare import cores, learning_rate
 from fedkeel.experiment.prepared import Prepared
-from fedkeel.method.context import Message
+from fedkeel.method.context import Ints, Message
 from fedkeel.method.server import server_message
 
 SHORT = 3.0
@@ -120,12 +120,24 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     return engine
 
 
+def known() -> dict[Any, Measured]:
+    """Return what has been measured in this process."""
+    return dict(_KNOWN)
+
+
+def learn(found: dict[Any, Measured]) -> None:
+    """Take what another process has measured."""
+    _KNOWN.update(found)
+
+
 def begun_with(before: dict[str, Any], asked: config.Engine) -> dict[str, Any]:
     """Return the engine of a run that `auto` chose before, in one process where that is asked."""
     if asked.workers != 1:
         return before
-    kind = "sequential" if before["kind"] == "workers" else before["kind"]
-    return {**before, "kind": kind, "workers": 1}
+    kind = "sequential" if before["kind"] in ("workers", "ray") else before["kind"]
+    again = {**before, "kind": kind, "workers": 1}
+    again.pop("address", None)
+    return again
 
 
 def _device(asked: config.Engine) -> str:
@@ -215,7 +227,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
-    sizes, sums, forms = _sizes(world, per_round, workers), world.bench.plan.sums, _forms(world)
+    sizes, sums = _sizes(world, per_round, workers), world.bench.plan.sums
+    forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
@@ -226,7 +239,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         first = _seconds(chunks, message, some, sums)  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(2))
         if forms > 1:  # each is recorded once in a run
-            seconds += (first - seconds) * len(some) * forms / clients
+            met = _forms(world, world.federation.sizes[: len(some)])
+            seconds += (first - seconds) * len(some) * (forms / met) / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
             break
@@ -258,12 +272,15 @@ def _sizes(world: World, per_round: int, workers: int) -> list[int]:
     return [*sizes[:1], 1, *sizes[1:]]
 
 
-def _forms(world: World) -> int:
-    """Return how many forms of a step have to be recorded, where batches are not padded."""
+def _forms(world: World, clients: Ints) -> int:
+    """Return how many forms of a step have to be recorded for clients of these sizes.
+
+    Where batches can be padded it is one.
+    """
     if not world.bench.network.mixes_examples:
         return 1
     local = world.bench.local
-    sizes = (batches.sizes(local, int(n)) for n in np.unique(world.federation.sizes))
+    sizes = (batches.sizes(local, int(n)) for n in np.unique(clients))
     return len(set().union(*sizes))
 
 

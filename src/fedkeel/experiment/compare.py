@@ -16,6 +16,7 @@ from typing import Any
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.experiment.execute import start
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent, Watcher
@@ -112,8 +113,9 @@ def compare(
     failures: list[str] = []
     complete = True
     watcher.plan(len(methods) * seeds, len(methods) * seeds * settings.rounds)
-    for seed in range(settings.seed, settings.seed + seeds):
-        for one in wanted:
+    pairs = [(s, one) for s in range(settings.seed, settings.seed + seeds) for one in wanted]
+    with interrupts(watcher.stopping) as stop:
+        for number, (seed, one) in enumerate(pairs, 1):
             prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
             folder = None if out is None else out / folder_of(prepared)
             try:
@@ -123,11 +125,10 @@ def compare(
                 failures.append(f"{one.method}, seed {seed}: {error.what}")
                 continue
             results[one.method, seed] = result
-            complete = result.record.status != "interrupted"
+            last = number == len(pairs)
+            complete = result.record.status != "interrupted" and (last or not stop.is_set())
             if not complete:
                 break
-        if not complete:
-            break
     ordered = [results[key] for method in methods for key in results if key[0] == method]
     if not ordered:
         raise TrainingError(

@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,21 @@ from fedkeel import config
 from fedkeel.engine import heap
 from fedkeel.engine.workers import START
 from fedkeel.errors import FedkeelError, RunError
-from fedkeel.experiment.interrupts import interrupts
+from fedkeel.experiment import choose
+from fedkeel.experiment.interrupts import POLITE, be_patient, interrupts
 from fedkeel.experiment.progress import REUSED, Silent, Watcher
 from fedkeel.records import RoundRecord, RunFolder, Status
 
 PATIENCE = 0.2
 """Seconds between looks for an interrupt while runs go on, and between words on how they go."""
 
+_KILLED = "that is usually the system's answer to a lack of memory"
+
 _ENDS_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux."""
 
-_POLITE = (signal.SIGINT, signal.SIGTERM)
+GRACE = 60.0
+"""Seconds that runs have to finish their round and save where the work ends with an error."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,24 @@ class Made:
 
     Args:
         folder: where it is.
-        rows: one a round, round 0 first; those that there are where it could not go on.
         error: why it could not go on, None where it is finished.
     """
 
     folder: Path
-    rows: list[RoundRecord]
     error: FedkeelError | None = None
+
+    @property
+    def rows(self) -> list[RoundRecord]:
+        """Its rows, round 0 first, from the folder; those that there are where it went wrong."""
+        folder = RunFolder(self.folder)
+        return folder.rows() if folder.exists() else []
 
 
 def make_all(
-    orders: Iterable[Order], jobs: int = 1, watcher: Watcher | None = None
+    orders: Iterable[Order],
+    jobs: int = 1,
+    watcher: Watcher | None = None,
+    goes_on: Callable[[Made], bool] = lambda made: True,
 ) -> list[Made | None]:
     """Make runs, go on with those that were begun, and read those that are finished.
 
@@ -84,18 +95,22 @@ def make_all(
         orders: the runs; each is taken when its turn comes.
         jobs: how many at a time, each in a process of its own; one runs in this process.
         watcher: follows them; `plan` is left to the caller.
+        goes_on: says of what a run came to whether the others go on; if not, they end as after an
+            interrupt.
 
     Returns:
         One for each order that was taken, in this order; None for those that an interrupt ended.
     """
     watcher = watcher or Silent()
     if jobs > 1:
-        return _Jobs(orders, jobs, watcher).make()
+        return _Jobs(orders, jobs, watcher, goes_on).make()
     found: list[Made | None] = []
-    for order in orders:
-        found.append(_read(order, watcher) or _here(order, watcher))
-        if found[-1] is None:
-            break
+    with interrupts(watcher.stopping) as stop:
+        for order in orders:
+            made = _read(order, watcher) or _here(order, watcher)
+            found.append(made)
+            if made is None or stop.is_set() or not goes_on(made):
+                break
     return found
 
 
@@ -113,13 +128,14 @@ def alone(engine: config.Engine) -> config.Engine:
 def _read(order: Order, watcher: Watcher) -> Made | None:
     """Return a run that is finished, None where it is not."""
     folder = RunFolder(order.folder)
-    if not folder.exists() or folder.read_run().status != "finished":
+    record = folder.read_run() if folder.exists() else None
+    if record is None or record.status != "finished":
         return None
-    rows = folder.rows()
-    watcher.begin(order.run, rows[-1].round, rows[-1].round)
-    watcher.row(order.run, rows[-1])
+    last = folder.rows()[-1]
+    watcher.begin(order.run, record.rounds, last.round)
+    watcher.row(order.run, last)
     watcher.end(order.run, REUSED)
-    return Made(order.folder, rows)
+    return Made(order.folder)
 
 
 def _here(order: Order, watcher: Watcher) -> Made | None:
@@ -128,13 +144,12 @@ def _here(order: Order, watcher: Watcher) -> Made | None:
         status = order.make(watcher, order.run)
     except FedkeelError as error:
         return _failed(order, error, watcher)
-    return None if status == "interrupted" else Made(order.folder, RunFolder(order.folder).rows())
+    return None if status == "interrupted" else Made(order.folder)
 
 
 def _failed(order: Order, error: FedkeelError, watcher: Watcher) -> Made:
     watcher.end(order.run, error.what)
-    folder = RunFolder(order.folder)
-    return Made(order.folder, folder.rows() if folder.exists() else [], error)
+    return Made(order.folder, error)
 
 
 @dataclass
@@ -154,10 +169,18 @@ class _Jobs:
         orders: the runs.
         jobs: how many at a time, at most.
         watcher: follows them.
+        goes_on: as in `make_all`.
     """
 
-    def __init__(self, orders: Iterable[Order], jobs: int, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        orders: Iterable[Order],
+        jobs: int,
+        watcher: Watcher,
+        goes_on: Callable[[Made], bool],
+    ) -> None:
         self._orders, self._jobs, self._watcher = iter(orders), jobs, watcher
+        self._goes_on = goes_on
         self._found: list[Made | None] = []
         self._running: list[_Child] = []
         self._context: Any = multiprocessing.get_context(START)
@@ -172,14 +195,24 @@ class _Jobs:
                 while (not stop.is_set() and self._fill(stop)) or self._running:
                     if stop.is_set() and not told:
                         told = True
-                        for child in self._running:
-                            child.process.terminate()
+                        self._ask()
                     pipes = {child.pipe: child for child in self._running}
                     for pipe in wait(list(pipes), PATIENCE):
                         self._hear(pipes[pipe], stop)  # type: ignore[index]
+            except Exception:
+                self._ask()
+                ends = time.monotonic() + GRACE
+                for child in self._running:
+                    child.process.join(max(ends - time.monotonic(), 0.0))
+                raise
             finally:
                 self._end()
         return self._found
+
+    def _ask(self) -> None:
+        """Ask the runs at hand to finish their round, save and end."""
+        for child in self._running:
+            child.process.terminate()
 
     def _fill(self, stop: threading.Event) -> bool:
         """Begin as many runs as may go on; return whether any does."""
@@ -187,6 +220,9 @@ class _Jobs:
             order = next(self._orders, None)
             if order is None:
                 break
+            taken = {child.order.run for child in self._running}
+            while order.run in taken:
+                order = replace(order, run=f"{order.run} (again)")
             self._found.append(_read(order, self._watcher))
             if self._found[-1] is None:
                 self._begin(order)
@@ -209,23 +245,28 @@ class _Jobs:
         try:
             word, *said = child.pipe.recv()
         except (EOFError, OSError):
-            word, said = "made", [None]
+            word, said = "made", [None, {}]
         if word != "made":
             getattr(self._watcher, word)(child.order.run, *said)
             return
         self._running.remove(child)
         child.process.join()
         child.pipe.close()
-        self._found[child.index] = self._collected(child, said[0], stop)
+        choose.learn(said[1])
+        made = self._collected(child, said[0], stop)
+        self._found[child.index] = made
+        if made is not None and not self._goes_on(made):
+            stop.set()
 
     def _collected(self, child: _Child, said: object, stop: threading.Event) -> Made | None:
         """Return what a run came to, None where it was interrupted."""
         order = child.order
         if said is None and not stop.is_set():
+            code = child.process.exitcode
             said = RunError(
                 f"The process of a run ended: {order.run}.",
-                got=f"exit code {child.process.exitcode}",
-                why="-9 is usually the system's answer to a lack of memory",
+                got=f"exit code {code}",
+                why=_KILLED if code == -signal.SIGKILL else None,
                 do="run the same command again, perhaps with fewer jobs: it goes on from there",
             )
         if isinstance(said, FedkeelError):
@@ -233,7 +274,7 @@ class _Jobs:
         if isinstance(said, BaseException):
             raise said
         if said == "finished":
-            return Made(order.folder, RunFolder(order.folder).rows())
+            return Made(order.folder)
         stop.set()  # someone may have ended this one politely
         return None
 
@@ -253,7 +294,7 @@ def _deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     try:
         yield
     finally:
@@ -278,6 +319,7 @@ class _Teller(Silent):
     def clients(self, run: str, trained: int, of: int) -> None:
         """Say it now and then."""
         if time.monotonic() - self._said >= PATIENCE:
+            self._say_row()  # or words of clients would leave no room for it
             self._say("clients", trained, of)
 
     def row(self, run: str, row: RoundRecord) -> None:
@@ -306,10 +348,11 @@ class _Teller(Silent):
 
 def _work(order: Order, pipe: Connection, inherited: list[Connection], parent: int) -> None:
     """Make a run, and say how it ended. Runs in a process of its own."""
-    for number in _POLITE:
+    for number in POLITE:
         signal.signal(number, signal.SIG_DFL)
+    be_patient()
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_ENDS_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
@@ -321,6 +364,7 @@ def _work(order: Order, pipe: Connection, inherited: list[Connection], parent: i
     torch.set_num_threads(1)
     heap.keep()
     said: object
+    known = choose.known()
     try:
         said = order.make(_Teller(pipe), order.run)
     except FedkeelError as error:
@@ -329,7 +373,8 @@ def _work(order: Order, pipe: Connection, inherited: list[Connection], parent: i
         said = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
     except KeyboardInterrupt:
         os._exit(1)
-    pipe.send(("made", said))
+    learned = {key: found for key, found in choose.known().items() if key not in known}
+    pipe.send(("made", said, learned))
     os._exit(0)
 
 

@@ -143,7 +143,10 @@ class Bars:
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show the bar of all runs."""
-        self._runs = runs
+        if self._all is not None:  # of an earlier piece of work
+            self._progress.remove_task(self._all)
+            self._all = None
+        self._runs, self._over = runs, 0
         if runs > 1:
             self._all = self._progress.add_task(
                 f"{escape(self._mark)}{runs} runs", total=rounds, note=""
@@ -232,7 +235,7 @@ class Lines:
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show how much there is to do, where it is more than one run."""
-        self._runs = runs
+        self._runs, self._begun = runs, 0
         if runs > 1:
             self._print(f"{runs} runs of {rounds:,} rounds in all")
 
@@ -240,16 +243,15 @@ class Lines:
         """Remember the run."""
         self._begun += 1
         now = time.monotonic()
-        self._at[run] = _Line(self._begun, rounds, now, now)
+        self._at[run] = _Line(self._begun, rounds, now, now, done)
 
     def clients(self, run: str, trained: int, of: int) -> None:
         """Show a line where a single round takes long."""
-        row = self._at[run].row
-        self._say(run, f"round {(row.round if row else 0) + 1}: {trained}/{of} clients")
+        self._say(run, f"round {self._at[run].done + 1}: {trained}/{of} clients")
 
     def row(self, run: str, row: RoundRecord) -> None:
         """Show a line where it is time for one."""
-        self._at[run].row = row
+        self._at[run].row, self._at[run].done = row, row.round
         self._say(run, f"round {row.round}/{self._at[run].rounds}{_accuracy(row)}")
 
     def end(self, run: str, how: str) -> None:
@@ -291,6 +293,7 @@ class _Line:
     rounds: int
     began: float
     last: float
+    done: int
     row: RoundRecord | None = None
 
 

@@ -134,9 +134,9 @@ class _Work:
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
         """Try points, and tell the suggesters; return false after an interrupt."""
         wanted = [(search, point, seed) for search, point in wave for seed in self.seeds]
-        made = make_all((self._order(*one) for one in wanted), self.jobs, self.watcher)
+        made = make_all((self._order(*one) for one in wanted), self.jobs, self.watcher, _counts)
         for run in made:
-            if run is not None and run.error and not isinstance(run.error, TrainingError):
+            if run is not None and run.error is not None and not _counts(run):
                 raise run.error
         made += [None] * (len(wanted) - len(made))
         for index, (search, point) in enumerate(wave):
@@ -168,8 +168,13 @@ class _Work:
         )
 
 
+def _counts(made: Made) -> bool:
+    """Return whether a run has come to something that a trial can be judged by."""
+    return made.error is None or isinstance(made.error, TrainingError)
+
+
 def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _make(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> Status:

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
 from fedkeel.experiment.interrupts import interrupts
-from fedkeel.experiment.progress import FINISHED, Watcher
+from fedkeel.experiment.progress import Watcher
 from fedkeel.flower.export import export
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.server import OUTCOME
@@ -112,8 +112,8 @@ def _follow(
     watcher.begin(_name(run), rounds, 0)
     with interrupts(watcher.stopping) as stop:
         rows = _watch(federation, run, folder, outcome, watcher, stop)
-    watcher.end(_name(run), FINISHED)
     said = json.loads(outcome.read_text(encoding="utf-8"))
+    watcher.end(_name(run), said["what"] if said["status"] == "failed" else said["status"])
     if said["status"] == "failed":
         raise RunError(said["what"], got=said["got"], do=said["do"])
     return Finished(rows, said["status"], folder.read_run().message)

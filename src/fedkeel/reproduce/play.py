@@ -16,8 +16,9 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.experiment.compare import make_folder
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.jobs import Order, alone, make_all
+from fedkeel.experiment.jobs import Order, alone, can_fork, make_all
 from fedkeel.experiment.prepare import gather, prepare
+from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.records import Status
 from fedkeel.reproduce.plan import Cell
@@ -62,7 +63,7 @@ def play(cells: Sequence[Cell], jobs: int, watcher: Watcher | None = None) -> Pl
     make_folder(todo[0].folder.parent)
     with watcher:
         watcher.plan(len(todo), sum(cell.experiment.rounds for cell in todo))
-        made = make_all(map(_order, todo), jobs, watcher)
+        made = make_all(map(_Orders(), todo), jobs, watcher)
     for run in made:
         if run is not None and run.error is not None:
             played.failures[run.folder.name] = run.error.what
@@ -72,15 +73,37 @@ def play(cells: Sequence[Cell], jobs: int, watcher: Watcher | None = None) -> Pl
     return played
 
 
-def _order(cell: Cell) -> Order:
-    engine = alone(cell.experiment.engine)
-    experiment = cell.experiment.model_copy(update={"engine": engine})
-    return Order(cell.label, cell.folder, partial(_make, experiment, cell.folder))
+class _Orders:
+    """Makes orders of cells, and keeps the data of the last one for the next."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._ingredients: Ingredients | None = None
+
+    def __call__(self, cell: Cell) -> Order:
+        engine = alone(cell.experiment.engine)
+        experiment = cell.experiment.model_copy(update={"engine": engine})
+        ingredients = self._gather(experiment) if can_fork() else None
+        return Order(cell.label, cell.folder, partial(_make, experiment, ingredients, cell.folder))
+
+    def _gather(self, experiment: config.Experiment) -> Ingredients:
+        parts = (experiment.data, experiment.partition, experiment.model)
+        key = repr((experiment.seed, *(part.model_dump_json() for part in parts)))
+        if key != self._key or self._ingredients is None:
+            self._ingredients = None  # before the next one is loaded
+            self._ingredients, self._key = gather(experiment), key
+        return self._ingredients
 
 
-def _make(experiment: config.Experiment, folder: Path, watcher: Watcher, name: str) -> Status:
-    """Make a run, or go on with it."""
-    prepared = prepare(experiment, gather(experiment))
+def _make(
+    experiment: config.Experiment,
+    ingredients: Ingredients | None,
+    folder: Path,
+    watcher: Watcher,
+    name: str,
+) -> Status:
+    """Make a run, or go on with it; a process that was not forked loads the data by itself."""
+    prepared = prepare(experiment, ingredients or gather(experiment))
     status = start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
     if status == "finished":
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)

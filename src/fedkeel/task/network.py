@@ -91,6 +91,7 @@ class Network:
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                     layer.train()
         self._functions = {True: Functional(self._train), False: Functional(self._eval)}
+        self.channels_last = False
         self.head = head
         self._loss = loss
         self.dtype = dtype
@@ -108,6 +109,7 @@ class Network:
         if all(t.device == device for t in self.everything().values()):
             return self
         twin = copy.copy(self)
+        twin.channels_last = self.channels_last and device.type == "cpu"
         twin._train = copy.deepcopy(self._train).to(device)
         twin._eval = copy.deepcopy(self._eval).to(device)
         twin._functions = {True: Functional(twin._train), False: Functional(twin._eval)}
@@ -137,8 +139,12 @@ class Network:
 
     @property
     def convolves(self) -> bool:
-        """Whether it convolves images on a processor."""
-        return any(p.ndim == 4 and p.device.type == "cpu" for p in self.params.values())
+        """Whether it convolves images on a processor, in full and not channel by channel."""
+        on_cpu = any(p.ndim == 4 and p.device.type == "cpu" for p in self.params.values())
+        return on_cpu and not any(
+            isinstance(m, nn.GroupNorm) or (isinstance(m, nn.Conv2d) and m.groups > 1)
+            for m in self._eval.modules()
+        )
 
     @property
     def head_names(self) -> frozenset[str]:
@@ -154,19 +160,29 @@ class Network:
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """Return [B, Y] outside training.
 
-        Convolutions on a processor are laid out with the channels of a pixel side by side, which
-        takes half the time, unless the module wants the usual layout: a `view` may.
+        Convolutions are laid out with the channels of a pixel side by side where `try_layout` has
+        found that the module bears it: on a processor that takes half the time.
         """
-        if self.convolves:
+        if self.channels_last:
             last = torch.channels_last
-            turned = {
+            params = {
                 k: v.contiguous(memory_format=last) if v.ndim == 4 else v for k, v in params.items()
             }
-            try:
-                return self.logits(turned, self.throwaway(buffers), x, train=False)
-            except RuntimeError:
-                pass
         return self.logits(params, self.throwaway(buffers), x, train=False)
+
+    def try_layout(self, x: Tensor) -> None:
+        """Find out whether convolutions may lie with the channels last; a `view` may forbid it."""
+        self.channels_last = False
+        if not (self.convolves and self.dtype == torch.float32):
+            return
+        with torch.no_grad():
+            usual = self.test_logits(self.params, self.buffers, x)
+            self.channels_last = True
+            try:
+                turned = self.test_logits(self.params, self.buffers, x)
+                self.channels_last = torch.allclose(usual, turned, rtol=1e-3, atol=1e-5)
+            except RuntimeError:
+                self.channels_last = False
 
     def output(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Output:
         """Return scores and features, as `logits`; without a head there are no features.

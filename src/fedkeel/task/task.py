@@ -60,7 +60,7 @@ class Task:
         _check_buffers(module, self.buffers)
         head = _head(module, self.head)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
-        _check_output(network, type(module).__name__, data)
+        network.try_layout(_check_output(network, type(module).__name__, data))
         return network
 
     @staticmethod
@@ -120,8 +120,8 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _check_output(network: Network, name: str, data: Dataset) -> None:
-    """Send two examples through the network and look at what comes out."""
+def _check_output(network: Network, name: str, data: Dataset) -> torch.Tensor:
+    """Send two examples through the network, look at what comes out, and return the examples."""
     x = data.x[: min(2, len(data))]
     x = x.to(network.dtype) if x.is_floating_point() else x
     try:
@@ -146,3 +146,4 @@ def _check_output(network: Network, name: str, data: Dataset) -> None:
             expected=f"at least {data.classes} outputs",
             do="change the last layer, or check the label column",
         )
+    return x
