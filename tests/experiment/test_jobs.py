@@ -213,9 +213,7 @@ def test_a_search_ends_where_a_process_is_killed(tmp_path: Path) -> None:
     """It would choose by what is left otherwise."""
     killer = ingredients(Kills, marked=0)
     space = Space(space={"local.lr": (0.1, 0.2)})
-    with pytest.raises(
-        RunError, match=r"ended: fedavg, local.lr 0\.[12], seed 0"
-    ):
+    with pytest.raises(RunError, match=r"ended: fedavg, local.lr 0\.[12], seed 0"):
         tune(settings(), killer, ["fedavg"], space, tmp_path, 2)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import Facts, Step
 from fedkeel.method.parts.mime import PIECE, whole_gradient
-from fedkeel.task.network import Batch
+from fedkeel.task.network import Batch, Network
 from harness import Federation, toy_network
 from method.players import LOCAL, equal, federation, gap, play, skewed
 from method.test_theory import Quadratics
@@ -185,3 +186,16 @@ def test_pieces_make_the_gradient_of_the_whole() -> None:
     assert gap(whole_gradient(padded, padded.start), wanted) < 1e-13
     every = whole(None, x, y)
     assert gap(whole_gradient(every, every.start), wanted) > 1e-3
+
+
+def test_batch_normalisation_never_sees_one_example_alone() -> None:
+    """Where the last piece would be one: its statistics do not exist."""
+    module = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    network = Network(module, dtype=torch.float64)
+    x = torch.randn(2 * PIECE + 1, 8, dtype=torch.float64)
+    y = torch.arange(len(x)) % 3
+    step = Step(Batch(x, y), network.params, Facts(0, len(x)), network, network.buffers)
+    sizes = [len(piece.batch.x) for piece, _ in step.pieces(PIECE)]
+    assert sizes == [PIECE, PIECE + 1]
+    assert all(t.isfinite().all() for t in whole_gradient(step, step.start).values())
+    assert [len(p.batch.x) for p, _ in whole(None, x, y).pieces(PIECE)] == [PIECE, PIECE, 1]

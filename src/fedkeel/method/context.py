@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -243,13 +244,17 @@ class Step:
         """Cut this step's batch into steps of at most `size` examples, each with its weight.
 
         The weights, [] each, are numbers of real examples: divided by their sum they make the mean
-        over the batch of the means over the pieces.
+        over the batch of the means over the pieces. Where the examples of a batch see each other,
+        none is left alone: batch normalisation has no statistics of one.
         """
         b = self.batch
         ones = b.x.new_ones(len(b.x), dtype=self.network.dtype) if b.weight is None else b.weight
         out = []
-        for start in range(0, len(b.x), size):
-            part = slice(start, start + size)
+        cuts = [*range(0, len(b.x), size), len(b.x)]
+        if self.network.mixes_examples and len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
+            del cuts[-2]
+        for start, stop in pairwise(cuts):
+            part = slice(start, stop)
             weight = None if b.weight is None else b.weight[part]
             batch = Batch(b.x[part], b.y[part], weight)
             out.append((replace(self, batch=batch, seen=[]), ones[part].sum()))
