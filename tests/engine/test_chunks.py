@@ -216,6 +216,13 @@ def test_batch_normalisation_is_not_padded() -> None:
     assert sorted(sorted(job.client for job in one.jobs) for one in done) == [[0, 1, 2, 3], [4]]
 
 
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_prepared_examples_and_short_batches_are_recorded(lanes: int) -> None:
+    """Where a batch is padded, so is what says which of the prepared examples it holds."""
+    chunks = agree(ready(sizes=(11, 7, 15, 11, 3), method="fedreg", epochs=5, batch_size=4), lanes)
+    assert (chunks.recorded, chunks.reasons) == (True, [])
+
+
 def test_dropout_draws_what_each_client_would_draw_by_itself() -> None:
     chunks = agree(ready(net(nn.Dropout(0.3))), 3)
     assert chunks.lanes == 1

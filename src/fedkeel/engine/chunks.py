@@ -179,7 +179,7 @@ class Chunks:
         seen: State = {
             str(step): feed.batch(step, live, live, self._pads) for step in range(group.steps[0])
         }
-        prepared = feed.prepared() if group.used else {}
+        prepared = feed.prepared(self._pads) if group.used else {}
         clock.lap("data")
         about = self._about(common, group)
         try:
@@ -198,7 +198,8 @@ class Chunks:
         """Train lanes step by step; as they end, the others go on in half as many."""
         feed = self._feed(common, group)
         clock.lap("data")
-        held, moving = self._lanes.start(common, held, feed.prepared() if group.used else {})
+        prepared = feed.prepared(self._pads) if group.used else {}
+        held, moving = self._lanes.start(common, held, prepared)
         done: list[Done] = []
         live, left = len(group.jobs), group
         clock.lap("steps")

@@ -149,13 +149,18 @@ class Feed:
             out["noise"] = tree.map_tensors(lambda t: t.to(x.device), normal)
         return out
 
-    def prepared(self) -> State:
-        """Return the distinct examples of each lane's round, for parts that prepare them."""
+    def prepared(self, pads: bool) -> State:
+        """Return the distinct examples of each lane's round, for parts that prepare them.
+
+        With `pads` there are 2^n of them, so that clients of many sizes share a few recordings.
+        """
         pairs = zip(self._group.jobs, self._group.used or (), strict=True)
         rows, sizes = _table([(self._world.federation.client(j.client), [p]) for j, p in pairs])
-        width = rows.shape[2]
+        rows, most = rows[0], rows.shape[2]
+        width = 1 << (most - 1).bit_length() if pads else most
+        rows = np.concatenate([rows, np.repeat(rows[:, :1], width - most, axis=1)], axis=1)
         weight = None if (sizes[0] == width).all() else np.arange(width) < sizes[0][:, None]
-        return self._examples.take(rows[0], weight, self._single)
+        return self._examples.take(rows, weight, self._single)
 
     def _width(self, sizes: Ints, pads: bool) -> int:
         """Return how wide the batch is: one of a few widths, so that few steps are recorded."""
@@ -184,15 +189,13 @@ class Feed:
         pairs = []
         for planned, turn in zip(self._group.planned[:live], self._passes, strict=False):
             pairs.append((planned[min(step, len(planned) - 1)], planned[step % turn]))
-        if self._single:
-            found = (np.searchsorted(used[0], one) for one in pairs[0])
-            return {k: torch.from_numpy(v) for k, v in zip(("rows", "first"), found, strict=True)}
         rows = np.zeros((2, live, width), dtype=np.int64)
         for lane, pair in enumerate(pairs):
             for which, one in enumerate(pair):
                 real = one[:width]
                 rows[which, lane, : len(real)] = np.searchsorted(used[lane], real)
-        return {"rows": torch.from_numpy(rows[0]), "first": torch.from_numpy(rows[1])}
+        found = torch.from_numpy(rows[:, 0] if self._single else rows)
+        return {"rows": found[0], "first": found[1]}
 
 
 def _table(lanes: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:

@@ -238,9 +238,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         some = jobs[:lanes] if lanes > 1 else jobs[:2]
         first = _seconds(chunks, message, some, sums)  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(2))
-        if forms > 1:  # each is recorded once in a run
-            met = _forms(world, world.federation.sizes[: len(some)])
-            seconds += (first - seconds) * len(some) * (forms / met) / clients
+        met = _forms(world, world.federation.sizes[: len(some)])
+        seconds += (first - seconds) * len(some) * (forms / met) / clients  # once in a run each
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
             break
@@ -273,12 +272,13 @@ def _sizes(world: World, per_round: int, workers: int) -> list[int]:
 
 
 def _forms(world: World, clients: Ints) -> int:
-    """Return how many forms of a step have to be recorded for clients of these sizes.
+    """Return about how many forms of a step have to be recorded for clients of these sizes.
 
-    Where batches can be padded it is one.
+    Where batches can be padded it is one, but that examples are prepared by the power of two.
     """
     if not world.bench.network.mixes_examples:
-        return 1
+        prepares = bool(world.bench.plan.preparations)
+        return len({int(n - 1).bit_length() for n in clients}) if prepares else 1
     local = world.bench.local
     sizes = (batches.sizes(local, int(n)) for n in np.unique(clients))
     return len(set().union(*sizes))
