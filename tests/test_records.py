@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +183,7 @@ def test_a_start_that_was_killed_can_be_made_again(tmp_path: Path) -> None:
     made = RunFolder(tmp_path / "run")
     made.path.mkdir()
     write_text(made.path / "config.toml", "rounds = 3\n")
+    made.check_free("rounds = 3\n")
     made.start(record(), "rounds = 3\n")
     assert made.read_run() == record()
 
@@ -189,22 +192,49 @@ def test_a_start_that_was_killed_can_be_made_again(tmp_path: Path) -> None:
 def test_files_that_are_not_of_a_run_are_not_written_over(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine\n")
     with pytest.raises(RunError, match=name):
-        RunFolder(tmp_path).start(record(), "rounds = 3\n")
+        RunFolder(tmp_path).check_free("rounds = 3\n")
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine\n"
 
 
 def test_other_files_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
+    RunFolder(tmp_path).check_free("")
     RunFolder(tmp_path).start(record(), "")
     assert RunFolder(tmp_path).exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    folder = RunFolder(tmp_path / "file" / "run")
     with pytest.raises(RunError, match="cannot be written to") as found:
-        RunFolder(tmp_path / "file" / "run").start(record(), "")
+        folder.start(record(), "")
     assert len(found.value.lines()) <= 4
+    with pytest.raises(RunError, match="cannot be written to"), folder.alone():
+        pass
+
+
+def held(path: Path, pipe: Connection) -> None:
+    with RunFolder(path).alone():
+        pipe.send("held")
+        pipe.recv()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """Also before there is a run, and however often its files are replaced."""
+    folder = RunFolder(tmp_path / "run")
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("fork").Process(target=held, args=(folder.path, theirs))
+    other.start()
+    assert ours.recv() == "held"
+    for _ in range(2):
+        with pytest.raises(RunError, match="another process"), folder.alone():
+            pass
+        folder.start(record(), "rounds = 3\n")
+    ours.send("over")
+    other.join()
+    with folder.alone():
+        assert folder.read_run() == record()
 
 
 # --- writing aside and renaming ------------------------------------------------------------------

@@ -11,6 +11,7 @@ nor any other room of the house, so that a report needs no more than the files.
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
       report.html     written by the report
+      .lock           held by the process at work on the run; empty
 
 Nothing is pickled. A file is written under another name, synchronised and renamed, so that a kill
 at any moment leaves either the old file or the new one.
@@ -222,48 +223,43 @@ class RunFolder:
         """Return whether the folder holds a run."""
         return (self.path / "run.json").exists()
 
-    def start(self, record: RunRecord, config: str) -> None:
-        """Make the folder and write what will run into it.
+    def check_free(self, config: str) -> None:
+        """Check that a run with these settings can begin here.
 
         Raises:
-            RunError: it cannot be made or written to, or it holds files that are not of a run and
-                that this one would write over.
+            RunError: the folder holds files that are not of a run and that this one would write
+                over, or cannot be read.
         """
-        try:
-            found = self._foreign(config)
-            if found:
-                raise RunError(
-                    f"{self.path} holds files that this run would write over.",
-                    got=", ".join(found),
-                    do="choose another folder (--out)",
-                )
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "config.toml", config)
-            self.write_run(record)
-        except OSError as error:
-            raise RunError(
-                f"{self.path} cannot be written to.", got=error, do="choose another folder (--out)"
-            ) from None
-
-    def _foreign(self, config: str) -> list[str]:
-        """Return the files of a folder that holds no run, which a run would write over."""
-        if self.exists():
-            return []
         names = ("rounds.jsonl", "checkpoint", "state", "report.html")
-        found = [name for name in names if (self.path / name).exists()]
-        same = self.path / "config.toml"  # a start that was killed leaves the same one
-        if same.exists() and same.read_bytes() != config.encode():
-            found.append(same.name)
-        return found
+        try:
+            found = [name for name in names if (self.path / name).exists()]
+            same = self.path / "config.toml"  # a start that was killed leaves the same one
+            if same.exists() and same.read_bytes() != config.encode():
+                found.append(same.name)
+        except OSError as error:
+            raise self._refused(error) from None
+        if found:
+            raise RunError(
+                f"{self.path} holds files that this run would write over.",
+                got=", ".join(found),
+                do="choose another folder (--out)",
+            )
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other processes from writing into the folder, for as long as this one lives.
 
+        The folder is made where there is none.
+
         Raises:
-            RunError: another process is writing into it.
+            RunError: it cannot be made or written to, or another process is writing into it.
         """
-        with (self.path / "config.toml").open("ab") as file:  # which is never replaced
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("ab")  # opened here alone: a close gives it free
+        except OSError as error:
+            raise self._refused(error) from None
+        with file:
             try:
                 if fcntl is not None:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # workers do not inherit it
@@ -274,6 +270,23 @@ class RunFolder:
                         do="wait until it ends, or choose another folder (--out)",
                     ) from None
             yield
+
+    def start(self, record: RunRecord, config: str) -> None:
+        """Write what will run into the folder.
+
+        Raises:
+            RunError: it cannot be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / "config.toml", config)
+            self.write_run(record)
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> RunError:
+        what = f"{self.path} cannot be written to."
+        return RunError(what, got=error, do="choose another folder (--out)")
 
     def write_run(self, record: RunRecord) -> None:
         """Write run.json."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -243,7 +244,18 @@ def test_an_error_before_the_first_round(tmp_path: Path) -> None:
         assert watcher.ends == {"one": "no such file"}
 
 
-def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [0.0, 0.3])
+def test_two_runs_in_one_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """Also where both have found it empty before either begins."""
+    alone = RunFolder.alone
+
+    def hesitates(folder: RunFolder) -> AbstractContextManager[None]:
+        time.sleep(late)
+        return alone(folder)
+
+    monkeypatch.setattr(RunFolder, "alone", hesitates)
     slow = ingredients(partial(Slow, 0.02))
     prepared = [prepare(settings(lr), slow) for lr in (0.1, 0.2)]
     out = tmp_path / "one"

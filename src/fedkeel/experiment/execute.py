@@ -51,36 +51,49 @@ def start(
         record = describe_run(prepared, choice)
         return Run(prepared, None, watcher, name, engine).execute(record, resume=False)
     folder = RunFolder(out)
-    if not folder.exists():
+    text = config.to_toml(prepared.settings)
+    found = _found(folder, prepared)
+    if found is None:
         check_disk(prepared, out)
-        record = describe_run(prepared, choice)
-        folder.start(record, config.to_toml(prepared.settings))
-        with folder.alone():
-            return Run(prepared, folder, watcher, name, engine).execute(record, resume=False)
-    found = folder.read_run()
-    if found.key != prepared.key:
-        raise RunError(
-            f"{out} holds another run.",
-            got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
-            why="settings, data or the initial model differ; nothing is written over",
-            do="choose another folder (--out), or another name (-s name=...)",
-        )
-    if found.status == "finished":
+        folder.check_free(text)
+    elif found.status == "finished":
         return _reused(folder, found, prepared, watcher, name)
-    if not resume:
-        done = len([row for row in folder.rows() if row.round > 0])
-        raise RunError(
-            f"{out} holds this run, unfinished.",
-            got=f"{done} of {found.rounds} rounds, {found.status}",
-            do="add --resume to go on with it, or choose another folder (--out)",
-        )
-    check_disk(prepared, out)
     with folder.alone():
+        found = _found(folder, prepared)  # once more: another process may have been at it
+        if found is None:
+            record = describe_run(prepared, choice)
+            folder.start(record, text)
+            return Run(prepared, folder, watcher, name, engine).execute(record, resume=False)
+        if found.status == "finished":
+            return _reused(folder, found, prepared, watcher, name)
+        if not resume:
+            done = len([row for row in folder.rows() if row.round > 0])
+            raise RunError(
+                f"{out} holds this run, unfinished.",
+                got=f"{done} of {found.rounds} rounds, {found.status}",
+                do="add --resume to go on with it, or choose another folder (--out)",
+            )
+        check_disk(prepared, out)
         auto = prepared.settings.engine.kind == "auto"  # a new choice might round differently
         again = begun_with(found.engine, prepared.settings.engine) if auto else None
         record = describe_run(prepared, choice or again)
         folder.write_run(record)
         return Run(prepared, folder, watcher, name, engine).execute(record, resume=True)
+
+
+def _found(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
+    """Return this run as it stands in the folder, None where there is none."""
+    if not folder.exists():
+        return None
+    found = folder.read_run()
+    if found.key != prepared.key:
+        raise RunError(
+            f"{folder} holds another run.",
+            got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
+            why="settings, data or the initial model differ; nothing is written over",
+            do="choose another folder (--out), or another name (-s name=...)",
+        )
+    return found
 
 
 def _reused(
