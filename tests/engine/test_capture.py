@@ -45,6 +45,39 @@ def test_a_step_writes_over_what_it_owns_and_makes_no_gradient_of_the_weights() 
     )
 
 
+def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
+    """A correction, and a term of its own whose scale is written over it."""
+
+    def step(w: Tensor, c: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
+        slope = torch.func.grad(lambda w: F.cross_entropy(F.linear(x, w), y))(w)
+        return [w - lr * slope.add_(c).add_(torch.sub(c, 1.0).mul_(0.5))]
+
+    given = [numbers(3, 5), numbers(3, 5, seed=1), *arguments()[2:]]
+    expected = step(*given)
+    recorded = Captured(step, given, rate=4, owned=frozenset({0}))
+    terms = r"\(\(1.0, \(t_\d+, x_1\)\), \(1.0, \(c_1,\)\), \(0.5, \(sub,\)\)\)"
+    assert re.search(rf"accumulate\(w_1, float_1, {terms}, True\)", recorded.code), recorded.code
+    torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
+
+
+def written_twice(w: Tensor, c: Tensor) -> list[Tensor]:
+    """Views and copies of a tensor that is written over, before and after."""
+    one = w + c
+    row, double = one[0], one * 2
+    one.mul_(3.0)
+    half = torch.sub(one, c)
+    before = half * 1
+    half.add_(row)
+    return [row, double, one, before, half]
+
+
+def test_what_is_written_over_is_seen_as_torch_shows_it() -> None:
+    given = [numbers(3, 5), numbers(3, 5, seed=1)]
+    expected = written_twice(*given)
+    for one, other in zip(expected, Captured(written_twice, given)(*given), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_what_is_not_owned_stays() -> None:
     given = arguments()
     before = [t.clone() for t in given]

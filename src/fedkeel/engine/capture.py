@@ -63,6 +63,8 @@ class Captured:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
         _skip_idle(graph)
+        graph.eliminate_dead_code()
+        _write_apart(graph)
         _fold(module)
         _share(graph)
         graph.eliminate_dead_code()
@@ -88,6 +90,47 @@ class Captured:
     def code(self) -> str:
         """The list of operations, as Python."""
         return str(self._module.code)
+
+
+# ---- what is written over ------------------------------------------------------------------------
+
+_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.neg.default: aten.neg_.default,
+    aten.relu.default: aten.relu_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+}
+"""Operations that may write their result over their first argument."""
+
+_APART = {written: fresh for fresh, written in _IN_PLACE.items()}
+
+
+def _write_apart(graph: fx.Graph) -> None:
+    """Give what is written over a new tensor a tensor of its own: so it can be rearranged.
+
+    Where it is still worth it in the end, `_reuse` writes over the other one again.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in _APART:
+            continue
+        source = node.args[0]
+        if source.op != "call_function" or any(is_view(one) for one in (source, *source.users)):
+            continue
+        values = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        made = _APART[node.target](*values[0], **values[1])
+        if (tuple(made.shape), made.stride(), made.dtype) != form(source):
+            continue
+        node.target = _APART[node.target]
+        for user in list(source.users):
+            if order[user] > order[node]:
+                user.replace_input_with(source, node)
 
 
 def _skip_idle(graph: fx.Graph) -> None:
@@ -199,20 +242,6 @@ def _line_up(graph: fx.Graph) -> None:
 
 
 # ---- temporaries --------------------------------------------------------------------------------
-
-_IN_PLACE = {
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
-    aten.div.Tensor: aten.div_.Tensor,
-    aten.div.Scalar: aten.div_.Scalar,
-    aten.neg.default: aten.neg_.default,
-    aten.relu.default: aten.relu_.default,
-    aten.tanh.default: aten.tanh_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
-}
-"""Operations that may write their result over their first argument."""
 
 
 def _reuse(graph: fx.Graph, owned: set[fx.Node]) -> None:

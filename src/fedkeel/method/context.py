@@ -307,7 +307,8 @@ class Round:
 
     def mean_grad(self) -> Tree:
         """Return the mean gradient along the local path, (start - end) / (lr * unit)."""
-        return tree.scale(tree.sub(self.start, self.end), 1.0 / (self.lr * self.unit))
+        moved = tree.sub(self.end, self.start)  # as the update is made: recorded, it is made once
+        return tree.scale(moved, -1.0 / (self.lr * self.unit))
 
     def note(self, name: str, value: Tensor) -> None:
         """Record a diagnostic of this client, a 0-d tensor; the record holds the cohort's mean."""
