@@ -69,6 +69,26 @@ def test_each_constraint_may_have_a_bound_of_its_own(seed: int) -> None:
         assert departure(M, p, b, solution.multipliers) < 1e-9
 
 
+@pytest.mark.parametrize("bound", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [3, 30, 150])
+def test_pivoting_and_least_squares_have_one_answer(
+    rows: int, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that lean to one side, as updates do; no second way is needed for them."""
+    rng = np.random.default_rng(rows)
+    M = rng.normal(size=(rows, 200)) + 0.1
+    p = rng.normal(size=200)
+    with monkeypatch.context() as only:
+        only.setattr(qp, "_nearest_in_cone", None)
+        only.setattr(qp, "_least_distance", None)
+        one = project(M, p, np.full(rows, bound))
+    monkeypatch.setattr(qp, "_pivoted", lambda *given: None)
+    other = project(M, p, np.full(rows, bound))
+    assert one.feasible
+    assert other.feasible
+    np.testing.assert_allclose(one.multipliers, other.multipliers, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_projection_is_idempotent(kind: str) -> None:
     for seed in SEEDS:
