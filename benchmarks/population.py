@@ -23,7 +23,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.task.models import make
 
 

@@ -26,7 +26,7 @@ from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import check_disk, estimate, size
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 
 
 class Meter(Silent):

@@ -17,15 +17,8 @@ import numpy as np
 import pytest
 
 from fedkeel.errors import RunError
-from fedkeel.records import (
-    FORMAT,
-    Checkpoint,
-    RoundRecord,
-    RunFolder,
-    RunRecord,
-    Scores,
-    write_text,
-)
+from fedkeel.records.folder import Checkpoint, RunFolder, write_text
+from fedkeel.records.rows import FORMAT, RoundRecord, RunRecord, Scores
 
 
 class Kill(BaseException):
@@ -306,7 +299,7 @@ def test_a_checkpoint_of_the_same_round_is_never_taken_away(
 
     for module, name in (("shutil", "rmtree"), ("os", "replace")):
         with monkeypatch.context() as patch:
-            patch.setattr(f"fedkeel.records.{module}.{name}", kill)
+            patch.setattr(f"fedkeel.records.folder.{module}.{name}", kill)
             with contextlib.suppress(Kill):
                 folder.save(checkpoint(3, 3.0))
         found = folder.load()
@@ -367,7 +360,7 @@ def test_records_and_report_come_without_torch() -> None:
         "package = types.ModuleType('fedkeel')\n"  # the package itself names everything
         f"package.__path__ = [{str(Path(__file__).parents[1] / 'src' / 'fedkeel')!r}]\n"
         "sys.modules['fedkeel'] = package\n"
-        "import fedkeel.records, fedkeel.report.page, fedkeel.report.tables\n"
+        "import fedkeel.records.folder, fedkeel.report.page, fedkeel.report.tables\n"
         "import fedkeel.report.terminal\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] == 'torch')[:3])\n"
     )

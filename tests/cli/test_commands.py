@@ -13,7 +13,7 @@ import pytest
 from commands import EXECUTABLE, call, run, shell
 from fedkeel.config import load
 from fedkeel.method.registry import REGISTRY
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from fedkeel.version import __version__
 
 COMMANDS = ["run", "compare", "tune", "methods", "check", "data", "report"]

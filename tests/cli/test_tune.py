@@ -9,7 +9,7 @@ import pytest
 
 from commands import Process, call, run
 from fedkeel.config import load
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from toys import children, eventually
 
 RATES = ("-s", "tune.space.local.lr=[0.001,0.1,0.3]", "-s", "rounds=2")

@@ -21,7 +21,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.method.server import server_message
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from toys import Kills, Net, Raises, Slow, alive, children, eventually, federation, prepared, same
 
 EVERYONE = np.arange(6)

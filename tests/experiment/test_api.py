@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
 from fedkeel.experiment.rounds import Result
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from toys import Net, federation, held, same
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model_and_data.py"

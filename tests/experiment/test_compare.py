@@ -18,7 +18,7 @@ from fedkeel.experiment.compare import Comparison, compare, runs_of
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.report.runs import load
 from toys import Net, eventually, federation, held, plain, prepared, same
 

@@ -19,7 +19,8 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower.wire import HEAD
-from fedkeel.records import RoundRecord, RunFolder, Scores
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.content import alerts
 from fedkeel.report.runs import load
 from near import Near, played, sites

@@ -24,7 +24,8 @@ from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import FINISHED, REUSED, Silent, Watcher
 from fedkeel.experiment.tune import tune
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 from toys import Kills, Net, Raises, Slow, children, eventually, federation, held
 
 RATES = (0.001, 0.1, 1.0)

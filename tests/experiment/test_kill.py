@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from commands import EXECUTABLE, Process, experiment, rows, run, wait_for_rows
-from fedkeel.records import Arrays, RunFolder
+from fedkeel.records.folder import Arrays, RunFolder
 from toys import alive, children, eventually
 
 WORKERS = ("-s", "engine.kind=workers", "-s", "engine.workers=2")

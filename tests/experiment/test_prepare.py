@@ -21,7 +21,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.manifest import describe_run, environment
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import estimate
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from toys import MODELS, Net, federation, held, prepared
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------

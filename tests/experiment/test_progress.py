@@ -19,7 +19,7 @@ from fedkeel.experiment.progress import (
     Watcher,
     watcher,
 )
-from fedkeel.records import RoundRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
 from toys import prepared
 
 

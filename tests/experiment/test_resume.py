@@ -22,7 +22,6 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel import records
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store import DiskStore
 from fedkeel.engine.workers import Workers
@@ -31,7 +30,9 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records import folder as folders
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import walk
 from toys import MODELS, Kills, federation, plain, prepared, same
 
@@ -59,7 +60,7 @@ def dying(budget: Budget) -> Iterator[None]:
     """Put the budget between the records and the disk."""
     patch = pytest.MonkeyPatch()
     rename, sync, remove = os.replace, os.fsync, shutil.rmtree
-    save, append, text = records.save_file, RunFolder.append, records.write_text
+    save, append, text = folders.save_file, RunFolder.append, folders.write_text
     place, write = DiskStore.restore, DiskStore._write
 
     def half_removed(path: Path) -> None:
@@ -72,7 +73,7 @@ def dying(budget: Budget) -> Iterator[None]:
 
     def half_appended(folder: RunFolder, row: RoundRecord) -> None:
         with (folder.path / "rounds.jsonl").open("a") as file:
-            file.write(records._line(row)[:50])
+            file.write(row.line()[:50])
 
     def half_written(store: DiskStore, slots: list[int], state: object, rows: np.ndarray) -> None:
         write(store, slots[:1], state, rows[:1])
@@ -90,8 +91,8 @@ def dying(budget: Budget) -> Iterator[None]:
     patch.setattr(os, "replace", spent(rename))
     patch.setattr(os, "fsync", spent(sync))
     patch.setattr(shutil, "rmtree", spent(remove, half_removed))
-    patch.setattr(records, "save_file", spent(save, half_saved))
-    patch.setattr(records, "write_text", spent(text))
+    patch.setattr(folders, "save_file", spent(save, half_saved))
+    patch.setattr(folders, "write_text", spent(text))
     patch.setattr(RunFolder, "append", spent(append, half_appended))
     patch.setattr(DiskStore, "_write", spent(write, half_written))
     patch.setattr(DiskStore, "restore", spent(place))
@@ -386,7 +387,7 @@ def test_a_checkpoint_that_does_not_fit_is_said_and_left_as_it_is(tmp_path: Path
         (saved.arrays, {"key": "another"}, "belongs to another run"),
     ):
         shutil.rmtree(out / "checkpoint")
-        folder.save(records.Checkpoint(2, arrays, state))
+        folder.save(folders.Checkpoint(2, arrays, state))
         before = (out / "checkpoint" / "round-00000002" / "arrays.safetensors").read_bytes()
         with pytest.raises(RunError, match=words):
             start(ready, out, resume=True)

@@ -21,7 +21,8 @@ from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.server import server_message
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 from fedkeel.task.metrics import measure
 from fedkeel.tree import nbytes
 from toys import MODELS, NaN, Net, Slow, federation, held, prepared, same

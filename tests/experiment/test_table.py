@@ -9,7 +9,7 @@ import pytest
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import estimate
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import nbytes
 from toys import prepared, same
 

@@ -25,7 +25,8 @@ from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import REUSED, Silent
 from fedkeel.experiment.tune import Tuned, tune
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 from toys import Net, federation, held
 
 RATES = {"local.lr": (0.001, 0.1, 1.0)}

@@ -11,7 +11,7 @@ import pytest
 
 from commands import Process, call, experiment, rows, shell
 from fedkeel.config import load
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
 pytestmark = pytest.mark.processes

@@ -9,7 +9,8 @@ import pytest
 
 from commands import rows
 from fedkeel.flower.processes import Federation
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 from toys import eventually
 
 pytestmark = pytest.mark.processes

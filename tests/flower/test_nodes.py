@@ -58,7 +58,7 @@ def test_where_the_server_holds_a_sum_one_loss_begins_all_anew(tmp_path: Path, m
     faults = [row.faults for row in result.rows[1:]]
     assert faults == [{}, {"lost what it had kept; the method begins anew": [1]}, {}]
     assert [row.clients for row in result.rows[1:]] == [[0, 1, 2], [0, 2], [0, 1, 2]]
-    from fedkeel.records import RunFolder
+    from fedkeel.records.folder import RunFolder
 
     saved = RunFolder(tmp_path / "run").load()
     assert saved is not None
@@ -71,7 +71,7 @@ def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -
     """SCAFFOLD's c is the mean of the c_k again, which makes its fixed point right."""
     from safetensors.torch import load_file
 
-    from fedkeel.records import RunFolder
+    from fedkeel.records.folder import RunFolder
 
     made = run("scaffold", rounds=4)
     grid = alone(made, tmp_path)

@@ -20,7 +20,7 @@ from fedkeel.flower.apps import ORPHAN
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.up import shared
 from fedkeel.method.server import Server
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from toys import alive, eventually, living
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,8 @@ from fedkeel.errors import RunError
 from fedkeel.flower import keys
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.up import shared
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 from toys import eventually
 from wires import Counter, counted, gate
 

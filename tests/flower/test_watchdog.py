@@ -18,7 +18,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.flower import exchange
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.up import shared
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from near import Near, played, sites
 from toys import alive, deadline, eventually, federation, prepared, same
 

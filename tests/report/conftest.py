@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedkeel.records import RoundRecord, RunFolder, RunRecord, Scores
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord, RunRecord, Scores
 
 MODEL = 1_000_000
 BIB = """@inproceedings{mcmahan2017fedavg,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedkeel.records import RoundRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.summary import (
     Fluctuation,
     Group,

@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from fedkeel.records import RoundRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.summary import Group, summarise
 from fedkeel.report.tables import columns, footnotes, table, to_markdown, to_text
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedkeel.records import RoundRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.summary import Group, summarise
 from fedkeel.report.verdict import relation, verdict
 from fedkeel.report.words import Name, plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedkeel.records import RoundRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.reproduce.measure import value
 from fedkeel.reproduce.table import Metric
 

@@ -12,7 +12,7 @@ import pytest
 from commands import Process, run, wait_for_rows
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import gather, prepare
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import Line, lines
 from fedkeel.reproduce.plan import Ask, Cell, cells, state

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeel.records import Scores
+from fedkeel.records.rows import Scores
 from fedkeel.task.metrics import COLUMNS, by_group, measure
 from fedkeel.task.network import Network
 

@@ -33,7 +33,7 @@ from fedkeel.experiment.rounds import Result
 from fedkeel.method.client import wired
 from fedkeel.method.docstring import read
 from fedkeel.method.server import Server
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import State, Tree, walk
 
 TOLERANCE = 1e-11

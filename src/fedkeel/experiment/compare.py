@@ -22,7 +22,7 @@ from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
-from fedkeel.records import RunFolder, write_text
+from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.report.runs import Entry, Run
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedkeel.config import Stop
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 
 
 class Early:

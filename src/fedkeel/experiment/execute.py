@@ -16,7 +16,8 @@ from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import REUSED, Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result, Run
-from fedkeel.records import RunFolder, RunRecord
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RunRecord
 
 
 def start(

@@ -32,7 +32,8 @@ from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment import choose
 from fedkeel.experiment.interrupts import POLITE, be_patient, interrupts
 from fedkeel.experiment.progress import REUSED, Silent, Watcher
-from fedkeel.records import RoundRecord, RunFolder, Status
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord, Status
 
 PATIENCE = 0.2
 """Seconds between looks for an interrupt while runs go on, and between words on how they go."""

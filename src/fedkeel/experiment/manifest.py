@@ -18,7 +18,7 @@ from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.room import estimate
 from fedkeel.method.cite import bibtex, keys
 from fedkeel.method.describe import describe, facts
-from fedkeel.records import RunRecord
+from fedkeel.records.rows import RunRecord
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 

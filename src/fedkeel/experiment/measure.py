@@ -13,7 +13,7 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.data.dataset import Federation
 from fedkeel.errors import DataError
 from fedkeel.experiment.prepared import Ingredients
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 
 LAST = 10
 """Evaluations whose mean ``last_mean`` is."""

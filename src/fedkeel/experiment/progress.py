@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 
 FINISHED = "finished"
 REUSED = "taken from an earlier run"

@@ -15,7 +15,7 @@ from fedkeel.engine.rows import SURVEY
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepared import Place, Prepared
 from fedkeel.method.server import server_message
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from fedkeel.tree import nbytes
 
 AT_EASE = 10**9

@@ -37,7 +37,8 @@ from fedkeel.method.server import (
     server_round,
     surveyed,
 )
-from fedkeel.records import Checkpoint, RoundRecord, RunFolder, RunRecord, Status
+from fedkeel.records.folder import Checkpoint, RunFolder
+from fedkeel.records.rows import RoundRecord, RunRecord, Status
 from fedkeel.tree import Tree, nbytes
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedkeel.engine.loop import evaluated
 from fedkeel.engine.world import Engine, Split, World
 from fedkeel.method.server import Server
-from fedkeel.records import Scores
+from fedkeel.records.rows import Scores
 from fedkeel.task.metrics import by_group
 
 

@@ -29,7 +29,7 @@ from fedkeel.experiment.tuned import Trial as Trial
 from fedkeel.experiment.tuned import Tuned as Tuned
 from fedkeel.experiment.tuned import TunedRow as TunedRow
 from fedkeel.experiment.tuned import chosen, write
-from fedkeel.records import Status
+from fedkeel.records.rows import Status
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.experiment.axes import Axis, End, Point, expression
 from fedkeel.experiment.compare import in_words
-from fedkeel.records import write_text
+from fedkeel.records.folder import write_text
 
 SUMMARY = "tune.json"
 """File in a search's folder: what was chosen, and every trial."""

@@ -20,7 +20,7 @@ from fedkeel.flower.own_data import away, stand_in
 from fedkeel.flower.roster import Roster
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
-from fedkeel.records import write_text
+from fedkeel.records.folder import write_text
 
 OUTCOME = "outcome.json"
 """File that says how a run ended, for whoever follows it."""

@@ -20,7 +20,8 @@ from fedkeel.experiment.progress import Watcher
 from fedkeel.flower.export import export
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.server import OUTCOME
-from fedkeel.records import RoundRecord, RunFolder
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord
 
 LOOK = 10.0
 """Seconds between questions to Flower whether the run is still alive, which are slow to answer."""

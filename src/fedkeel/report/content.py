@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.records import RunRecord
+from fedkeel.records.rows import RunRecord
 from fedkeel.report.runs import Entry, Run, differences, settings
 from fedkeel.report.summary import Stat, finite, rounds_to_share
 from fedkeel.report.svg import sparkline

@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.report import palette
 from fedkeel.report.runs import Entry
 from fedkeel.report.summary import Stat

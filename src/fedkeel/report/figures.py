@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.report import palette
 from fedkeel.report.drawing import Curve, Drawing, bare, curve, short, text
 from fedkeel.report.runs import Entry

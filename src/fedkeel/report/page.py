@@ -11,7 +11,7 @@ import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
-from fedkeel.records import RunFolder, write_text
+from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.report import content, costs, figures, palette, partition, svg
 from fedkeel.report.drawing import Drawing
 from fedkeel.report.runs import Entry, load

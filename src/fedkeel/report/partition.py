@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fedkeel.records import RunRecord
+from fedkeel.records.rows import RunRecord
 from fedkeel.report import palette
 from fedkeel.report.drawing import Drawing, Key, bare, cut, text, thin
 from fedkeel.report.words import count, percent

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import RunError
-from fedkeel.records import RoundRecord, RunFolder, RunRecord
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import RoundRecord, RunRecord
 from fedkeel.report.summary import Group, Summary, summarise
 from fedkeel.report.words import NOTHING, count, setting
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 
 TRAINING = "train"
 """Phases whose name begins so are local training; the phases of a round do not overlap."""
@@ -244,7 +244,7 @@ def summarise(
 def rounds_to(rows: Iterable[RoundRecord], target: float | None) -> int | None:
     """Return the smallest number of completed rounds with at least this accuracy, or None.
 
-    >>> from fedkeel.records import Scores
+    >>> from fedkeel.records.rows import Scores
     >>> rows = [RoundRecord(r, test=Scores(100, a, a, 1.0)) for r, a in enumerate((0.1, 0.5, 0.4))]
     >>> rounds_to(rows, 0.4), rounds_to(rows, 0.6)
     (1, None)

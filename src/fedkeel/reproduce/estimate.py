@@ -27,7 +27,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import prepare, task
 from fedkeel.experiment.prepared import Ingredients
-from fedkeel.records import RunFolder, write_text
+from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedkeel.errors import RunError
-from fedkeel.records import RunRecord, write_text
+from fedkeel.records.folder import write_text
+from fedkeel.records.rows import RunRecord
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.table import Table
 from fedkeel.reproduce.words import FOOT, Block, about, blocks, mark

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedkeel.records import RoundRecord
+from fedkeel.records.rows import RoundRecord
 from fedkeel.report.summary import fluctuation, rounds_to, rounds_to_share, summarise
 from fedkeel.reproduce.table import Metric
 
@@ -60,7 +60,7 @@ def _reached(
 def scored(rows: Sequence[RoundRecord], score: str) -> list[RoundRecord]:
     """Return the rows with another score in the place of top-1.
 
-    >>> from fedkeel.records import Scores
+    >>> from fedkeel.records.rows import Scores
     >>> scored([RoundRecord(1, test=Scores(10, 0.5, 0.9, 1.0))], "top3")[0].test.top1
     0.9
     """

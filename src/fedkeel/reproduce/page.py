@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 
 import fedkeel.report.page as report
-from fedkeel.records import write_text
+from fedkeel.records.folder import write_text
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table

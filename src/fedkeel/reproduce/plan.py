@@ -14,7 +14,7 @@ from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.experiment.compare import in_words
-from fedkeel.records import RunFolder
+from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, laid_over
 from fedkeel.version import __version__
 

@@ -20,7 +20,7 @@ from fedkeel.experiment.jobs import Order, alone, can_fork, make_all
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent, Watcher
-from fedkeel.records import Status
+from fedkeel.records.rows import Status
 from fedkeel.reproduce.plan import Cell
 
 

@@ -13,7 +13,7 @@ from fedkeel.errors import ConfigError
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.progress import Watcher
 from fedkeel.experiment.tune import tune
-from fedkeel.records import write_text
+from fedkeel.records.folder import write_text
 from fedkeel.reproduce.plan import Ask, Cell, cells, digest
 from fedkeel.reproduce.table import Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedkeel.records import Scores
+from fedkeel.records.rows import Scores
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 

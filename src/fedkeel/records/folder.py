@@ -1,7 +1,4 @@
-"""What a run leaves behind: row types, the run folder, the checkpoint.
-
-This module is a leaf. Engines write these rows and the report reads them; it imports neither torch
-nor any other room of the house, so that a report needs no more than the files.
+"""The run folder and its checkpoint.
 
     runs/NAME/
       config.toml     resolved settings: running it again repeats the run
@@ -21,169 +18,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 try:
     import fcntl
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedkeel.errors import RunError
+from fedkeel.records.rows import FORMAT, RoundRecord, RunRecord
 
 Arrays = dict[str, NDArray[Any]]
-Status = Literal["running", "interrupted", "finished", "failed"]
-
-FORMAT = 1
-"""Version of the run folder's layout; a folder of another version is refused, not guessed at."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Sums over evaluated examples, as means.
-
-    Args:
-        examples: how many were evaluated.
-        top1: share with the true class ranked first, in [0, 1].
-        top3: share with the true class among the first three, in [0, 1].
-        loss: mean of the task's loss.
-    """
-
-    examples: int
-    top1: float
-    top3: float
-    loss: float
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One round, as it is written to rounds.jsonl.
-
-    Args:
-        round: rounds completed; 0 is the initial model, which no training precedes.
-        lr: local learning rate of the round.
-        clients: clients whose updates were aggregated, ascending.
-        dropped: clients that were selected and did not report.
-        excluded: clients whose update was not finite and was left out.
-        examples: examples processed in local training, over all clients and epochs.
-        steps: local steps over all clients.
-        train_loss: mean task loss over the local steps; None where nobody trained.
-        bytes_down: bytes sent to clients, by part; ``model`` is the model itself.
-        bytes_up: bytes sent to the server, by part.
-        seconds: seconds by phase; they add up to the round's wall time. ``sampling``: choosing the
-            cohort and making the message. ``train.survey``, ``train.data`` (which examples, and
-            the examples themselves), ``train.steps``, ``train.upload`` (what is done after the last
-            step, and writing the reply): local training; clients that are trained at the same time
-            count one by one, and the sums are scaled to the wall time of training, waiting
-            included. ``projection``: transforms of the cohort and the aggregate. ``server``: all
-            else of the server's step. ``evaluation``. ``records``: making this row, and writing
-            the one before and its checkpoint.
-        test: scores on the test set; None where the round was not evaluated.
-        sources: scores on the test examples of each source, where there are several.
-        per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
-            ``top3`` and ``loss``, each with one entry for each client.
-        notes: diagnostics by ``part.name``, such as ``fedgc.sgc.infeasible``.
-        faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
-    """
-
-    round: int
-    lr: float = 0.0
-    clients: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
-    excluded: list[int] = field(default_factory=list)
-    examples: int = 0
-    steps: int = 0
-    train_loss: float | None = None
-    bytes_down: dict[str, int] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    test: Scores | None = None
-    sources: dict[str, Scores] = field(default_factory=dict)
-    per_client: dict[str, list[float]] | None = None
-    notes: dict[str, float] = field(default_factory=dict)
-    faults: dict[str, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """Return the row that `values` were written from; keys of later versions are ignored."""
-        known = {f.name for f in fields(cls)}
-        row = {k: v for k, v in values.items() if k in known}
-        if row.get("test") is not None:
-            row["test"] = Scores(**row["test"])
-        row["sources"] = {k: Scores(**v) for k, v in row.get("sources", {}).items()}
-        return cls(**row)
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """What ran, as it is written to run.json.
-
-    Args:
-        name: name of the run.
-        key: digest of all that decides the numbers: settings, data, initial model, version.
-        method: canonical expression of the method.
-        describe: the method in words, one line each.
-        parts: one object for each part: ``name``, ``paper``, ``roles``.
-        citations: citation keys of the parts, in order.
-        bibtex: BibTeX of exactly these parts.
-        weights: how clients count in the mean.
-        seed: seed of the run.
-        rounds: T, rounds asked for.
-        status: what became of the run.
-        model: ``name``, ``parameters``, ``bytes``, ``head``.
-        data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``shape``,
-            ``fingerprint``.
-        partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
-            ``names`` [C] or empty.
-        local: settings of local training in words.
-        participation: clients in a round, and of how many.
-        target: test accuracy for rounds to target, or None.
-        engine: kind, workers and dtype chosen.
-        environment: versions, processor, date.
-        estimate: bytes by part and direction for each client and round, and bytes of state.
-        message: why a run failed, was interrupted, or ended before its last round, else "".
-        format: version of this layout.
-    """
-
-    name: str
-    key: str
-    method: str
-    describe: str
-    parts: list[dict[str, Any]]
-    citations: list[str]
-    bibtex: str
-    weights: str
-    seed: int
-    rounds: int
-    status: Status
-    model: dict[str, Any]
-    data: dict[str, Any]
-    partition: dict[str, Any]
-    local: str
-    participation: str
-    target: float | None
-    engine: dict[str, Any]
-    environment: dict[str, Any]
-    estimate: dict[str, Any]
-    message: str = ""
-    format: int = FORMAT
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
-        """Return the record that `values` were written from; keys of later versions are ignored."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in values.items() if k in known})
 
 
 @dataclass(frozen=True)
@@ -322,7 +177,7 @@ class RunFolder:
     def append(self, row: RoundRecord) -> None:
         """Add a row to rounds.jsonl."""
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(row))
+            file.write(row.line())
 
     def rows(self, limit: int | None = None) -> list[RoundRecord]:
         """Read rounds.jsonl, or its first rows; a last line that a kill cut short is left out."""
@@ -345,7 +200,7 @@ class RunFolder:
     def keep_rows(self, last: int) -> list[RoundRecord]:
         """Drop the rows after round `last`, which a resumed run makes anew; return the others."""
         rows = [row for row in self._rows() if row.round <= last]
-        write_text(self.path / "rounds.jsonl", "".join(_line(row) for row in rows))
+        write_text(self.path / "rounds.jsonl", "".join(row.line() for row in rows))
         return rows
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -409,20 +264,3 @@ def _synchronise(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _line(row: RoundRecord) -> str:
-    return json.dumps(_finite(asdict(row))) + "\n"
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value with NaN and infinities, which JSON has no word for, as None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(v) for v in value]
-    if isinstance(value, np.generic):
-        return _finite(value.item())
-    return value
