@@ -60,6 +60,26 @@ def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_centralised_gradient_stays_a_product(lanes: int) -> None:
+    def step(w: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
+        slope = torch.func.grad(lambda w: F.cross_entropy(F.linear(x, w), y))(w)
+        return [w - lr * (slope - slope.mean(1, keepdim=True))]
+
+    given = [numbers(3, 5), *arguments()[2:]]
+    if lanes > 1:
+        step = torch.func.vmap(step, (0, 0, 0, None))
+        given = [
+            *(torch.stack([t, 2 * t]) for t in given[:2]),
+            torch.stack([given[2]] * 2),
+            given[3],
+        ]
+    expected = step(*given)
+    recorded = Captured(step, given, rate=3, owned=frozenset({0}))
+    assert re.search(r"accumulate\(w_1, float_1, \(\(1.0, \(\w+, \w+\)\),\), True\)", recorded.code)
+    torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
+
+
 def written_twice(w: Tensor, c: Tensor) -> list[Tensor]:
     """Views and copies of a tensor that is written over, before and after."""
     one = w + c
@@ -104,6 +124,12 @@ def test_the_rate_may_change_from_call_to_call() -> None:
         lambda p, q, g, lr: [p - lr * q, q - lr * p],  # each needs the other's old value
         lambda p, q, g, lr: [p - lr * (g + 0.1 * p), q],  # weight decay
         lambda p, q, g, lr: [p - lr * (g @ q + 0.5 * (p - q)), q],  # a product and a penalty
+        lambda p, q, g, lr: [p - lr * (g @ q - (g @ q).mean(1, keepdim=True)), q],  # centralised
+        lambda p, q, g, lr: [p - lr * (g @ q - (g @ q).mean(0, keepdim=True)), q],  # of columns
+        lambda p, q, g, lr: [
+            p - lr * (g @ q - (g @ q).mean(1, keepdim=True)),
+            g @ q,
+        ],  # and as it is
         lambda p, q, g, lr: [p - lr * (g @ p), q - lr * (p.T @ q)],  # products of what is owned
         lambda p, q, g, lr: [p - lr * p, (p - lr * g).T @ q],  # one target twice
         lambda p, q, g, lr: [(p - lr * g.T) * 2.0, q - lr * (g - g.T - 3.0 * p)],

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.engine.factors import factor
 from fedkeel.engine.nodes import form, is_random, is_view, mutates, schema, turns
-from fedkeel.engine.updates import accumulate, fuse
+from fedkeel.engine.updates import accumulate, centre, fuse
 
 Flat = Sequence[Tensor]
 Function = Callable[..., Sequence[Tensor]]
@@ -69,6 +69,8 @@ class Captured:
         _share(graph)
         graph.eliminate_dead_code()
         if rate is not None:
+            centre(graph)
+            graph.eliminate_dead_code()
             fuse(graph, inputs[rate], {inputs[i] for i in owned})
             factor(graph)
             graph.eliminate_dead_code()
@@ -105,6 +107,9 @@ _IN_PLACE = {
     aten.relu.default: aten.relu_.default,
     aten.tanh.default: aten.tanh_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
+    aten.clamp_min.default: aten.clamp_min_.default,
+    aten.clamp_min.Tensor: aten.clamp_min_.Tensor,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
 }
 """Operations that may write their result over their first argument."""
 

@@ -55,6 +55,46 @@ def fuse(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
         owned.add(fused)
 
 
+def centre(graph: fx.Graph) -> None:
+    """Take the mean of each row of a product off the rows of its second factor, which is thin.
+
+    A B - mean(A B) = A (B - mean(B)): so centralised gradients stay products.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not aten.sub.Tensor or node.kwargs:
+            continue
+        product, mean = node.args
+        if not _is_row_mean(mean, product) or set(product.users) != {node, mean}:
+            continue
+        first, second = product.args
+        with graph.inserting_before(node):
+            mean_of_rows = _called(graph, aten.mean.dim, second, *mean.args[1:])
+            thin = _called(graph, aten.sub.Tensor, second, mean_of_rows)
+            centred = _called(graph, product.target, first, thin)
+        if form(centred) == form(node):
+            node.replace_all_uses_with(centred)
+
+
+def _is_row_mean(mean: Any, product: Any) -> bool:  # noqa: ANN401 - any argument of an operation
+    """Return whether the one is the mean over the last axis of the other, a matrix product."""
+    if not (isinstance(mean, fx.Node) and isinstance(product, fx.Node)):
+        return False
+    if mean.target is not aten.mean.dim or mean.args[0] is not product or mean.kwargs:
+        return False
+    if product.target not in (aten.mm.default, aten.bmm.default) or len(mean.args) < 3:
+        return False
+    axes: Any = mean.args[1]
+    last = len(product.meta["val"].shape) - 1
+    return list(axes) in ([last], [-1]) and mean.args[2] is True
+
+
+def _called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:  # noqa: ANN401
+    """Return a new node, which knows its value's form."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]))
+    return node
+
+
 def _fits(target: fx.Node, result: fx.Node) -> bool:
     """Return whether a target has a result's form, or is the same for all lanes of it."""
     one, other = form(target), form(result)
