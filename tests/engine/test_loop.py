@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.loop import OneByOne, evaluate, evaluated, train_client
 from fedkeel.engine.rounds import RoundBuffers, flat, rehearse, unflat
-from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, World
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.experiment.execute import start
@@ -225,7 +225,7 @@ def test_a_rehearsal_says_what_a_reply_looks_like() -> None:
 
 def shards(world: World, split: str) -> Tensor:
     network = world.bench.network
-    with one_thread():
+    with arithmetic("float32"):
         return evaluate(world, network.params, network.buffers, split)
 
 

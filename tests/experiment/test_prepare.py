@@ -63,6 +63,7 @@ def local(**more: object) -> fk.Local:
         {"cohort": fk.Cohort(clients=3)},
         {"cohort": fk.Cohort(clients=4, dropout=0.1)},
         {"dtype": "float64"},
+        {"precision": "bf16"},
         {"model": partial(Net, width=7)},
         {"model": partial(Net, dropout=0.1)},
         {"loss": nn.functional.multi_margin_loss},

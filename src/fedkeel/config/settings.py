@@ -14,6 +14,7 @@ from fedkeel.config.stop import Stop
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
+Precision = Literal["float32", "tf32", "bf16"]
 """How clients count: by examples owned, by examples processed this round, or equally."""
 
 Buffers = Literal["refuse", "average", "local"]
@@ -281,7 +282,7 @@ class Evaluation(Settings):
 
 
 class Engine(Settings):
-    """What runs the clients. Results do not depend on it.
+    """What runs the clients. Results do not depend on it, but for `dtype` and `precision`.
 
     Args:
         kind: ``sequential``, one client after the other, the definition of correct; ``workers``,
@@ -297,6 +298,9 @@ class Engine(Settings):
             ``auto``: on a GPU where there is one. The server's part stays on the processor.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
+        precision: what the factors of products and convolutions are rounded to, whose sums stay
+            float32: ``float32``, nothing; ``tf32``, on a GPU 10 bits of 23; ``bf16``, beside that 7
+            bits on a processor, where it has instructions for it. Results depend on it.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
             0 saves after every round.
         state: where the clients' state lives: in ``memory``; on ``disk``, in a file of the run
@@ -311,6 +315,7 @@ class Engine(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     address: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "float32"
     checkpoint_seconds: float = Field(20.0, ge=0.0)
     state: Literal["auto", "memory", "disk"] = "auto"
     memory_gb: float | None = Field(None, gt=0.0)
@@ -321,6 +326,8 @@ class Engine(Settings):
             raise ValueError(f"'address' is for kind 'ray', and this is kind {self.kind!r}")
         if self.device == "cuda" and self.kind not in ("auto", "vectorised"):
             raise ValueError(f"'cuda' is for kind 'vectorised', and this is kind {self.kind!r}")
+        if self.dtype == "float64" and self.precision != "float32":
+            raise ValueError(f"'{self.precision}' is for dtype 'float32', and this is 'float64'")
         return self
 
 

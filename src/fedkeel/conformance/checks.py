@@ -21,9 +21,9 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.stand import PER_ROUND, ROUNDS, Linear, Stand
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.loop import Done, sent
 from fedkeel.engine.rounds import flat
-from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.experiment.execute import start
@@ -80,7 +80,7 @@ def check_method(expression: str, weights: Weights | None = None) -> list[Check]
         ConformanceError: names every check that failed.
         CompositionError: the method cannot be composed.
     """
-    with one_thread():  # tiny tensors: more threads only wait for each other
+    with arithmetic("float32"):  # tiny tensors: more threads only wait for each other
         stand = Stand(expression, weights)
         checks = [Check(name, _failure(check, stand)) for name, check in CHECKS.items()]
     failed = [check for check in checks if check.failure]

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedkeel.engine import heap, pieces
+from fedkeel.engine.arithmetic import settle
 from fedkeel.engine.buffers import Buffers, Layout, Raw, Spec, aligned, private
 from fedkeel.engine.cluster import Carried, opened
 from fedkeel.engine.loop import Kept, OneByOne, Trainer, evaluate_shard
@@ -73,9 +73,9 @@ class Actor:
     ) -> None:
         with suppress(ValueError):  # Ctrl-C is for the process that gives out the work
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        torch.set_num_threads(1)
         heap.keep()
         self._world = opened(world)
+        settle(self._world.precision)
         self._train: Trainer = OneByOne(self._world)
         if chunk is not None:
             from fedkeel.engine.chunks import Chunks  # takes half a second to import

@@ -55,7 +55,7 @@ class Chunks:
         self.placed = world.on(self.device)
         self._bench = replace(self.placed.bench, autograd="functional")
         self._plain = OneByOne(self.placed)
-        self._lanes = Lanes(self._bench)
+        self._lanes = Lanes(self._bench, world.precision)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
         self._short = _short(world)
 

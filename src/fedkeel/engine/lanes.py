@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedkeel.config import Precision
 from fedkeel.engine.loop import sent
 from fedkeel.engine.recordings import Flat, Recordings
 from fedkeel.method.client import (
@@ -70,11 +71,12 @@ class Lanes:
 
     Args:
         bench: method, model and local training.
+        precision: of the factors of products.
     """
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, precision: Precision = "float32") -> None:
         self._bench = bench
-        self.recordings = Recordings()
+        self.recordings = Recordings(precision)
         self._ends = "recorded"  # how lanes end their round: else "mapped", or "apart"
 
     def start(self, common: Common, held: Flat, prepared: State) -> tuple[Flat, Flat]:

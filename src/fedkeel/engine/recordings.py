@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.config import Precision
+from fedkeel.engine.arithmetic import EPS
 from fedkeel.engine.capture import Captured
 from fedkeel.engine.graphs import Graphed
 from fedkeel.tree import State, unwalk, walk
@@ -60,9 +62,14 @@ class _Recording:
 
 
 class Recordings:
-    """Recordings of functions, by name and by the form of one of their states."""
+    """Recordings of functions, by name and by the form of one of their states.
 
-    def __init__(self) -> None:
+    Args:
+        precision: of the factors of products.
+    """
+
+    def __init__(self, precision: Precision = "float32") -> None:
+        self._eps = EPS[precision]
         self._known: dict[Any, _Recording] = {}
         self.random = False  # whether one of the functions draws random numbers
 
@@ -107,7 +114,7 @@ class Recordings:
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            program, known, found = _record(function, given, values, owned)
+            program, known, found = _record(function, given, values, owned, self._eps)
             self.random = self.random or program.random
             if on_gpu:
                 known = replace(known, program=_graphed(known.program, values))
@@ -117,7 +124,11 @@ class Recordings:
 
 
 def _record(
-    function: Callable[..., State], given: Sequence[Flat], values: list[Tensor], owned: int | None
+    function: Callable[..., State],
+    given: Sequence[Flat],
+    values: list[Tensor],
+    owned: int | None,
+    eps: float,
 ) -> tuple[Captured, _Recording, Flat]:
     """Record a function; also return what it gives, which is compared with the function's own."""
     starts = [int(n) for n in np.cumsum([0, *(len(flat.paths) for flat in given)])]
@@ -142,7 +153,7 @@ def _record(
     torch.random.set_rng_state(state)
     found = program(*[t.clone() if i in mine else t for i, t in enumerate(values)])
     for name, one, other in zip(paths, expected, found, strict=True):
-        if not _close(one, other):
+        if not _close(one, other, eps):
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
     # what the recording gives, also this time: a run that goes on makes it anew
     return program, _Recording(program, tuple(paths)), Flat(tuple(paths), found)
@@ -160,7 +171,7 @@ def _graphed(
         return program
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor, eps: float) -> bool:
     """Return whether two tensors are the same up to rounding, whatever is not finite."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -169,4 +180,4 @@ def _close(one: Tensor, other: Tensor) -> bool:
     size, apart = float(one.abs().max()), float((one - other).abs().max())
     if not math.isfinite(size):
         return bool(torch.equal(torch.isfinite(one), torch.isfinite(other)))
-    return apart <= size * math.sqrt(torch.finfo(one.dtype).eps)
+    return apart <= size * math.sqrt(max(eps, torch.finfo(one.dtype).eps))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.buffers import Spec, private
 from fedkeel.engine.loop import OneByOne, Trainer, evaluate
 from fedkeel.engine.rounds import RoundBuffers
@@ -42,6 +41,7 @@ class Sequential:
         sums = chunks is not None
         self._buffers = RoundBuffers(world, spec, capacity, private, file, sums)
         self._train: Trainer = chunks or OneByOne(world)
+        self._precision = world.precision
 
     @property
     def reasons(self) -> list[str]:
@@ -50,13 +50,13 @@ class Sequential:
 
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
-        with one_thread():
+        with arithmetic(self._precision):
             self._buffers.run(self._train, message, self._buffers.jobs(clients), tick)
         return self._buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
-        with one_thread():
+        with arithmetic(self._precision):
             for job in self._buffers.jobs(clients):
                 self._buffers.ask(message, job)
         return self._buffers.answers(clients)
@@ -70,7 +70,7 @@ class Sequential:
         world = self._train.placed
         like = next(iter(world.bench.network.params.values()))
         params, buffers = ({k: t.to(like.device) for k, t in s.items()} for s in (params, buffers))
-        with one_thread():
+        with arithmetic(self._precision):
             return evaluate(world, params, buffers, split)
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -90,14 +90,3 @@ class Sequential:
 
     def __exit__(self, *error: object) -> None:
         """Nothing to end: everything is in this process."""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, as a worker does, so that sums are added in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
 from fedkeel.engine import heap, pieces
+from fedkeel.engine.arithmetic import settle
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
 from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
 from fedkeel.engine.pieces import Piece, Tasks, Train
@@ -248,7 +249,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()
-    torch.set_num_threads(1)
+    settle(state.world.precision)
     heap.keep()
     parent = os.getppid()
     with suppress(EOFError, OSError, KeyboardInterrupt):

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.method.client import Bench
 from fedkeel.method.context import ByPart, Floats, Ints, Message
@@ -40,6 +41,7 @@ class World:
         seed: seed of the run.
         augment: whether training images are cropped and mirrored at random.
         eval_batch: examples in one forward pass of an evaluation, at most.
+        precision: of the factors of products in training and evaluation.
     """
 
     bench: Bench
@@ -48,6 +50,7 @@ class World:
     seed: int
     augment: bool = False
     eval_batch: int = 1000
+    precision: Precision = "float32"
 
     @cached_property
     def shard(self) -> int:

@@ -12,10 +12,10 @@ import torch
 
 from fedkeel import config
 from fedkeel.data import batches
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import OneByOne, Trainer
 from fedkeel.engine.rounds import answered
-from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, World
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepare import cores, learning_rate
@@ -80,6 +80,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         "chunk": 1,
         "device": _device(asked),
         "dtype": asked.dtype,
+        "precision": asked.precision,
         "asked": asked.kind,
     }
     if engine["device"] == "cuda":  # one process keeps a GPU busy
@@ -200,7 +201,7 @@ def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
         device,
     )
     if key not in _KNOWN:
-        with one_thread(), kept():
+        with arithmetic(world.precision), kept():
             _KNOWN[key] = _measure(prepared, workers, device)
     return _KNOWN[key]
 

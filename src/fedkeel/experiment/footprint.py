@@ -13,9 +13,9 @@ from torch.utils.flop_counter import flop_registry
 from fedkeel import config
 from fedkeel.data.dataset import dataset
 from fedkeel.data.divide.arrays import iid
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.loop import survey_client, train_client
 from fedkeel.engine.rounds import answered
-from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.prepare import prepare
@@ -96,7 +96,7 @@ def footprint(method: str) -> Footprint:
     2.0
     """
     settings, ingredients = _stand()
-    with one_thread():  # small tensors: more threads only wait for each other
+    with arithmetic("float32"):  # small tensors: more threads only wait for each other
         prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
         gradients = _multiplications(prepared) / _gradient()
     params = prepared.world.bench.network.params
@@ -109,7 +109,7 @@ def multiply_adds(prepared: Prepared) -> float:
     Returns:
         For each example that the client processes, forward and backward; nothing else is counted.
     """
-    with one_thread():
+    with arithmetic("float32"):
         return _multiplications(prepared) / 2  # the one and the other
 
 

@@ -89,6 +89,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.seed,
         ingredients.augment,
         settings.evaluation.batch_size,
+        settings.engine.precision,
     )
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, bench, 0)
@@ -153,7 +154,10 @@ def _key(prepared: Prepared) -> str:
     settings = prepared.settings.model_dump(mode="json")
     for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
         settings.pop(name, None)
-    settings["engine"] = {"dtype": prepared.settings.engine.dtype}
+    engine = prepared.settings.engine
+    settings["engine"] = {"dtype": engine.dtype}
+    if engine.precision != "float32":
+        settings["engine"]["precision"] = engine.precision
     if prepared.settings.stop == config.Stop():
         settings.pop("stop")
     world = prepared.world

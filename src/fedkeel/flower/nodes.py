@@ -13,10 +13,10 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.buffers import private
 from fedkeel.engine.loop import evaluate, evaluated
 from fedkeel.engine.rounds import RoundBuffers, flat
-from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job, Split, Tick, Trained
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.prepared import Prepared
@@ -310,7 +310,7 @@ class Nodes:
         Where the server has the data, it evaluates itself, and exactly.
         """
         if not self._away:
-            with one_thread():
+            with arithmetic(self._world.precision):
                 return evaluate(self._world, params, buffers, split)
         _, group, _ = evaluated(self._world, "clients")
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from flwr.app import MetricRecord, RecordDict
 
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.buffers import Spec, specs
 from fedkeel.engine.loop import (
     evaluate,
@@ -24,7 +25,6 @@ from fedkeel.engine.loop import (
 )
 from fedkeel.engine.rounds import answered, flat, unflat
 from fedkeel.engine.rows import SURVEY
-from fedkeel.engine.sequential import one_thread
 from fedkeel.engine.world import Job
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.prepared import Prepared
@@ -178,7 +178,7 @@ class Site:
         mine, status = self._mine(order, place, keep)
         if status == LOST:
             return status, 0, 0, ""
-        with one_thread():
+        with arithmetic(self.prepared.world.precision):
             job = Job(place, client, order.done[place])
             reply, steps, seen = train_client(self.prepared.world, message, job, mine)
         digest = keep.store(order.round + 1, reply.mine) if self.forms.mine else ""
@@ -210,7 +210,7 @@ class Site:
             keep = Keep(self.root, order.run, client)
             mine, _ = self._mine(order, place, keep)
             job = Job(place, client, order.done[place])
-            with one_thread():
+            with arithmetic(self.prepared.world.precision):
                 answers = survey_client(self.prepared.world, message, job, mine)
             records[of_client(TENSORS, client)] = pack(dict(answers))
         records[HEAD] = order.record()
@@ -226,7 +226,7 @@ class Site:
         received = unflat(unpack(content, TENSORS, self.forms.model), order.round, order.lr)
         world = self.prepared.world
         buffers = received.buffers or world.bench.network.buffers
-        with one_thread():
+        with arithmetic(self.prepared.world.precision):
             measured = evaluate(world, received.params, buffers, "clients")
         _, group, groups = evaluated(world, "clients")
         found = by_group(measured, torch.from_numpy(group), groups)
