@@ -48,6 +48,7 @@ def test_run_as_a_table(folder: Path) -> None:
     assert "best" in done.out
     assert "runs/toy" in done.err
     assert sorted(p.name for p in (folder / "runs" / "toy").iterdir()) == [
+        ".lock",
         "checkpoint",
         "config.toml",
         "report.html",
