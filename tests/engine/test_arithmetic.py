@@ -1,4 +1,4 @@
-"""How exactly products are worked out: as asked, whatever was set before, and as before after it."""
+"""How exactly products are worked out: as asked, whatever was set before, and undone after it."""
 
 from __future__ import annotations
 
