@@ -14,8 +14,10 @@ from fedkeel.config.stop import Stop
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
-Precision = Literal["float32", "tf32", "bf16"]
 """How clients count: by examples owned, by examples processed this round, or equally."""
+
+Precision = Literal["float32", "tf32", "bf16"]
+"""What the factors of products are rounded to: nothing, 10 bits or 7."""
 
 Buffers = Literal["refuse", "average", "local"]
 """What happens to a model's buffers, such as the running statistics of batch normalisation."""
