@@ -13,17 +13,19 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.engine.buffers import private
 from fedkeel.engine.capture import Captured
 from fedkeel.engine.chunks import Chunks
 from fedkeel.engine.loop import Done, OneByOne
 from fedkeel.engine.recordings import Flat, Recordings
+from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Job
 from fedkeel.errors import TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients, Prepared
-from fedkeel.method.server import server_message
-from fedkeel.tree import below, branches, map_tensors, walk
+from fedkeel.method.server import server_message, server_round
+from fedkeel.tree import State, below, branches, map_tensors, walk
 
 RAGGED = (9, 4, 13, 6, 1)
 ALIKE = (6, 6, 6, 6, 9)
@@ -162,49 +164,82 @@ def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int)
 
 
 def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
-    """The weighted sum of all updates, as `Rows` adds them up."""
+    """What the server is given of a round: weighted sums of updates, and sums of messages."""
+    rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=True)
+    clients = np.arange(len(SHORT))
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.world.federation)))]
-    out: dict[str, Tensor] = {}
-    for done in train(message, jobs, lambda _: None, True):
-        weights = torch.from_numpy(p.world.raw_weights(done.jobs, done.seen))
-        rows = torch.ones(1, dtype=torch.float64) if done.added else weights
-        for path, t in walk(below(done.state, "delta")):
-            one = torch.tensordot(rows, t, 1)
-            out[path] = out[path] + one if path in out else one
-    return out
+    rounds.run(train, message, rounds.jobs(clients), lambda _: None)
+    found = rounds.gather(clients).replies
+    sent: State = {"delta": dict(found.delta)}
+    sent["uploads"] = {part: found.uploads[part] for part in p.plan.summed}
+    return {path: t.sum(0) for path, t in walk(sent)}
 
 
 @pytest.mark.parametrize("lanes", [2, 5])
-def test_lanes_may_be_added_up_without_ever_being_made(lanes: int) -> None:
-    p = ready(wide, SHORT, epochs=1)
+@pytest.mark.parametrize(
+    ("given", "times", "made"),
+    [
+        ({}, 1, 0),  # the second step; its input needs no gradient
+        ({"momentum": 0.9}, 1, 0),
+        ({"weight_decay": 0.1}, 1, 0),
+        ({"method": "fedprox(mu=0.1)"}, 1, 0),
+        ({"method": "scaffold"}, 1, 1),  # what clients keep
+        ({"method": "feddyn"}, 1, 1),
+        ({"method": "fedgc.cgc"}, 1, 1),  # which looks at each update
+    ],
+    ids=lambda given: str(given),
+)
+def test_lanes_may_be_added_up_without_ever_being_made(
+    given: dict[str, Any], times: int, made: int, lanes: int
+) -> None:
+    p = ready(wide, SHORT, epochs=1, **given)
     chunks = Chunks(p.world, lanes)
-    expected = total(Chunks(ready(wide, SHORT, epochs=1).world, 1), p)
+    expected = total(Chunks(p.world, 1), p)
     for _ in range(2):
         found = total(chunks, p)
         assert found.keys() == expected.keys()
         for path, one in expected.items():
             torch.testing.assert_close(found[path], one, rtol=0, atol=1e-12, msg=path)
-    (recording,) = [
-        one
+    code = next(
+        one.program.code
         for (name, *_), one in chunks._lanes.recordings._known.items()
-        if name == "round, added up" and chunks.lanes == lanes
-    ][:1]
-    code = recording.program.code
-    assert code.count("factors_times(") == 1  # the second step; its input needs no gradient
-    assert code.count("factors_added(") == code.count("factors_entries(") == 1
+        if name.startswith("round") and chunks.lanes == lanes
+    )
+    assert (code.count("factors_times("), code.count("factors_made(")) == (times, made)
 
 
-def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk() -> None:
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method: str) -> None:
     results = []
     for kind in ("sequential", "vectorised"):
-        p = ready(wide, SHORT, epochs=1, engine={"kind": kind, "workers": 1, "chunk": 5})
+        engine = {"kind": kind, "workers": 1, "chunk": 5}
+        p = ready(wide, SHORT, epochs=1, method=method, engine=engine)
         p.world.federation.data.x[p.world.federation.client(2)] = float("nan")
         results.append(start(p))
     for one, other in zip(results[0].rows[1:], results[1].rows[1:], strict=True):
         assert one.excluded == other.excluded == [2]
     for path, t in results[0].params.items():
         torch.testing.assert_close(results[1].params[path], t, rtol=0, atol=1e-12, msg=path)
+
+
+def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
+    p = ready(wide, SHORT, epochs=1, method="scaffold")
+    clients = np.arange(len(SHORT))
+    message = server_message(p.plan, p.server, 0.1)
+    found = []
+    for sums in (False, True):
+        rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=sums)
+        rounds.run(Chunks(p.world, 2), message, rounds.jobs(clients), lambda _: None)
+        replies = rounds.gather(clients).replies
+        found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)
+        shapes = {len(t) for _, t in walk({"d": dict(replies.delta), "u": dict(replies.uploads)})}
+        assert shapes == {1 if sums else len(SHORT)}
+    for (path, one), (_, other) in zip(
+        walk({"params": dict(found[0].params), "memory": dict(found[0].memory)}),
+        walk({"params": dict(found[1].params), "memory": dict(found[1].memory)}),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=path)
 
 
 def test_batch_normalisation_is_not_padded() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,6 +188,13 @@ class Layout:
             out[path] = column.view(count, *one.shape)
             start += _padded(one.nbytes)
         return out
+
+    def pieces(self, tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+        """Yield the bytes of one row, tensor after tensor, without a copy where that can be."""
+        for path, one in self._spec.items():
+            own = tensors[path].to(one.dtype).contiguous()
+            yield own.reshape(-1).view(torch.uint8).numpy().data
+            yield memoryview(bytes(_padded(one.nbytes) - one.nbytes))
 
 
 def _padded(nbytes: int) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedkeel.engine.factors import factor
+from fedkeel.engine.expand import expand
 from fedkeel.engine.nodes import form, is_random, is_view, mutates, schema, turns
 from fedkeel.engine.updates import accumulate, centre, fuse
 
@@ -72,7 +72,7 @@ class Captured:
             centre(graph)
             graph.eliminate_dead_code()
             fuse(graph, inputs[rate], {inputs[i] for i in owned})
-            factor(graph)
+            expand(graph)
             graph.eliminate_dead_code()
         _line_up(graph)
         _reuse(graph, {inputs[i] for i in owned})

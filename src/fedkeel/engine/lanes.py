@@ -193,7 +193,8 @@ class Lanes:
             weights: [n] with which updates are added up; None where they are not.
 
         Returns:
-            What each sends, keeps and notes; ``delta`` [1, ...] where updates are added up.
+            What each sends, keeps and notes; where updates are added up, ``delta`` and the messages
+            that the server only adds up are [1, ...].
         """
         bench = self._bench
 
@@ -212,14 +213,8 @@ class Lanes:
             found = every(*states, lr)
             if common.single:
                 found = map_tensors(lambda t: t[None], found)
-            if scales:
-                factor = leaf(scales, "weights")[None]  # type: ignore[arg-type]
-                added = {
-                    k: torch.mm(factor, d.reshape(len(d), -1)).view(1, *d.shape[1:])
-                    for k, d in tensors(below(found, "delta")).items()
-                }
-                found = {**found, "delta": dict(added)}
-            return found
+            own = tensors(scales)  # type: ignore[arg-type]
+            return _added(found, own["weights"], bench.plan.summed) if own else found
 
         scales: State = {} if weights is None else {"weights": weights}
         states = (prepared, batches, about, scales)
@@ -260,6 +255,26 @@ def _finished(client: Client, progress: Progress, about: State, lr: Tensor) -> S
     rate = lr.to(client.bench.network.dtype)  # beside numbers it would decide their type
     steps, unit = leaf(about, "steps"), leaf(about, "unit")
     return _ended(client_finish(client, progress, steps, unit, rate))
+
+
+def _added(found: State, weights: Tensor, summed: frozenset[str]) -> State:
+    """Return what lanes send with the sum of their updates, by weights [n], in place of these.
+
+    The messages of the parts `summed` are added up as they are, of lanes that have a weight.
+    """
+
+    def total(factors: Tensor, state: State) -> State:
+        return map_tensors(
+            lambda t: torch.mm(factors.to(t.dtype), t.reshape(len(t), -1)).view(1, *t.shape[1:]),
+            state,
+        )
+
+    one = weights[None]
+    count = (one > 0.0).to(one.dtype)
+    uploads = branches(below(found, "uploads"))
+    messages = {part: total(count, uploads[part]) for part in summed & uploads.keys()}
+    delta = total(one, below(found, "delta"))
+    return {**found, "delta": delta, "uploads": {**uploads, **messages}}
 
 
 # ---- values of the client loop as states --------------------------------------------------------

@@ -143,7 +143,7 @@ class RoundBuffers:
             examples=self._sizes[clients],
             processed=np.array(counts["seen"].numpy()),
             finite=np.array(counts["finite"].numpy()),
-            delta=self.rows.deltas(k),
+            delta=tensors(below(state, "delta")),
             buffers=tensors(below(state, "buffers")),
             uploads=branches(below(state, "uploads")),
             summed=self.rows.summed,

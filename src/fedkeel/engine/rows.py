@@ -1,4 +1,7 @@
-"""Where replies are written: one row for each client, whoever trains it and wherever."""
+"""Where replies are written: one row for each client, whoever trains it and wherever.
+
+Of what the server only adds up there is one sum for each piece of work in their place.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from fedkeel.engine.loop import PHASES, Done, Kept, Trainer, survey_client
 from fedkeel.engine.world import Job, Tick, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
-from fedkeel.tree import State, Tree, below, branches, map_tensors, tensors, walk
+from fedkeel.tree import State, Tree, branches, map_tensors, unwalk, walk
 
 COUNTS = {
     "loss": torch.float64,
@@ -25,19 +28,22 @@ COUNTS = {
 }
 """Numbers about each client's round; `head` is the row of the piece that it was trained in."""
 
+DELTA = "delta/"
+"""Where updates stand among the specs of a reply."""
+
 SURVEY = "survey/"
 """Where the answers to surveys stand among the specs of a rehearsal."""
 
 
 class Rows:
-    """Replies, a row for each client; where updates are added up, one sum for each piece of work.
+    """Replies, a row for each client; of what is added up, one sum for each piece of work.
 
     Args:
         world: method, model, data and seed.
         spec: shape and type of each tensor of a reply, by path, from `rounds.rehearse`.
         capacity: the most clients.
         allocate: where the memory comes from.
-        sums: whether updates are added up as they come, where the method allows it.
+        sums: whether updates and messages are added up as they come, where the method allows it.
     """
 
     def __init__(
@@ -52,11 +58,13 @@ class Rows:
         self._asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
         self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
         self.summed = sums and world.bench.plan.sums
-        delta = {k: v for k, v in self._spec.items() if k.startswith("delta/")}
-        rest = {k: v for k, v in self._spec.items() if not k.startswith("delta/")}
+        messages = (f"uploads/{part}/" for part in world.bench.plan.summed)
+        added = (DELTA, *messages) if self.summed else ()
+        summed = {k: v for k, v in self._spec.items() if k.startswith(added)}
+        rest = {k: v for k, v in self._spec.items() if k not in summed}
         counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
         seconds = {k: Spec((), torch.float64) for k in PHASES}
-        self._deltas = Buffers(delta, capacity, allocate)  # by client, or by piece
+        self._sums = Buffers(summed, capacity, allocate)  # by piece
         self._replies = Buffers(rest, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         self._seconds = Buffers(seconds, capacity, allocate)  # by piece
@@ -77,9 +85,8 @@ class Rows:
                 something else than in the rehearsal.
         """
         head = jobs[0].row if jobs else 0
-        if self.summed:
-            for tensor in self._deltas.tensors.values():
-                tensor[head].zero_()
+        for tensor in self._sums.tensors.values():
+            tensor[head].zero_()
         spent = dict.fromkeys(PHASES, 0.0)
         for done in train(message, jobs, kept, self.summed):
             began = time.perf_counter()
@@ -93,40 +100,39 @@ class Rows:
                 self._seconds.tensors[phase][head] = seconds
 
     def _take(self, done: Done, head: int) -> None:
-        found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in walk(done.state)}
+        state = dict(walk(done.state))
+        found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in state.items()}
         _check(found, done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
-        delta: State = {"delta": below(done.state, "delta")}
-        rest = {name: state for name, state in done.state.items() if name != "delta"}
-        if self.summed:
-            self._add(tensors(below(delta, "delta")), done, head)
-        else:
-            self._deltas.write(delta, rows)
-        self._replies.write(rest, rows)
+        self._add({path: state.pop(path) for path in self._sums.tensors}, done, head)
+        self._replies.write(state, rows)
         heads = [head] * len(rows)
         counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
         self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
 
-    def _add(self, delta: Tree, done: Done, head: int) -> None:
-        """Add the updates of clients, those that are finite, to the sum of their piece."""
-        if done.added:
-            for name, rows in delta.items():
-                into = self._deltas.tensors[f"delta/{name}"][head]
-                into.add_(rows[0].to(into.device))
+    def _add(self, state: Tree, done: Done, head: int) -> None:
+        """Add what clients send, those that are finite, to the sums of their piece.
+
+        Updates are added with the clients' weights; messages as they are, of clients that count.
+        """
+        if not state:
             return
         raw = self._world.raw_weights(done.jobs, done.seen)
-        good = np.flatnonzero(done.finite.cpu().numpy())
-        for name, rows in delta.items():
-            into = self._deltas.tensors[f"delta/{name}"][head]
-            if len(rows) == 1:
+        good = np.flatnonzero(done.finite.cpu().numpy() & (raw > 0.0))
+        for path, rows in state.items():
+            into = self._sums.tensors[path][head]
+            scales = raw if path.startswith(DELTA) else np.ones_like(raw)
+            if done.added:
+                into.add_(rows[0].to(into.device))
+            elif len(rows) == 1:
                 if len(good):
-                    into.add_(rows[0].to(into.device), alpha=raw[0])
-                continue
-            if len(good) < len(rows):
-                rows = rows[torch.from_numpy(good).to(rows.device)]
-            weights = torch.from_numpy(raw[good]).to(rows.device, rows.dtype)
-            total = torch.mv(rows.reshape(len(rows), -1).T, weights)
-            into.add_(total.view(into.shape).to(into.device))
+                    into.add_(rows[0].to(into.device), alpha=scales[0])
+            else:
+                if len(good) < len(rows):
+                    rows = rows[torch.from_numpy(good).to(rows.device)]
+                weights = torch.from_numpy(scales[good]).to(rows.device, rows.dtype)
+                total = torch.mv(rows.reshape(len(rows), -1).T, weights)
+                into.add_(total.view(into.shape).to(into.device))
 
     def ask(self, message: Message, job: Job, mine: ByPart | None) -> None:
         """Write one client's answers to the surveys into its row."""
@@ -144,20 +150,17 @@ class Rows:
         return branches(self._answers.nested(count))
 
     def replies(self, count: int) -> State:
-        """Return what the first clients sent and keep but for their updates, as views."""
-        return self._replies.nested(count)
+        """Return what the first clients sent and keep, [count, ...], as views.
+
+        What is added up comes as G sums, [G, ...].
+        """
+        heads = self._heads(count) if self.summed else None
+        sums = {path: t[heads] for path, t in self._sums.tensors.items()}
+        return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 
     def counts(self, count: int) -> dict[str, Tensor]:
         """Return numbers about the first clients' rounds, [count] by the names of `COUNTS`."""
         return {name: t[:count] for name, t in self._counts.tensors.items()}
-
-    def deltas(self, count: int) -> Tree:
-        """Return the updates [count, ...] of the first clients; where summed, their G sums."""
-        delta = tensors(below(self._deltas.nested(count), "delta"))
-        if not self.summed:
-            return delta
-        heads = self._heads(count)
-        return {name: rows[heads] for name, rows in delta.items()}
 
     def seconds(self, count: int) -> dict[str, float]:
         """Return the seconds of the first clients by phase, summed over them."""
@@ -174,7 +177,7 @@ class Rows:
         if survey:
             return {"answers": self._answers.raw(count)}
         return {
-            "deltas": self._deltas.raw(1 if self.summed else count),
+            "sums": self._sums.raw(1),
             "replies": self._replies.raw(count),
             "counts": self._counts.raw(count),
             "seconds": self._seconds.raw(1),
@@ -189,13 +192,13 @@ class Rows:
         """
         into = {
             "answers": self._answers,
-            "deltas": self._deltas,
+            "sums": self._sums,
             "replies": self._replies,
             "counts": self._counts,
             "seconds": self._seconds,
         }
         for name, raw in packed.items():
-            one = name == "seconds" or (name == "deltas" and self.summed)
+            one = name in ("seconds", "sums")
             into[name].fill(raw, rows[:1] if one else rows)
         if "counts" in packed:
             self._counts.tensors["head"][list(rows)] = rows[0]

@@ -235,16 +235,13 @@ class DiskStore(ClientStore):
 
     def _write(self, slots: list[int], state: Mapping[str, Tensor | State], rows: Ints) -> None:
         given, size = dict(walk(state)), self._layout.nbytes
-        block = torch.zeros(size, dtype=torch.uint8)
-        row = self._layout.rows(block, 1)
         self._file.parent.mkdir(exist_ok=True)
         with self._file.open("r+b" if self._begun else "wb") as file:
             self._begun = True
             for slot, at in zip(slots, rows, strict=True):
-                for path, tensor in row.items():
-                    tensor[0] = given[path][at]
                 file.seek(slot * size)
-                file.write(block.numpy().data)
+                for piece in self._layout.pieces({k: t[at] for k, t in given.items()}):
+                    file.write(piece)
 
     def _read(self, slots: Ints) -> dict[str, Tensor]:
         """Return the rows [K, ...] of slots, zeros where there is none."""

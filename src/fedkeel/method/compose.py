@@ -140,10 +140,15 @@ class Plan:
         acts = (Reduction, AggregateTransform, ServerOptimiser, ServerState)
         return (
             stated
-            and not (self.uploads or self.tables or self.cohort_transforms)
+            and not (self.tables or self.cohort_transforms)
             and Capability.PER_CLIENT_UPDATES not in self.needs
             and not any(isinstance(part, acts) for part in strangers)
         )
+
+    @property
+    def summed(self) -> frozenset[str]:
+        """Names of the parts of whose messages the server needs no more than the sum either."""
+        return frozenset(part.name for part in self.uploads if part.summed and self.sums)
 
     def work(self, local: Local) -> Local:
         """Return the settings of local training, as the method means them."""

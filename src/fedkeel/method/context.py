@@ -340,7 +340,8 @@ class Cohort:
         population: how many clients there are.
         names: the model's parameter names.
         seed: seed of the run.
-        uploads: what this part's client half sent, tensors [K, ...].
+        uploads: what this part's client half sent, tensors [K, ...]; of a part that is `summed`
+            they may be sums over some of the clients, [G, ...].
         state: what this part remembers.
         rows: what this part remembers of each of these clients, tensors [K, ...].
         seen: [K] whether it has remembered something of each before.

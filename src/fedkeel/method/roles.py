@@ -251,6 +251,10 @@ class ClientState(Part):
 class Upload(Part):
     """Sends something to the server beyond the update."""
 
+    summed: ClassVar[bool] = False
+    """Whether its server half looks at no more than the sum of what the clients send: it may then
+    be given sums over some of them, [G, ...] in place of [K, ...]."""
+
     @abstractmethod
     def upload(self, round: Round) -> State:
         """Return what is sent."""

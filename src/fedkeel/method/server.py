@@ -57,8 +57,9 @@ class Replies:
         delta: updates, tensors [K, ...]; where `summed`, G sums of them with their clients'
             weights, [G, ...].
         buffers: buffers, tensors [K, ...], where they are averaged.
-        uploads: further messages by part, tensors [K, ...].
-        summed: whether only sums of updates were kept, of the clients that are finite.
+        uploads: further messages by part, tensors [K, ...]; where `summed`, of the parts that are
+            `Plan.summed` G sums.
+        summed: whether only sums of updates were kept, of the clients that are finite and count.
     """
 
     clients: Ints
@@ -239,7 +240,7 @@ def server_round(
     if len(keep) == 0:
         nobody = np.zeros(0, dtype=np.int64)
         return Aggregated(replace(server, round=server.round + 1), excluded, {}, nobody, {})
-    replies = _take(replies, keep)
+    replies = _take(replies, keep, plan.summed if replies.summed else frozenset())
     remembered = remembered or Remembered({}, np.zeros(len(finite), dtype=np.bool_))
     rows = _pick(remembered.rows, keep)
     notes: dict[str, float] = {}
@@ -337,11 +338,15 @@ def raw_weights(kind: Weights, examples: Ints, processed: Ints) -> Floats:
     return (examples if kind == "examples" else processed).astype(np.float64)
 
 
-def _take(replies: Replies, keep: Ints) -> Replies:
-    """Return the replies `keep`, in that order, without a copy where that is all of them."""
+def _take(replies: Replies, keep: Ints, summed: frozenset[str]) -> Replies:
+    """Return the replies `keep`, in that order, without a copy where that is all of them.
+
+    The messages of the parts `summed` are sums, and stay as they are.
+    """
     if np.array_equal(keep, np.arange(len(replies.clients))):
         return replies
     index = torch.from_numpy(keep)
+    single = {part: sent for part, sent in replies.uploads.items() if part not in summed}
 
     def taken(rows: Tree) -> Tree:
         return {k: v[index.to(v.device)] for k, v in rows.items()}
@@ -353,7 +358,7 @@ def _take(replies: Replies, keep: Ints) -> Replies:
         finite=replies.finite[keep],
         delta=replies.delta if replies.summed else taken(replies.delta),
         buffers=taken(replies.buffers),
-        uploads=_pick(replies.uploads, keep),
+        uploads={**replies.uploads, **_pick(single, keep)},
         summed=replies.summed,
     )
 

@@ -81,8 +81,14 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        """Clients that can be found again, where they keep their own terms."""
-        return frozenset({Capability.STABLE_CLIENTS} if self.memory == "clients" else ())
+        """Clients that can be found again, where they keep their own terms; else their models."""
+        kept = self.memory == "clients"
+        return frozenset({Capability.STABLE_CLIENTS if kept else Capability.PER_CLIENT_UPDATES})
+
+    @property
+    def summed(self) -> bool:  # type: ignore[override]
+        """Return whether the server adds up the changes of terms, and looks at nothing else."""
+        return self.memory == "clients"
 
     @property
     def pull(self) -> float:
