@@ -132,10 +132,11 @@ class MemoryStore(ClientStore):
         self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
     ) -> None:
         """Write the rows of clients."""
-        index = torch.from_numpy(clients)
-        take = torch.arange(len(clients)) if rows is None else torch.from_numpy(rows)
+        index, first = torch.from_numpy(clients), np.arange(len(clients))
         for path, tensor in walk(state):
-            self._tensors[path].index_copy_(0, index, tensor[take])
+            plain = rows is None or np.array_equal(rows, first)
+            given = tensor[: len(clients)] if plain else tensor[torch.from_numpy(rows)]
+            self._tensors[path].index_copy_(0, index, given)
         self.present[clients] = True
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
