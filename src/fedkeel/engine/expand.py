@@ -56,6 +56,7 @@ class _Sums:
 
     def __init__(self, graph: fx.Graph, banned: set[fx.Node]) -> None:
         self.known: dict[fx.Node, Sum] = {}
+        self._others: dict[fx.Node, Sum | None] = {}
         self._written = {base(one) for n in graph.nodes if mutates(n) for one in n.all_input_nodes}
         for node in graph.nodes:
             if node.op != "call_function" or len(_shape(node)) != 3:
@@ -82,20 +83,23 @@ class _Sums:
             return None
         if node in self.known:
             return self.known[node]
-        own, whole, source = form(node), form(like), base(node)
+        own, whole = form(node), form(like)
         if own is None or whole is None or own[2] != whole[2]:
             return None
         if own[0] not in (whole[0], whole[0][1:]):
             return None
-        if node.target is aten.bmm.default:
+        if node not in self._others:
             args: Any = node.args
-            return {(tuple(args), ()): 1.0}
-        parts = self._combined(node)  # of what a lane keeps and what all were sent, say
-        if parts is not None:
-            return parts
-        if source.target is accumulate or source in self._written:
-            return None  # it may be written over before the term is looked at
-        return {((node,), ()): 1.0}
+            parts = tuple(args) if node.target is aten.bmm.default else (node,)
+            lasts = not any(self._fleeting(base(part)) for part in parts)
+            itself: Sum | None = {(parts, ()): 1.0} if lasts else None
+            # of what a lane keeps and what all were sent, say
+            self._others[node] = self._combined(node) or itself
+        return self._others[node]
+
+    def _fleeting(self, node: fx.Node) -> bool:
+        """Return whether a tensor may be written over before a term is looked at."""
+        return node.target is accumulate or node in self._written
 
     def _accumulated(self, node: fx.Node) -> Sum | None:
         """Return a model after a step."""
