@@ -77,8 +77,10 @@ def central(lr: float, seed: int) -> tuple[float, float]:
     x, y = clients.data.x[clients.rows], clients.data.y[clients.rows]
     torch.manual_seed(seed)
     model = parts.task.model()
-    rounds, size = chosen.rounds, chosen.local.batch_size
-    steps = round(5 * len(y) / 20 * chosen.local.epochs / size)
+    rounds, size, epochs = chosen.rounds, chosen.local.batch_size, chosen.local.epochs
+    assert isinstance(size, int)
+    assert epochs is not None
+    steps = round(5 * len(y) / 20 * epochs / size)
     optimiser = torch.optim.SGD(model.parameters(), lr=lr)
     random, scores, order = np.random.default_rng(seed), [], np.arange(0)
     for _ in range(rounds):

@@ -51,7 +51,7 @@ class Meter(Silent):
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         pids = [os.getpid(), *children(os.getpid())]
         self.seen.append((time.perf_counter(), sum(proportional(pid) for pid in pids)))
 

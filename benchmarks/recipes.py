@@ -322,7 +322,7 @@ def multiply_adds(model: nn.Module, shape: tuple[int, ...]) -> float:
     counts: list[float] = []
 
     def count(layer: nn.Module, _: object, out: Tensor) -> None:
-        weights = layer.weight[0].numel()  # inputs of one output
+        weights = layer.get_parameter("weight")[0].numel()  # inputs of one output
         counts.append(float(weights * out[0].numel()))
 
     hooks = [

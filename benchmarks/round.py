@@ -61,6 +61,9 @@ def plain(x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
     return round
 
 
+Engines = Workers | Sequential
+
+
 class Ours:
     """Rounds of a method in an engine."""
 
@@ -82,7 +85,7 @@ class Ours:
         self.server = owned(self.p.server)
         message = server_message(self.p.plan, self.server, LR)
         if workers:
-            self.engine = Workers(self.p.world, self.p.spec, CLIENTS, message, workers)
+            self.engine: Engines = Workers(self.p.world, self.p.spec, CLIENTS, message, workers)
         else:
             self.engine = Sequential(self.p.world, self.p.spec, CLIENTS)
 
@@ -101,10 +104,11 @@ class Ours:
         self.engine.__exit__(None, None, None)
 
 
-def seconds(f: Callable[[], None]) -> float:
+def seconds(f: Callable[[], None], times: int) -> float:
     began = time.perf_counter()
-    f()
-    return time.perf_counter() - began
+    for _ in range(times):
+        f()
+    return (time.perf_counter() - began) / times
 
 
 def main() -> None:
@@ -136,11 +140,11 @@ def main() -> None:
     ratios: dict[str, list[float]] = {name: [] for name in ours}
     base = []
     for _ in range(repeats):
-        base.append(seconds(single) / rounds)
+        base.append(seconds(single, 1) / rounds)
         for name, engine in ours.items():
             with kept():  # as a run does; the plain loop has the system's own setting
                 engine.round()
-                spent = seconds(lambda e=engine: [e.round() for _ in range(rounds)]) / rounds
+                spent = seconds(engine.round, rounds)
             ratios[name].append(spent / base[-1])
     print(f"plain loop, 1 thread      {statistics.median(base) * 1e3:7.1f} ms a round")
     for name, values in ratios.items():
@@ -157,13 +161,13 @@ def main() -> None:
         ("gradma.s(memory=100)", 100),
     ):
         engine = Ours(method, x, y, workers=2, clients=clients)
-        spent = []
+        server = []
         with kept():
             for i in range(8 + repeats):
                 engine.round()
                 if i >= 8:
-                    spent.append(engine.server_seconds)
-        mid = statistics.median(spent)
+                    server.append(engine.server_seconds)
+        mid = statistics.median(server)
         print(f"{method:<25} {mid * 1e3:7.1f} ms  {mid / statistics.median(base):7.3f}")
         engine.close()
 

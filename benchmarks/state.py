@@ -39,7 +39,7 @@ class Meter(Silent):
         self.most = 0
         self.saves: list[float] = []
 
-    def row(self, row: RoundRecord) -> None:
+    def row(self, run: str, row: RoundRecord) -> None:
         pids = [os.getpid(), *children(os.getpid())]
         used = sum(proportional(pid) for pid in pids)
         self.most = max(self.most, used)

@@ -29,7 +29,7 @@ from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
 from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.rng import torch_seed
-from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors
+from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, walk
 
 SHORT = 8
 """Steps of a round that is recorded as a whole, at most."""
@@ -222,11 +222,19 @@ class Chunks:
 
     def _held(self, message: Message, group: Group, get: Kept) -> Flat:
         """Return what stays the same in each lane: what it keeps, and facts about it."""
-        placed = self._placing(get)
-        own = [placed(job.client) for job in group.jobs]
-        if any(one is None for one in own):
-            fresh, _ = kept(self._bench, message, None)
-            own = [fresh if one is None else one for one in own]
+        placed, fresh = self._placing(get), None
+        mine: State = {}
+        for lane, job in enumerate(group.jobs):  # read one by one, and written to their place
+            own = placed(job.client)
+            if own is None:
+                fresh = own = kept(self._bench, message, None)[0] if fresh is None else fresh
+            if len(group.jobs) == 1:
+                mine = dict(own)
+                break
+            if lane == 0:
+                mine = map_tensors(lambda t: t.new_empty(len(group.jobs), *t.shape), own)
+            for (_, rows), (_, row) in zip(walk(mine), walk(own), strict=True):
+                rows[lane] = row
         about = [facts(self._world, job.client) for job in group.jobs]
         told: State = {
             "client": torch.tensor([one.client for one in about]),
@@ -235,10 +243,9 @@ class Chunks:
         counts = [one.counts for one in about if one.counts is not None]
         if counts:
             told["counts"] = torch.stack(counts)
-        mine: list[State] = [dict(one or {}) for one in own]
-        if len(mine) == 1:
+        if len(group.jobs) == 1:
             told = map_tensors(lambda t: t[0], told)
-        held: State = {"mine": mine[0] if len(mine) == 1 else tree.stack(mine), "facts": told}
+        held: State = {"mine": mine, "facts": told}
         return Flat.of(self._place(held))
 
     def _finish(self, common: Common, group: Group, held: Flat, moving: Flat, start: int) -> Done:
