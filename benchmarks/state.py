@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--state", choices=["auto", "memory", "disk"], default="auto")
+    parser.add_argument("--chunk", type=int, help="clients side by side; chosen if not given")
     given = parser.parse_args()
     n = given.clients * given.examples
     x, y = torch.randn(n, 784), torch.randint(0, 10, (n,))
@@ -77,7 +78,9 @@ def main() -> None:
         local=Local(lr=0.01, steps=1, batch_size=given.examples),
         cohort=Cohort(clients=given.per_round),
         evaluation=Evaluation(every=given.rounds),
-        engine=Engine(state=given.state),
+        engine=Engine(
+            kind="vectorised" if given.chunk else "auto", state=given.state, chunk=given.chunk
+        ),
     )
     held = dataset(x[:1000], y[:1000])
     prepared = prepare(settings, Ingredients(Task(two_nn), lambda _: clients, held, "2nn"))
@@ -91,12 +94,13 @@ def main() -> None:
         out = Path(aside) / "run"
         check_disk(prepared, out)
         meter = Meter(out, max(1, given.rounds // 10))
-        start(prepared, out, watcher=meter)
+        ran = start(prepared, out, watcher=meter).record.engine
     saves = [seconds for seconds in meter.saves if seconds]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(
         f"resident after a round at most {size(meter.most)}, this process at its peak {size(peak)}"
     )
+    print(f"{ran['kind']}, {ran.get('workers') or 1} workers, chunks of {ran.get('chunk') or 1}")
     print(f"checkpoints took {np.round(saves, 2).tolist()} s")
 
 

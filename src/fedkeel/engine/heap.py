@@ -28,8 +28,13 @@ def kept() -> Iterator[None]:
         yield
     finally:
         _set(_USUAL)
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        trim()
+
+
+def trim() -> None:
+    """Give back what is free now: after work that wanted much more than what comes will."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _set(size: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Precision
+from fedkeel.engine import heap
 from fedkeel.engine.arithmetic import EPS
 from fedkeel.engine.capture import Captured
 from fedkeel.engine.graphs import Graphed
@@ -119,6 +120,7 @@ class Recordings:
             if on_gpu:
                 known = replace(known, program=_graphed(known.program, values))
             self._known[form] = known
+            heap.trim()  # the function itself made what its recording does not
             return found
         return Flat(known.paths, known.program(*values))
 
