@@ -77,13 +77,15 @@ def ready(
     return prepare(settings, Ingredients(task, lambda _: federation, test, "net", augment))
 
 
-def trained(train: Any, p: Prepared) -> dict[int, dict[str, Tensor]]:
+def trained(
+    train: Any, p: Prepared, kept: Callable[[int], Any] = lambda _: None
+) -> dict[int, dict[str, Tensor]]:
     """What each client replies, by path, with its counts."""
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.world.federation)))]
     found: dict[int, dict[str, Tensor]] = {}
     done: Done
-    for done in train(message, jobs, lambda _: None):
+    for done in train(message, jobs, kept):
         flat = dict(walk(done.state))
         for lane, job in enumerate(done.jobs):
             counts = {"loss": done.loss[lane], "finite": done.finite[lane]}
@@ -426,6 +428,23 @@ def test_what_clients_keep_is_used_in_later_rounds(method: str) -> None:
     ]
     for name, one in runs[0].params.items():
         torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-12)
+
+
+def test_what_clients_keep_is_known_by_its_name() -> None:
+    """Also where it comes in another order, and where a client keeps nothing yet."""
+    p = ready(wide, SHORT, epochs=1, method="scaffold")
+
+    def kept(client: int) -> Any:
+        random = torch.Generator().manual_seed(client)
+        shapes = sorted((k, t.shape) for k, t in p.server.params.items())
+        own = {k: torch.randn(s, generator=random, dtype=torch.float64) for k, s in shapes}
+        turned = dict(reversed(own.items())) if client % 2 else own
+        return {"scaffold": {"c": turned}} if client != 3 else None
+
+    expected, found = trained(OneByOne(p.world), p, kept), trained(Chunks(p.world, 5), p, kept)
+    for k, reply in expected.items():
+        for path, one in reply.items():
+            torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.clock import Clock
@@ -29,7 +30,7 @@ from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
 from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.rng import torch_seed
-from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, walk
+from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, unwalk, walk
 
 SHORT = 8
 """Steps of a round that is recorded as a whole, at most."""
@@ -222,19 +223,7 @@ class Chunks:
 
     def _held(self, message: Message, group: Group, get: Kept) -> Flat:
         """Return what stays the same in each lane: what it keeps, and facts about it."""
-        placed, fresh = self._placing(get), None
-        mine: State = {}
-        for lane, job in enumerate(group.jobs):  # read one by one, and written to their place
-            own = placed(job.client)
-            if own is None:
-                fresh = own = kept(self._bench, message, None)[0] if fresh is None else fresh
-            if len(group.jobs) == 1:
-                mine = dict(own)
-                break
-            if lane == 0:
-                mine = map_tensors(lambda t: t.new_empty(len(group.jobs), *t.shape), own)
-            for (_, rows), (_, row) in zip(walk(mine), walk(own), strict=True):
-                rows[lane] = row
+        mine = self._mine(message, group, self._placing(get))
         about = [facts(self._world, job.client) for job in group.jobs]
         told: State = {
             "client": torch.tensor([one.client for one in about]),
@@ -247,6 +236,25 @@ class Chunks:
             told = map_tensors(lambda t: t[0], told)
         held: State = {"mine": mine, "facts": told}
         return Flat.of(self._place(held))
+
+    def _mine(self, message: Message, group: Group, get: Kept) -> State:
+        """Return what each lane keeps, read one after the other and written to its place."""
+        fresh: ByPart | None = None
+        lanes: dict[str, Tensor] = {}
+        for lane, job in enumerate(group.jobs):
+            own = get(job.client)
+            if own is None:
+                fresh = own = fresh or kept(self._bench, message, None)[0]
+            if len(group.jobs) == 1:
+                return dict(own)
+            rows = dict(walk(own))
+            if lane == 0:
+                lanes = {k: t.new_empty(len(group.jobs), *t.shape) for k, t in rows.items()}
+            if rows.keys() != lanes.keys():
+                raise ValueError("clients keep different things")
+            for name, row in rows.items():
+                lanes[name][lane] = row
+        return unwalk(lanes)
 
     def _finish(self, common: Common, group: Group, held: Flat, moving: Flat, start: int) -> Done:
         """End the round of the lanes from `start` on."""
