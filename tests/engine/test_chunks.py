@@ -441,7 +441,9 @@ def test_what_clients_keep_is_known_by_its_name() -> None:
         turned = dict(reversed(own.items())) if client % 2 else own
         return {"scaffold": {"c": turned}} if client != 3 else None
 
-    expected, found = trained(OneByOne(p.world), p, kept), trained(Chunks(p.world, 5), p, kept)
+    chunks = Chunks(p.world, 5)
+    expected, found = trained(OneByOne(p.world), p, kept), trained(chunks, p, kept)
+    assert chunks.reasons == []
     for k, reply in expected.items():
         for path, one in reply.items():
             torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
