@@ -244,7 +244,9 @@ class Chunks:
         for lane, job in enumerate(group.jobs):
             own = get(job.client)
             if own is None:
-                fresh = own = fresh or kept(self._bench, message, None)[0]
+                if fresh is None:  # which may be empty, and is made once
+                    fresh, _ = kept(self._bench, message, None)
+                own = fresh
             if len(group.jobs) == 1:
                 return dict(own)
             rows = dict(walk(own))

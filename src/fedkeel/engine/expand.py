@@ -38,11 +38,13 @@ def expand(graph: fx.Graph) -> None:
     """
     banned: set[fx.Node] = set()
     while True:
-        known = _Sums(graph, banned).known
+        sums = _Sums(graph, banned)
+        known = sums.known
         asked = {_root(node) for node in known if node.target is accumulate and _asked(node, known)}
-        if not asked:
+        made_anyway = sums.unfit | asked
+        if not made_anyway:
             break
-        banned |= asked  # these models have to be made in any case
+        banned |= made_anyway
     _replace(graph, known)
 
 
@@ -51,11 +53,16 @@ class _Sums:
 
     Args:
         graph: recorded.
-        banned: models that begin there are left alone. Those for which it does not pay are added.
+        banned: models that begin there are left alone.
+
+    Attributes:
+        known: what was found.
+        unfit: where models begin of which a step is no such sum, or for which it does not pay.
     """
 
     def __init__(self, graph: fx.Graph, banned: set[fx.Node]) -> None:
         self.known: dict[fx.Node, Sum] = {}
+        self.unfit: set[fx.Node] = set()
         self._others: dict[fx.Node, Sum | None] = {}
         self._written = {base(one) for n in graph.nodes if mutates(n) for one in n.all_input_nodes}
         for node in graph.nodes:
@@ -67,9 +74,7 @@ class _Sums:
                     continue
                 found = self._accumulated(node)
                 if not _pays(found, node):
-                    banned.add(root)
-                    self.known = _Sums(graph, banned).known
-                    return
+                    self.unfit.add(root)
             elif any(one in self.known for one in node.all_input_nodes):
                 found = self._combined(node)
             else:

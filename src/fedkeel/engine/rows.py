@@ -115,6 +115,11 @@ class Rows:
 
         Updates are added with the clients' weights; messages as they are, of clients that count.
         """
+        if done.added:
+            for path, rows in state.items():
+                into = self._sums.tensors[path][head]
+                into.add_(rows[0].to(into.device))
+            return
         if not state:
             return
         raw = self._world.raw_weights(done.jobs, done.seen)
@@ -122,9 +127,7 @@ class Rows:
         for path, rows in state.items():
             into = self._sums.tensors[path][head]
             scales = raw if path.startswith(DELTA) else np.ones_like(raw)
-            if done.added:
-                into.add_(rows[0].to(into.device))
-            elif len(rows) == 1:
+            if len(rows) == 1:
                 if len(good):
                     into.add_(rows[0].to(into.device), alpha=scales[0])
             else:
@@ -154,7 +157,7 @@ class Rows:
 
         What is added up comes as G sums, [G, ...].
         """
-        heads = self._heads(count) if self.summed else None
+        heads = self._heads(count)
         sums = {path: t[heads] for path, t in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 

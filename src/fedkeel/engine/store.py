@@ -132,11 +132,12 @@ class MemoryStore(ClientStore):
         self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
     ) -> None:
         """Write the rows of clients."""
-        index, first = torch.from_numpy(clients), np.arange(len(clients))
+        index = torch.from_numpy(clients)
+        take: slice | Tensor = slice(len(clients))
+        if rows is not None and not np.array_equal(rows, np.arange(len(clients))):
+            take = torch.from_numpy(rows)
         for path, tensor in walk(state):
-            plain = rows is None or np.array_equal(rows, first)
-            given = tensor[: len(clients)] if plain else tensor[torch.from_numpy(rows)]
-            self._tensors[path].index_copy_(0, index, given)
+            self._tensors[path].index_copy_(0, index, tensor[take])
         self.present[clients] = True
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
