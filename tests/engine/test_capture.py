@@ -177,6 +177,36 @@ def test_pooled_images_with_channels_last() -> None:
     torch.testing.assert_close(Captured(step, [x])(x)[0], step(x)[0], rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("stride", [2, 1], ids=["apart", "overlapping"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_maximum_is_taken_before_the_relu(stride: int, layout: torch.memory_format) -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        def loss(z: Tensor) -> Tensor:
+            return F.max_pool2d(z.relu(), 2, stride).flatten(1).pow(2).sum()
+
+        return [torch.func.grad(loss)(x), F.max_pool2d(x.relu(), 2, stride)]
+
+    x = numbers(2, 3, 6, 6).round().contiguous(memory_format=layout)  # many are alike
+    recorded = Captured(step, [x])
+    assert "max_pool2d_with_indices.default(x_1" in recorded.code
+    for one, other in zip(recorded(x), step(x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_masks_are_those_that_torch_draws() -> None:
+    def drop(x: Tensor) -> list[Tensor]:
+        return [x * torch.bernoulli(x, 0.3), torch.rand(3)]
+
+    x = torch.ones(40, 50)
+    recorded = Captured(drop, [x])
+    assert recorded.random
+    assert "aten.bernoulli" not in recorded.code
+    torch.manual_seed(3)
+    expected = drop(x)
+    torch.manual_seed(3)
+    assert all(torch.equal(a, b) for a, b in zip(recorded(x), expected, strict=True))
+
+
 def test_random_numbers_are_drawn_anew_and_known() -> None:
     def drop(x: Tensor) -> list[Tensor]:
         return [F.dropout(x, 0.5)]

@@ -67,6 +67,8 @@ class Captured:
         _write_apart(graph)
         _fold(module)
         _share(graph)
+        _pool_first(graph)
+        _draw(graph)
         graph.eliminate_dead_code()
         if rate is not None:
             centre(graph)
@@ -225,25 +227,109 @@ def _share(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def _pool_first(graph: fx.Graph) -> None:
+    """Take the maximum of each window before the ReLU, and the gradient through the ReLU first.
+
+    max(relu(x)) = relu(max(x)), of a quarter of the entries or fewer. Where the maximum is not
+    positive no gradient passes either way, and elsewhere the ReLU moves no maximum: same numbers.
+    """
+    pool, back = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+    for node in list(graph.nodes):
+        if node.target is not pool or node.args[0].target is not aten.relu.default:
+            continue
+        relu, most = node.args[0], _item(node, 0)
+        backward = [one for one in relu.users if one.target is back and one.args[1] is relu]
+        through = [one for one in relu.users if one.target is aten.threshold_backward.default]
+        known = {node, *backward, *through}
+        pairs = len(through) == len(backward) and all(
+            one.args[0] in backward and one.args[1:] == (relu, 0) and len(one.args[0].users) == 1
+            for one in through
+        )
+        if most is None or not pairs or set(relu.users) != known:
+            continue
+        node.update_arg(0, relu.args[0])
+        users = list(most.users)
+        with graph.inserting_after(most):
+            positive = graph.call_function(aten.relu.default, (most,))
+        positive.meta["val"] = most.meta["val"]
+        for user in users:
+            user.replace_input_with(most, positive)
+        for one in through:
+            last = one.args[0]
+            with graph.inserting_before(last):
+                passed = graph.call_function(one.target, (last.args[0], positive, 0))
+            passed.meta["val"] = last.args[0].meta["val"]
+            last.update_arg(0, passed)
+            last.update_arg(1, relu.args[0])
+            one.replace_all_uses_with(last)
+
+
+def _item(node: fx.Node, number: int) -> fx.Node | None:
+    """Return one of the tensors that an operation returns; None where nobody looks at it."""
+    found = [one for one in node.users if one.target is operator.getitem and one.args[1] == number]
+    return found[0] if found else None
+
+
+def _draw(graph: fx.Graph) -> None:
+    """Draw masks of dropout by `mask`, where that gives what torch gives, generator and all."""
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.target is not aten.bernoulli.p or node.kwargs or not value.is_contiguous():
+            continue
+        shape, chance, dtype = list(value.shape), node.args[1], value.dtype
+        if value.device.type != "cpu" or not _draws_alike(shape, chance, dtype):
+            continue
+        with graph.inserting_before(node):
+            drawn = graph.call_function(mask, (shape, chance, dtype))
+        drawn.meta["val"] = value
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+
+
+def _draws_alike(shape: Sequence[int], chance: float, dtype: torch.dtype) -> bool:
+    """Return whether `mask` draws what torch draws: builds of torch differ."""
+    state = torch.random.get_rng_state()
+    try:
+        usual = torch.empty(shape, dtype=dtype).bernoulli_(chance)
+        after = torch.random.get_rng_state()
+        torch.random.set_rng_state(state)
+        own = mask(shape, chance, dtype)
+        return torch.equal(usual, own) and torch.equal(after, torch.random.get_rng_state())
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def mask(shape: Sequence[int], chance: float, dtype: torch.dtype) -> Tensor:
+    """Return ones with a chance in [0, 1], else zeros: in less time than `bernoulli_` takes."""
+    numbers = torch.rand(shape, dtype=torch.float64)
+    return torch.lt(numbers, chance, out=torch.empty(shape, dtype=dtype))
+
+
 # ---- layout -------------------------------------------------------------------------------------
 
 
 def _line_up(graph: fx.Graph) -> None:
-    """Lay out what flows back into a pooling as what went in; torch takes longer by itself."""
-    for node in list(graph.nodes):
-        if node.target is not aten.max_pool2d_with_indices_backward.default:
+    """Lay out what flows back into a pooling or a ReLU as what went in, or torch takes longer."""
+    last = torch.channels_last
+    for node in graph.nodes:
+        if node.target not in _BACK:
             continue
-        back, pooled = node.args[0].meta.get("val"), node.args[1].meta.get("val")
-        if not (isinstance(back, Tensor) and isinstance(pooled, Tensor)) or pooled.ndim != 4:
+        back, ahead = (one.meta.get("val") for one in node.args[:2])
+        if not (isinstance(back, Tensor) and isinstance(ahead, Tensor)) or ahead.ndim != 4:
             continue
-        last = torch.channels_last
-        if pooled.is_contiguous(memory_format=last) and not back.is_contiguous(memory_format=last):
+        if ahead.is_contiguous(memory_format=last) and not back.is_contiguous(memory_format=last):
             with graph.inserting_before(node):
                 turned = graph.call_function(
                     aten.clone.default, (node.args[0],), {"memory_format": last}
                 )
             turned.meta["val"] = back.contiguous(memory_format=last)
             node.update_arg(0, turned)
+        if node.target is aten.threshold_backward.default and back.shape == ahead.shape:
+            node.meta["val"] = torch.empty_like(ahead)
+
+
+_BACK = {aten.max_pool2d_with_indices_backward.default, aten.threshold_backward.default}
+"""Operations whose first two arguments are what flows back, and what went in."""
 
 
 # ---- temporaries --------------------------------------------------------------------------------
