@@ -1,0 +1,277 @@
+"""Passes over a recorded function's graph, which make its list of operations shorter or faster.
+
+Each leaves the numbers as they are. How updates are joined is in `updates.py`, and how lanes are
+kept as sums in `expand.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fedkeel.engine.nodes import form, is_random, is_view, mutates, schema, turns
+from fedkeel.engine.updates import accumulate
+
+aten = torch.ops.aten
+
+# ---- what is written over ------------------------------------------------------------------------
+
+_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.neg.default: aten.neg_.default,
+    aten.relu.default: aten.relu_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.clamp_min.default: aten.clamp_min_.default,
+    aten.clamp_min.Tensor: aten.clamp_min_.Tensor,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+}
+"""Operations that may write their result over their first argument."""
+
+_APART = {written: fresh for fresh, written in _IN_PLACE.items()}
+
+
+def write_apart(graph: fx.Graph) -> None:
+    """Give what is written over a new tensor a tensor of its own: so it can be rearranged.
+
+    Where it is still worth it in the end, `reuse` writes over the other one again.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in _APART:
+            continue
+        source = node.args[0]
+        if source.op != "call_function" or any(is_view(one) for one in (source, *source.users)):
+            continue
+        values = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        made = _APART[node.target](*values[0], **values[1])
+        if (tuple(made.shape), made.stride(), made.dtype) != form(source):
+            continue
+        node.target = _APART[node.target]
+        for user in list(source.users):
+            if order[user] > order[node]:
+                user.replace_input_with(source, node)
+
+
+def skip_idle(graph: fx.Graph) -> None:
+    """Take out views that change nothing, pairs of transpositions, and factors of one."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        source = node.args[0]
+        idle = None
+        if node.target is aten.mul.Scalar and node.args[1] == 1:
+            idle = source
+        elif is_view(node) and node.target is not operator.getitem:
+            seen: fx.Node | None = source
+            while seen is not None:
+                if form(seen) == form(node) is not None:
+                    idle = seen
+                    break
+                steps_back = is_view(seen) and turns(seen) and turns(node)
+                seen = seen.all_input_nodes[0] if steps_back else None
+        if idle is not None and form(idle) == form(node):
+            node.replace_all_uses_with(idle)
+            graph.erase_node(node)
+
+
+# ---- what need not be worked out again -----------------------------------------------------------
+
+_SMALL = 1 << 16
+"""Entries of a constant that is kept, at most."""
+
+
+def fold(module: fx.GraphModule) -> None:
+    """Work out once what depends on the arguments' forms alone."""
+    graph = module.graph
+    known: dict[fx.Node, Tensor] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or schema(node) is None or not isinstance(value, Tensor):
+            continue
+        if is_random(node) or mutates(node) or value.numel() > _SMALL:
+            continue
+        if node.target in _BLANK:
+            given = node.args[0].meta["val"]
+            like = torch.empty_strided(
+                given.shape, given.stride(), dtype=given.dtype, device=given.device
+            )
+            known[node] = node.target(like, *node.args[1:], **node.kwargs)
+        elif all(one in known for one in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    output = next(node for node in graph.nodes if node.op == "output")
+    for number, (node, constant) in enumerate(known.items()):
+        if all(user in known for user in node.users):
+            continue
+        name = f"constant_{number}"
+        module.register_buffer(name, constant.contiguous())
+        with graph.inserting_before(node):
+            kept = graph.get_attr(name)
+            kept.meta["val"] = node.meta["val"].contiguous()
+            # what is returned may be written over by whoever gets it
+            own = graph.call_function(aten.clone.default, (kept,)) if output in node.users else kept
+            own.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(own)
+
+
+_BLANK = {
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+}
+"""Operations that look at a tensor's form, not at its numbers."""
+
+
+def share(graph: fx.Graph) -> None:
+    """Do once what is done twice to the same arguments."""
+    if any(mutates(node) for node in graph.nodes):
+        return
+    known: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or is_random(node):
+            continue
+        first = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def pool_first(graph: fx.Graph) -> None:
+    """Take the maximum of each window before the ReLU, and the gradient through the ReLU first.
+
+    max(relu(x)) = relu(max(x)), of a quarter of the entries or fewer. Where the maximum is not
+    positive no gradient passes either way, and elsewhere the ReLU moves no maximum: same numbers.
+    """
+    pool, back = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+    for node in list(graph.nodes):
+        if node.target is not pool or node.args[0].target is not aten.relu.default:
+            continue
+        relu, most = node.args[0], _item(node, 0)
+        backward = [one for one in relu.users if one.target is back and one.args[1] is relu]
+        through = [one for one in relu.users if one.target is aten.threshold_backward.default]
+        known = {node, *backward, *through}
+        pairs = len(through) == len(backward) and all(
+            one.args[0] in backward and one.args[1:] == (relu, 0) and len(one.args[0].users) == 1
+            for one in through
+        )
+        if most is None or not pairs or set(relu.users) != known:
+            continue
+        node.update_arg(0, relu.args[0])
+        users = list(most.users)
+        with graph.inserting_after(most):
+            positive = graph.call_function(aten.relu.default, (most,))
+        positive.meta["val"] = most.meta["val"]
+        for user in users:
+            user.replace_input_with(most, positive)
+        for one in through:
+            last = one.args[0]
+            with graph.inserting_before(last):
+                passed = graph.call_function(one.target, (last.args[0], positive, 0))
+            passed.meta["val"] = last.args[0].meta["val"]
+            last.update_arg(0, passed)
+            last.update_arg(1, relu.args[0])
+            one.replace_all_uses_with(last)
+
+
+def _item(node: fx.Node, number: int) -> fx.Node | None:
+    """Return one of the tensors that an operation returns; None where nobody looks at it."""
+    found = [one for one in node.users if one.target is operator.getitem and one.args[1] == number]
+    return found[0] if found else None
+
+
+def draw(graph: fx.Graph) -> None:
+    """Draw masks of dropout by `mask`, where that gives what torch gives, generator and all."""
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.target is not aten.bernoulli.p or node.kwargs or not value.is_contiguous():
+            continue
+        shape, chance, dtype = list(value.shape), node.args[1], value.dtype
+        if value.device.type != "cpu" or not _draws_alike(shape, chance, dtype):
+            continue
+        with graph.inserting_before(node):
+            drawn = graph.call_function(mask, (shape, chance, dtype))
+        drawn.meta["val"] = value
+        node.replace_all_uses_with(drawn)
+        graph.erase_node(node)
+
+
+def _draws_alike(shape: Sequence[int], chance: float, dtype: torch.dtype) -> bool:
+    """Return whether `mask` draws what torch draws: builds of torch differ."""
+    state = torch.random.get_rng_state()
+    try:
+        usual = torch.empty(shape, dtype=dtype).bernoulli_(chance)
+        after = torch.random.get_rng_state()
+        torch.random.set_rng_state(state)
+        own = mask(shape, chance, dtype)
+        return torch.equal(usual, own) and torch.equal(after, torch.random.get_rng_state())
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def mask(shape: Sequence[int], chance: float, dtype: torch.dtype) -> Tensor:
+    """Return ones with a chance in [0, 1], else zeros: in less time than `bernoulli_` takes."""
+    numbers = torch.rand(shape, dtype=torch.float64)
+    return torch.lt(numbers, chance, out=torch.empty(shape, dtype=dtype))
+
+
+# ---- layout -------------------------------------------------------------------------------------
+
+
+def line_up(graph: fx.Graph) -> None:
+    """Lay out what flows back into a pooling or a ReLU as what went in, or torch takes longer."""
+    last = torch.channels_last
+    for node in graph.nodes:
+        if node.target not in _BACK:
+            continue
+        back, ahead = (one.meta.get("val") for one in node.args[:2])
+        if not (isinstance(back, Tensor) and isinstance(ahead, Tensor)) or ahead.ndim != 4:
+            continue
+        if ahead.is_contiguous(memory_format=last) and not back.is_contiguous(memory_format=last):
+            with graph.inserting_before(node):
+                turned = graph.call_function(
+                    aten.clone.default, (node.args[0],), {"memory_format": last}
+                )
+            turned.meta["val"] = back.contiguous(memory_format=last)
+            node.update_arg(0, turned)
+        if node.target is aten.threshold_backward.default and back.shape == ahead.shape:
+            node.meta["val"] = torch.empty_like(ahead)
+
+
+_BACK = {aten.max_pool2d_with_indices_backward.default, aten.threshold_backward.default}
+"""Operations whose first two arguments are what flows back, and what went in."""
+
+
+# ---- temporaries --------------------------------------------------------------------------------
+
+
+def reuse(graph: fx.Graph, owned: set[fx.Node]) -> None:
+    """Write a result over its first argument where nobody else looks at that."""
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in _IN_PLACE:
+            continue
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            continue
+        if source.op != "call_function" and source not in owned:
+            continue
+        if is_view(source) or source.target is accumulate or len(source.users) > 1:
+            continue
+        own = form(source)
+        if own is None or own != form(node) or 0 in own[1]:
+            continue
+        if mutates(source) and source.target not in _IN_PLACE.values():
+            continue
+        node.target = _IN_PLACE[node.target]
