@@ -9,6 +9,8 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.engine.loop import OneByOne
+from fedkeel.engine.world import Job
 from fedkeel.experiment import choose as module
 from fedkeel.experiment.choose import EXACT, Measured, choose
 from fedkeel.experiment.prepare import prepare
@@ -78,6 +80,27 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(ready(20, workers=3))["workers"] == 3
     chosen = choose(ready(20, kind="vectorised"))
     assert (chosen["kind"], chosen["chunk"]) == ("vectorised", 1)
+
+
+def test_engines_are_compared_by_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [2, 2, 60, 38, 4, 90, 42, 40, 2, 60] * 4  # a mean of 34
+    x = torch.randn(sum(sizes), 6, generator=torch.Generator().manual_seed(0))
+    data = fk.dataset(x, torch.arange(len(x)) % 3)
+    lists = np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
+    settings = ready(40).settings.model_copy(update={"rounds": 30})
+    task = fk.Task(lambda: nn.Linear(6, 3))
+    prepared = prepare(settings, Ingredients(task, lambda _: fk.federation(data, lists), data, "n"))
+    first = []
+
+    def seconds(train: object, _: object, jobs: list[Job], sums: bool = False) -> float:
+        first.append([sizes[job.client] for job in jobs][:3])
+        each = 2e-3 if isinstance(train, OneByOne) else 1e-3 if len(jobs) <= 3 else 5e-4
+        return each * sum(sizes[job.client] for job in jobs) / len(jobs)
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    found = module._measure(prepared, 2, "cpu").seconds
+    assert found == pytest.approx({EXACT: 0.068, 1: 0.034, 8: 0.017, 20: 0.017})
+    assert first[1] == [38, 38, 38]
 
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:

@@ -41,6 +41,12 @@ GAIN = 0.95
 LANES = (8, 32, 128)
 """Sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
 
+FEW = 3
+"""Clients that are trained one after the other, twice, to measure that."""
+
+LONG = 1.0
+"""Seconds of a client from which one is enough, once."""
+
 EXACT = 0
 """The exact engine, among sizes of chunks."""
 
@@ -213,33 +219,38 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     server = server_message(prepared.plan, prepared.server, lr)
     message = answered(server, prepared.spec)
     found = Measured()
-    jobs = [Job(row=0, client=k, done=0) for k in range(len(world.federation))]
+    jobs, shares = _sample(world)
     exact = OneByOne(world)
-    _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
-    one = _seconds(exact, message, jobs[: min(3, len(jobs))])
+    alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
+    few = min(FEW, len(jobs)) if alone < LONG else 1
+    one = _seconds(exact, message, jobs[:few]) / shares[few]
     found.seconds[EXACT] = one
     clients = per_round * prepared.settings.rounds
     total = one * clients
     asked = prepared.settings.engine.kind
     if total < SHORT and asked == "auto" and device == "cpu":
         return found
+    if few > 1:
+        found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
     from fedkeel.engine.chunks import Chunks  # takes half a second to import
 
     budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
+    times = 2 if few > 1 else 1
     sizes, sums = _sizes(world, per_round, workers), world.bench.plan.sums
     forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
-        if lanes > 1 and (spent + lanes * one > budget or slower >= 2):
+        if lanes > 1 and (spent + lanes * one > budget or slower >= times):
             continue
         chunks = Chunks(world, lanes, device)
-        some = jobs[:lanes] if lanes > 1 else jobs[:2]
-        first = _seconds(chunks, message, some, sums)  # records
-        seconds = min(_seconds(chunks, message, some, sums) for _ in range(2))
-        met = _forms(world, world.federation.sizes[: len(some)])
+        some = jobs[:lanes] if lanes > 1 else jobs[:few]
+        share = shares[len(some)]
+        first = _seconds(chunks, message, some, sums) / share  # records
+        seconds = min(_seconds(chunks, message, some, sums) for _ in range(times)) / share
+        met = _forms(world, world.federation.sizes[[job.client for job in some]])
         seconds += (first - seconds) * len(some) * (forms / met) / clients  # once in a run each
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
@@ -250,6 +261,26 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         slower += seconds > min(found.seconds.values())
         found.seconds[lanes] = seconds
     return found
+
+
+def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
+    """Return clients to be measured, those of about the mean work first, and what they stand for.
+
+    Clients differ in size, so the time of some is divided by their mean work, in means of all.
+
+    Returns:
+        The clients, and by the number n of the first ones their mean work, in examples, over that
+        of all clients.
+    """
+    sizes, local = world.federation.sizes, world.bench.local
+    some = np.flatnonzero(sizes)
+    kinds, place = np.unique(sizes[some], return_inverse=True)
+    work = np.array([batches.processed(local, int(n)) for n in kinds], dtype=np.float64)[place]
+    typical = np.argsort(np.abs(work - work.mean()), kind="stable")[:FEW]
+    order = [*typical, *np.setdiff1d(np.arange(len(some)), typical)]
+    means = np.cumsum(work[order]) / np.arange(1, len(some) + 1) / work.mean()
+    jobs = [Job(row=0, client=int(k), done=0) for k in some[order]]
+    return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
 def _sizes(world: World, per_round: int, workers: int) -> list[int]:
