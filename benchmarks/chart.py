@@ -1,7 +1,8 @@
-"""Draw a go of compare.py: python benchmarks/chart.py --go NAME --out docs/images/speed.svg
+"""Draw gos of compare.py: python benchmarks/chart.py --go NAME --out docs/images/speed.svg
 
 For each recipe, how many times as long as fedkeel's (engine auto) the round of each peer takes, in
-its best setting; medians of ratios within one repetition, on a logarithmic axis.
+its best setting; medians of ratios within one repetition, on a logarithmic axis. Of several gos the
+last one that has a recipe and a peer counts.
 """
 
 from __future__ import annotations
@@ -116,13 +117,17 @@ def svg(found: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--go", required=True)
+    parser.add_argument("--go", nargs="+", required=True)
     parser.add_argument("--results", type=Path, default=HERE / "results" / "cpu.jsonl")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    found = ratios(Book(given.results, given.go))
-    if not found:
-        raise SystemExit(f"{given.results} holds no rounds of {OURS!r} under the name {given.go!r}")
+    found: dict[str, dict[str, float]] = {}
+    for go in given.go:
+        own = ratios(Book(given.results, go))
+        if not own:
+            raise SystemExit(f"{given.results} holds no rounds of {OURS!r} under the name {go!r}")
+        for recipe, row in own.items():
+            found.setdefault(recipe, {}).update(row)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(svg(found), "utf-8")
 
