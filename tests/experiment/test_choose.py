@@ -106,7 +106,8 @@ def test_engines_are_compared_by_the_same_work(monkeypatch: pytest.MonkeyPatch) 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:
     dense = ready(200).world
     assert module._sizes(dense, 200, 2) == [32, 1, 100, 8]
-    assert module._sizes(dense, 10, 2) == [10, 1, 5]
+    assert module._sizes(dense, 10, 2) == [5, 1, 10]
+    assert module._sizes(dense, 20, 2) == [10, 1, 8, 20]  # a share of two, before one does all
     task = fk.Task(lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten()))
     world = ready(200).world
     other = prepare(

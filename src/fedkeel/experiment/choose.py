@@ -295,12 +295,11 @@ def _sizes(world: World, per_round: int, workers: int) -> list[int]:
     sizes = [lanes for lanes in LANES if lanes < share]
     if share > 1:
         sizes.append(min(share, 4 * LANES[-1]))
-    if share < per_round <= LIKELY:  # in one process
-        sizes.append(per_round)
+    whole = [per_round] if share < per_round <= LIKELY else []  # in one process
     if any(t.ndim > 2 for t in world.bench.network.params.values()):
-        return [1, *sizes]
+        return [1, *sizes, *whole]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
-    return [*sizes[:1], 1, *sizes[1:]]
+    return [*sizes[:1], 1, *sizes[1:], *whole]
 
 
 def _forms(world: World, clients: Ints) -> int:
