@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +104,14 @@ def test_engines_are_compared_by_the_same_work(monkeypatch: pytest.MonkeyPatch) 
     found = module._measure(prepared, 2, "cpu").seconds
     assert found == pytest.approx({EXACT: 0.068, 1: 0.034, 8: 0.017, 20: 0.017})
     assert first[1] == [38, 38, 38]
+
+
+def test_a_pause_is_not_the_engines() -> None:
+    def train(*_: object) -> Iterator[None]:
+        time.sleep(0.2)
+        yield
+
+    assert module._seconds(train, None, [Job(row=0, client=0, done=0)]) < 0.1  # type: ignore[arg-type]
 
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:
