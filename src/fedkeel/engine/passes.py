@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -198,7 +199,7 @@ def draw(graph: fx.Graph) -> None:
         value = node.meta.get("val")
         if node.target is not aten.bernoulli.p or node.kwargs or not value.is_contiguous():
             continue
-        shape, chance, dtype = list(value.shape), node.args[1], value.dtype
+        shape, chance, dtype = tuple(value.shape), node.args[1], value.dtype
         if value.device.type != "cpu" or not _draws_alike(shape, chance, dtype):
             continue
         with graph.inserting_before(node):
@@ -208,7 +209,8 @@ def draw(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _draws_alike(shape: Sequence[int], chance: float, dtype: torch.dtype) -> bool:
+@cache
+def _draws_alike(shape: tuple[int, ...], chance: float, dtype: torch.dtype) -> bool:
     """Return whether `mask` draws what torch draws: builds of torch differ."""
     state = torch.random.get_rng_state()
     try:

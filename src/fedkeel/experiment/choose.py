@@ -222,7 +222,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     jobs, shares = _sample(world)
     exact = OneByOne(world)
     alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
-    few = min(FEW, len(jobs)) if alone < LONG else 1
+    few, times = (min(FEW, len(jobs)), 2) if alone < LONG else (1, 1)
     one = _seconds(exact, message, jobs[:few]) / shares[few]
     found.seconds[EXACT] = one
     clients = per_round * prepared.settings.rounds
@@ -230,14 +230,13 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     asked = prepared.settings.engine.kind
     if total < SHORT and asked == "auto" and device == "cpu":
         return found
-    if few > 1:
+    if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
     from fedkeel.engine.chunks import Chunks  # takes half a second to import
 
     budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
-    times = 2 if few > 1 else 1
     sizes, sums = _sizes(world, per_round, workers), world.bench.plan.sums
     forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
