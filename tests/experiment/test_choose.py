@@ -85,7 +85,16 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (chosen["kind"], chosen["chunk"]) == ("vectorised", 1)
 
 
-def test_engines_are_compared_by_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        (0.6, {EXACT: 0.068, 1: 0.034, 8: 0.0408, 20: 0.0408}),
+        (0.25, {EXACT: 0.068, 8: 0.017, 20: 0.017}),  # one lane never gets there
+    ],
+)
+def test_engines_are_compared_by_the_same_work(
+    lanes: float, expected: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = [2, 2, 60, 38, 4, 90, 42, 40, 2, 60] * 4  # a mean of 34
     x = torch.randn(sum(sizes), 6, generator=torch.Generator().manual_seed(0))
     data = fk.dataset(x, torch.arange(len(x)) % 3)
@@ -97,12 +106,12 @@ def test_engines_are_compared_by_the_same_work(monkeypatch: pytest.MonkeyPatch) 
 
     def seconds(train: object, _: object, jobs: list[Job], sums: bool = False) -> float:
         first.append([sizes[job.client] for job in jobs][:3])
-        each = 2e-3 if isinstance(train, OneByOne) else 1e-3 if len(jobs) <= 3 else 5e-4
+        each = 2e-3 if isinstance(train, OneByOne) else 1e-3 if len(jobs) <= 3 else lanes * 2e-3
         return each * sum(sizes[job.client] for job in jobs) / len(jobs)
 
     monkeypatch.setattr(module, "_seconds", seconds)
     found = module._measure(prepared, 2, "cpu").seconds
-    assert found == pytest.approx({EXACT: 0.068, 1: 0.034, 8: 0.017, 20: 0.017})
+    assert found == pytest.approx(expected)
     assert first[1] == [38, 38, 38]
 
 

@@ -91,3 +91,8 @@ class Captured:
     def code(self) -> str:
         """The list of operations, as Python."""
         return str(self._module.code)
+
+
+def warm() -> None:
+    """Let the first recording of a process, for which torch loads much, be of nothing."""
+    Captured(lambda x: [x + x], [torch.zeros(1)])

@@ -47,6 +47,9 @@ FEW = 3
 LONG = 1.0
 """Seconds of a client from which one is enough, once."""
 
+ALONE = 0.5
+"""Share of the exact engine's time that recorded steps of one lane never get to."""
+
 EXACT = 0
 """The exact engine, among sizes of chunks."""
 
@@ -232,8 +235,10 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         return found
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
-    from fedkeel.engine.chunks import Chunks  # takes half a second to import
+    from fedkeel.engine.capture import warm  # takes half a second to import
+    from fedkeel.engine.chunks import Chunks
 
+    warm()
     budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
@@ -243,6 +248,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
         if lanes > 1 and (spent + lanes * one > budget or slower >= times):
+            continue
+        if lanes == 1 and min(found.seconds.values()) < ALONE * one:
             continue
         chunks = Chunks(world, lanes, device)
         some = jobs[:lanes] if lanes > 1 else jobs[:few]
