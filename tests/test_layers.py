@@ -127,7 +127,7 @@ def test_an_arrow_that_runs_back_is_found(line: str) -> None:
 
 
 def test_the_cycle_within_method_is_for_types_only() -> None:
-    """Outside of it, an import for types counts as any other."""
+    """Outside of it, but for the public names, an import for types counts as any other."""
     for file in sorted(SOURCE.rglob("*.py")):
-        if "TYPE_CHECKING" in file.read_text(encoding="utf-8"):
+        if file != SOURCE / "__init__.py" and "TYPE_CHECKING" in file.read_text(encoding="utf-8"):
             assert file.relative_to(SOURCE).parts[0] == "method", file

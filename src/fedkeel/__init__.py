@@ -1,24 +1,61 @@
-"""Federated learning on non-IID data: every drift and forgetting correction as a part."""
+"""Federated learning on non-IID data: every drift and forgetting correction as a part.
 
-from fedkeel.config import Cohort as Cohort
-from fedkeel.config import Engine as Engine
-from fedkeel.config import Evaluation as Evaluation
-from fedkeel.config import Local as Local
-from fedkeel.config import Schedule as Schedule
-from fedkeel.config import Stop as Stop
-from fedkeel.data.dataset import Dataset as Dataset
-from fedkeel.data.dataset import Federation as Federation
-from fedkeel.data.dataset import dataset as dataset
-from fedkeel.data.dataset import federation as federation
-from fedkeel.data.divide.arrays import by_classes as by_classes
-from fedkeel.data.divide.arrays import by_client as by_client
-from fedkeel.data.divide.arrays import dirichlet as dirichlet
-from fedkeel.data.divide.arrays import iid as iid
-from fedkeel.errors import FedkeelError as FedkeelError
-from fedkeel.experiment.api import compare as compare
-from fedkeel.experiment.api import run as run
-from fedkeel.method.cite import cite as cite
-from fedkeel.method.grammar import parse as parse
-from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
-from fedkeel.task.task import Task as Task
+A name is loaded when it is first used: torch takes seconds, and `fedkeel --help` does not need it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fedkeel.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from fedkeel.config import Cohort as Cohort
+    from fedkeel.config import Engine as Engine
+    from fedkeel.config import Evaluation as Evaluation
+    from fedkeel.config import Local as Local
+    from fedkeel.config import Schedule as Schedule
+    from fedkeel.config import Stop as Stop
+    from fedkeel.data.dataset import Dataset as Dataset
+    from fedkeel.data.dataset import Federation as Federation
+    from fedkeel.data.dataset import dataset as dataset
+    from fedkeel.data.dataset import federation as federation
+    from fedkeel.data.divide.arrays import by_classes as by_classes
+    from fedkeel.data.divide.arrays import by_client as by_client
+    from fedkeel.data.divide.arrays import dirichlet as dirichlet
+    from fedkeel.data.divide.arrays import iid as iid
+    from fedkeel.errors import FedkeelError as FedkeelError
+    from fedkeel.experiment.api import compare as compare
+    from fedkeel.experiment.api import run as run
+    from fedkeel.method.cite import cite as cite
+    from fedkeel.method.grammar import parse as parse
+    from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
+    from fedkeel.task.task import Task as Task
+
+_HOMES = {
+    "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
+    "fedkeel.data.dataset": ("Dataset", "Federation", "dataset", "federation"),
+    "fedkeel.data.divide.arrays": ("by_classes", "by_client", "dirichlet", "iid"),
+    "fedkeel.errors": ("FedkeelError",),
+    "fedkeel.experiment.api": ("compare", "run"),
+    "fedkeel.method.cite": ("cite",),
+    "fedkeel.method.grammar": ("parse",),
+    "fedkeel.task.models.norm": ("replace_batch_norm",),
+    "fedkeel.task.task": ("Task",),
+}
+_PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [*_PUBLIC, "__version__"]
+
+
+if not TYPE_CHECKING:  # a checker is to know the names above, and no others
+
+    def __getattr__(name: str) -> object:
+        """Load a public name."""
+        if name not in _PUBLIC:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, and what every module has."""
+    return sorted({*globals(), *_PUBLIC})

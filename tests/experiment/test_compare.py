@@ -14,10 +14,11 @@ import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
-from fedkeel.experiment.compare import Comparison, compare, runs_of
+from fedkeel.experiment.compare import Comparison, compare
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent
+from fedkeel.records.comparison import runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.runs import load
 from toys import Net, eventually, federation, held, plain, prepared, same

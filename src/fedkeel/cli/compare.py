@@ -39,10 +39,10 @@ def compare(
     from rich.console import Console
 
     from fedkeel.experiment.compare import compare as play
-    from fedkeel.experiment.compare import runs_of
     from fedkeel.experiment.prepare import gather
     from fedkeel.experiment.progress import watcher
     from fedkeel.method.grammar import split
+    from fedkeel.records.comparison import runs_of
     from fedkeel.report.page import write
     from fedkeel.report.tables import to_text
 

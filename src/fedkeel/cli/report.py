@@ -19,7 +19,7 @@ def report(
     """Print the table of runs or of a comparison, and write the HTML page."""
     from rich.console import Console
 
-    from fedkeel.experiment.compare import runs_of
+    from fedkeel.records.comparison import runs_of
     from fedkeel.report.page import save
     from fedkeel.report.runs import load
     from fedkeel.report.tables import table, to_markdown, to_text

@@ -6,12 +6,10 @@ taken up and extended: runs that are finished are used again, unfinished ones ar
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, RunError, TrainingError
@@ -22,13 +20,11 @@ from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
-from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.comparison import write_index
+from fedkeel.records.folder import RunFolder
 from fedkeel.report.runs import Entry, Run
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
-
-INDEX = "comparison.json"
-"""File in a comparison's folder that lists its runs."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,8 @@ def compare(
             "No run of the comparison could be finished.", got="; ".join(failures[:2])
         )
     if out is not None:
-        _write_index(out, settings, ordered)
+        made = [(r.record, r.folder.name) for r in ordered if r.folder is not None]
+        write_index(out, settings.name, made)
     return Comparison(ordered, failures, complete, out)
 
 
@@ -170,36 +167,3 @@ def in_words(method: str) -> str:
     'fedprox-mu-0.1-gcfed'
     """
     return re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-")[:48]
-
-
-def _write_index(out: Path, settings: RunSettings, results: Sequence[Result]) -> None:
-    runs: list[dict[str, Any]] = [
-        {
-            "method": r.record.method,
-            "seed": r.record.seed,
-            "folder": "" if r.folder is None else r.folder.name,
-        }
-        for r in results
-    ]
-    write_text(out / INDEX, json.dumps({"name": settings.name, "runs": runs}, indent=1) + "\n")
-
-
-def runs_of(path: Path) -> list[Path]:
-    """Return the run folders that a path stands for: itself, or those of a comparison.
-
-    Raises:
-        RunError: it is neither.
-    """
-    if RunFolder(path).exists():
-        return [path]
-    index = path / INDEX
-    if not index.exists():
-        raise RunError(
-            f"{path} holds neither a run nor a comparison.",
-            expected=f"a folder with run.json or {INDEX}",
-            do="give a folder that `fedkeel run` or `fedkeel compare` wrote",
-        )
-    try:
-        return [path / run["folder"] for run in json.loads(index.read_text("utf-8"))["runs"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{index} cannot be read.", got=repr(error)) from None
