@@ -321,3 +321,10 @@ def test_trying_all_sets_works_in_float64_on_float32() -> None:
         assert found.dtype == torch.float64
         wide, p = rows.double().numpy(), point.double().numpy()
         assert departure(wide, p, 0.0, found.numpy()) < 1e-4
+
+
+def test_rounding_of_products_does_not_leave_a_vector_as_it_is() -> None:
+    """Products of two opposite rows, one of which is wrong by what float32 may make of it."""
+    gram, inner = torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([-1.0, 1.0 - 5e-5])
+    assert not qp.enumerate_cone(gram, inner).any()
+    assert qp.enumerate_cone(gram, inner, solvable=True).tolist() == pytest.approx([1.0, 0.0])

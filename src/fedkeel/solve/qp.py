@@ -66,7 +66,7 @@ def halfspace(inner: Tensor, norm2: Tensor, bound: float) -> Tensor:
     return torch.where(norm2 > 0, gap / torch.where(norm2 > 0, norm2, 1.0), 0.0)
 
 
-def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
+def enumerate_cone(gram: Tensor, inner: Tensor, solvable: bool = False) -> Tensor:
     r"""Return the multipliers of :math:`Mu \ge b` for a few constraints, trying all active sets.
 
     Every subset of rows is taken as active in turn, its equations solved, and the subset kept whose
@@ -76,10 +76,12 @@ def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
     Args:
         gram: [n, n] inner products of the rows of M, n <= 4.
         inner: [n] inner products of the rows with p, less b.
+        solvable: whether there is an answer for sure, as there is for b = 0. Products of float32
+            rows that are nearly opposite may leave no subset that meets the conditions as closely
+            as is asked otherwise; the one that comes closest is the answer then.
 
     Returns:
-        [n] multipliers, in float64; zeros where no subset meets the conditions, which can only be
-        for b > 0.
+        [n] multipliers, in float64; zeros where no subset meets the conditions.
     """
     g, c = gram.double(), inner.double()
     length = torch.diagonal(g).clamp(min=0.0).sqrt()
@@ -94,8 +96,8 @@ def enumerate_cone(gram: Tensor, inner: Tensor) -> Tensor:
     worst = torch.where(torch.isfinite(worst), worst, torch.inf)
     pick = worst.argmin().expand(1, len(c))
     best = torch.where(torch.isfinite(solved), solved, 0.0).gather(0, pick)[0]
-    met = worst.amin() <= 1e-5 * c.abs().amax()
-    return torch.where(met, best.clamp(min=0.0) * unit, 0.0)
+    push = best.clamp(min=0.0) * unit
+    return push if solvable else torch.where(worst.amin() <= 1e-5 * c.abs().amax(), push, 0.0)
 
 
 @lru_cache(maxsize=16)

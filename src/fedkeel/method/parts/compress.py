@@ -43,8 +43,8 @@ class TopK(Codec, ClientState):
     State: e for each client, one model, starting at 0.
     Cost: a partial sort of the update in each round.
     Laws: fraction = 1 is FedAvg, bit for bit. What was sent and what is kept add up to the update
-        and what was kept before. The norm of what is not sent is at most sqrt(1 - fraction) times
-        that of v.
+        and what was kept before. The norm of what is not sent is at most sqrt(1 - k/n) times that
+        of v, of n entries.
     Deviations: the paper sends in every step. Where entries are equal, which of them go is up to
         the sort. What other parts send beside the update is not compressed.
 

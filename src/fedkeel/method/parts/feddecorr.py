@@ -35,7 +35,9 @@ class FedDecorr(LossTerm):
         beta: weight of the term, >= 0; 0.1 in the paper. Other public codes have 0.01 (FedACG) and
             0.001 (GC-Fed).
         scale: ``code``, as above: B times the mean squared correlation; or ``paper``: the squared
-            Frobenius norm of the correlation matrix over F^2.
+            Frobenius norm of the correlation matrix over F^2. Features are standardised with their
+            unbiased variance, as in the public code, and the products divided by B: so both are
+            ((B - 1)/B)^2 times that.
     Sent: nothing beyond the model.
     State: none.
     Cost: products of B x B features for each step.

@@ -106,7 +106,7 @@ class GradMAW(GradientTransform, Carry, ClientState):
             if self.margin > 0.0:
                 sizes = torch.diagonal(products).clamp(min=0.0).sqrt()
                 inner = inner - self.margin * sizes[3] * sizes[:3]
-            push = qp.enumerate_cone(gram, inner).to(m.dtype)
+            push = qp.enumerate_cone(gram, inner, solvable=self.margin == 0.0).to(m.dtype)
             found = torch.split(m[3] + push @ m[:3], [grads[k].numel() for k in names])
             out.update({k: v.view_as(grads[k]) for k, v in zip(names, found, strict=True)})
         return {k: out[k] for k in grads}
