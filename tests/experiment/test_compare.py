@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
+from fedkeel.experiment import compare as module
 from fedkeel.experiment.compare import Comparison, compare
 from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepared import Ingredients
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent
+from fedkeel.experiment.rounds import Result
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.runs import load
@@ -185,6 +188,21 @@ class StopAt(Silent):
             raise Kill
 
 
+def test_earlier_runs_of_the_same_settings_stay_in_the_table(tmp_path: Path) -> None:
+    compared(["fedavg"], 1, tmp_path)
+    found = compared(["scaffold"], 2, tmp_path)
+    assert index(tmp_path) == [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)]
+    assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
+    assert found.others == 0
+    other = compared(["fedavg"], 1, tmp_path, rounds=3)
+    assert (len(other.rows), other.others) == (1, 3)
+
+
+def test_a_method_written_in_two_ways_is_one() -> None:
+    found = compared(["fedprox+gcfed", "fedprox + gcfed", "fedprox(mu=0.01)+gcfed"], 1)
+    assert [row["seeds"] for row in found.rows] == [1, 1]
+
+
 def test_what_was_begun_is_continued(tmp_path: Path) -> None:
     whole = compared(["fedavg", "scaffold"], 2, rounds=3)
     with pytest.raises(Kill):
@@ -217,7 +235,40 @@ def test_a_method_that_diverges_does_not_stop_the_others(
     ]
     assert "diverged in round 1" in found.failures[0]
     assert found.complete
-    assert index(tmp_path) == names(found)
+    assert index(tmp_path) == [(m, s) for m in ("fedavg", "fedprox", "scaffold") for s in (0, 1)]
+    assert [row["unfinished"] for row in found.rows] == [0, 2, 0]
+
+
+def test_a_method_is_marked_where_one_of_its_seeds_diverged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = module.start
+
+    def start(prepared: Prepared, *given: object, **more: object) -> Result:
+        if prepared.settings.method == "scaffold" and prepared.settings.seed == 1:
+            raise TrainingError("It diverged.")
+        return begun(prepared, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "start", start)
+    found = compared(["fedavg", "scaffold"], 2)
+    assert [(row["seeds"], row["unfinished"]) for row in found.rows] == [(2, 0), (1, 1)]
+
+
+def test_an_interrupt_in_a_run_that_diverges_ends_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = module.start
+
+    def start(prepared: Prepared, *given: object, **more: object) -> Result:
+        if prepared.settings.method == "fedprox":
+            signal.raise_signal(signal.SIGINT)
+            raise TrainingError("It diverged.")
+        return begun(prepared, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "start", start)
+    found = compared(["fedavg", "fedprox", "scaffold"], 1)
+    assert names(found) == [("fedavg", 0)]
+    assert not found.complete
 
 
 def test_all_methods_diverge() -> None:

@@ -65,6 +65,9 @@ def compare(
         Console().print(to_text(found.rows))
     say(console, f"runs    {out}")
     say(console, f"report  {page}")
+    if found.others:
+        told = f"{out} also holds {found.others} runs of earlier calls that have other settings"
+        say(console, f"{told}: `fedkeel report` takes their folders")
     for failure in found.failures:
         say(console, f"failed  {failure}")
     if not found.complete:

@@ -7,8 +7,9 @@ taken up and extended: runs that are finished are used again, unfinished ones ar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
@@ -20,9 +21,9 @@ from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
-from fedkeel.records.comparison import write_index
+from fedkeel.records.comparison import runs_of, write_index
 from fedkeel.records.folder import RunFolder
-from fedkeel.report.runs import Entry, Run
+from fedkeel.report.runs import Entry, Run, load
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
 
@@ -34,18 +35,27 @@ class Comparison:
     Args:
         results: the runs, methods in the order given and seeds within a method.
         failures: one line for each run that could not go on.
+        failed: the methods of these.
+        others: runs in the folder that have other settings, and so are in no table of this one.
         complete: whether every run was made; false after an interrupt.
         folder: where it is on disk, None for a comparison in memory.
     """
 
     results: list[Result]
     failures: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    others: int = 0
     complete: bool = True
     folder: Path | None = None
 
     @property
     def entries(self) -> list[Entry]:
-        """The runs, put together by method, as the report has them."""
+        """The runs, put together by method, as the report has them.
+
+        On disk also those of earlier calls with the same settings, and those that failed.
+        """
+        if self.folder is not None:
+            return load(runs_of(self.folder))
         methods = dict.fromkeys(result.record.method for result in self.results)
         return [
             Entry(method, i, tuple(_run(r) for r in self.results if r.record.method == method))
@@ -55,7 +65,11 @@ class Comparison:
     @property
     def rows(self) -> list[Row]:
         """One row for each method: plain values, ready for JSON."""
-        return table([entry.group for entry in self.entries])
+        groups = [entry.group for entry in self.entries]
+        if self.folder is None:
+            lost = Counter(self.failed)
+            groups = [replace(one, unfinished=one.unfinished + lost[one.method]) for one in groups]
+        return table(groups)
 
     def __str__(self) -> str:
         from fedkeel.report.tables import to_markdown
@@ -92,48 +106,61 @@ def compare(
         TrainingError: no run could be finished.
     """
     watcher = watcher or Silent()
-    methods = list(dict.fromkeys(methods))
     if not methods:
         raise ConfigError(
             "There is nothing to compare.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
-    wanted = [settings.model_copy(update={"method": method}) for method in methods]
-    for one in wanted:  # refuse what is illegal before anything runs
-        check_disk(prepare(one, ingredients), out)
+    wanted: dict[str, RunSettings] = {}  # however a method is written, it is one
+    for method in methods:
+        one = settings.model_copy(update={"method": method})
+        prepared = prepare(one, ingredients)  # refuse what is illegal before anything runs
+        check_disk(prepared, out)
+        wanted.setdefault(prepared.plan.expression, one)
     for seed in range(settings.seed + 1, settings.seed + seeds):
         ingredients.clients(seed)  # not every seed's partition need be possible
     if out is not None:
         make_folder(out)
     results: dict[tuple[str, int], Result] = {}
     failures: list[str] = []
+    failed: list[str] = []
+    made: dict[tuple[str, int], Path] = {}
     complete = True
-    watcher.plan(len(methods) * seeds, len(methods) * seeds * settings.rounds)
-    pairs = [(s, one) for s in range(settings.seed, settings.seed + seeds) for one in wanted]
+    watcher.plan(len(wanted) * seeds, len(wanted) * seeds * settings.rounds)
+    every = range(settings.seed, settings.seed + seeds)
+    pairs = [(s, one) for s in every for one in wanted.values()]
     with interrupts(watcher.stopping) as stop:
         for number, (seed, one) in enumerate(pairs, 1):
             prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
             folder = None if out is None else out / folder_of(prepared)
+            if folder is not None:
+                made[one.method, seed] = folder
+            last = number == len(pairs)
             try:
                 result = start(prepared, folder, resume=True, watcher=watcher)
             except TrainingError as error:
                 watcher.end(f"{one.method} seed {seed}", error.what)
                 failures.append(f"{one.method}, seed {seed}: {error.what}")
+                failed.append(prepared.plan.expression)
+                complete = last or not stop.is_set()
+                if not complete:
+                    break
                 continue
             results[one.method, seed] = result
-            last = number == len(pairs)
             complete = result.record.status != "interrupted" and (last or not stop.is_set())
             if not complete:
                 break
+    methods = [one.method for one in wanted.values()]
     ordered = [results[key] for method in methods for key in results if key[0] == method]
     if not ordered:
         raise TrainingError(
             "No run of the comparison could be finished.", got="; ".join(failures[:2])
         )
+    others = 0
     if out is not None:
-        made = [(r.record, r.folder.name) for r in ordered if r.folder is not None]
-        write_index(out, settings.name, made)
-    return Comparison(ordered, failures, complete, out)
+        folders = [made[key] for method in methods for key in made if key[0] == method]
+        others = write_index(out, settings.name, [one.name for one in folders])
+    return Comparison(ordered, failures, failed, others, complete, out)
 
 
 def make_folder(out: Path) -> None:

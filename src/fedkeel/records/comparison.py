@@ -5,25 +5,36 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedkeel.errors import RunError
 from fedkeel.records.folder import RunFolder, write_text
-from fedkeel.records.rows import RunRecord
 
 INDEX = "comparison.json"
 """File in a comparison's folder that lists its runs."""
 
 
-def write_index(out: Path, name: str, runs: Sequence[tuple[RunRecord, str]]) -> None:
-    """List the runs of a comparison.
+def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
+    """List the runs of a comparison, after those that are listed and have the same settings.
 
     Args:
         out: its folder.
         name: what the experiment is called.
-        runs: what ran, and the folder's name, in the order of a table.
+        folders: names of the run folders, in the order of a table; one without a run is left out.
+
+    Returns:
+        The number of runs that were listed before and are not any more: they have other settings.
     """
-    listed = [{"method": r.method, "seed": r.seed, "folder": folder} for r, folder in runs]
+    before = [one.name for one in runs_of(out)] if (out / INDEX).exists() else []
+    own = [folder for folder in folders if RunFolder(out / folder).exists()]
+    common = {RunFolder(out / folder).common() for folder in own}
+    alike = [folder for folder in before if RunFolder(out / folder).common() in common]
+    listed: list[dict[str, Any]] = []
+    for folder in dict.fromkeys([*alike, *own]):
+        record = RunFolder(out / folder).read_run()
+        listed.append({"method": record.method, "seed": record.seed, "folder": folder})
     write_text(out / INDEX, json.dumps({"name": name, "runs": listed}, indent=1) + "\n")
+    return len(before) - len(alike)
 
 
 def runs_of(path: Path) -> list[Path]:

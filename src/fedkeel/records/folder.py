@@ -16,10 +16,12 @@ at any moment leaves either the old file or the new one.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -77,6 +79,23 @@ class RunFolder:
     def exists(self) -> bool:
         """Return whether the folder holds a run."""
         return (self.path / "run.json").exists()
+
+    def common(self) -> str:
+        """Return a digest of the settings that all runs of one comparison have in common.
+
+        These are all but the name, the method, the seed, and how and where it is run; "" where
+        there are none to be read.
+        """
+        try:
+            found = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return ""
+        engine = found.get("engine", {})
+        exact = {name: engine.get(name) for name in ("dtype", "precision")}
+        apart = {"name", "method", "seed", "engine", "flower", "compare", "tune"}
+        rest = {name: value for name, value in found.items() if name not in apart}
+        text = json.dumps({**rest, "engine": exact}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check_free(self, config: str) -> None:
         """Check that a run with these settings can begin here.

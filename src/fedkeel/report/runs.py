@@ -26,12 +26,14 @@ class Run:
         record: what ran.
         rows: one a round.
         summary: its figures.
+        common: digest of the settings that are neither method nor seed.
     """
 
     folder: str
     record: RunRecord
     rows: tuple[RoundRecord, ...]
     summary: Summary
+    common: str = ""
 
     @property
     def finished(self) -> bool:
@@ -162,12 +164,12 @@ def _read(given: Path | RunFolder, target: float | None) -> Run:
     figures = summarise(
         rows, record.target if target is None else target, model_bytes=int(size) if size else None
     )
-    return Run(folder.path.resolve().name, record, rows, figures)
+    return Run(folder.path.resolve().name, record, rows, figures, folder.common())
 
 
 def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:
     """Return the first group of the run's settings that does not hold its seed yet."""
-    key = (run.record.method, tuple(settings(run.record).values()))
+    key = (run.record.method, run.common, tuple(settings(run.record).values()))
     again = 0
     while any(one.record.seed == run.record.seed for one in groups.get((*key, again), ())):
         again += 1

@@ -57,7 +57,8 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
     Cost: two passes over the parameters for each step; one gradient for each example of the client
         at the end of a round.
     Laws: lambda = 0 is FedAvg, bit for bit; so is the first round. A client alone has no
-        penalty, but with memory = ``round``. The gradient at theta is that of the sum of the others' terms.
+        penalty, but with memory = ``round``. The gradient at theta is that of the sum of the
+        others' terms.
     Deviations: FedReg's code has no penalty against those who took part before the last round.
         OpenFL's squares gradients of batches, not of examples. Examples are in evaluation mode. The
         curvature is another one for each parameter, so the path length of local training knows
