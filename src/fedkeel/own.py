@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 
 from fedkeel.errors import FedkeelError, did_you_mean
 
@@ -109,3 +113,90 @@ def working_directory_first() -> Iterator[None]:
         # By value: the module may have changed the list.
         if here in sys.path:
             sys.path.remove(here)
+
+
+# ---- how it is written --------------------------------------------------------------------------
+
+_OTHERS = frozenset({"fedkeel", "torch", "builtins", "collections", "typing", "abc"})
+"""Packages whose version decides, not their files."""
+
+
+def written(value: object) -> str:
+    """Return a digest of how a function, a class or an object is written; "" of fedkeel's own.
+
+    It is that of the file, but in a script or an interactive session, where much else changes, that
+    of the definition alone: its source, or its byte code where there is no source. What a function
+    has closed over, and an object's plain attributes, count too.
+    """
+    text = _written(value)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else ""
+
+
+def _written(value: object) -> str:
+    if isinstance(value, functools.partial):
+        return f"{_written(value.func)} {plain([*value.args, *sorted(value.keywords.items())])}"
+    if isinstance(value, MethodType):
+        return _written(value.__func__) + _written(value.__self__)
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        inner = [value.__defaults__, value.__kwdefaults__, *cells]
+        told = [_written(one) if callable(one) else plain(one) for one in inner]
+        if _foreign(value):
+            return ""
+        return " ".join([_definition(value), _code(value.__code__), *told])
+    if isinstance(value, type):
+        return "".join(_definition(kind) for kind in value.__mro__ if not _foreign(kind))
+    if hasattr(value, "__dict__"):
+        return _written(type(value)) + plain(vars(value))
+    return ""
+
+
+def plain(value: object) -> str:
+    """Return numbers, words and collections of these as text; of other things what they are."""
+    if isinstance(value, dict):
+        public = {str(k): v for k, v in value.items() if not str(k).startswith("_")}
+        return "{" + ", ".join(f"{k}: {plain(public[k])}" for k in sorted(public)) + "}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [plain(one) for one in value]
+        return "[" + ", ".join(items if isinstance(value, (list, tuple)) else sorted(items)) + "]"
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return repr(value)
+    if isinstance(value, FunctionType) and not _foreign(value):
+        return f"{value.__qualname__} {written(value)}"
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _foreign(value: type | FunctionType) -> bool:
+    return str(value.__module__).split(".")[0] in _OTHERS
+
+
+def _filled(cell: object) -> bool:
+    with suppress(ValueError):
+        _ = cell.cell_contents  # type: ignore[attr-defined]
+        return True
+    return False
+
+
+def _definition(value: type | FunctionType) -> str:
+    """Return the file in which something is defined, or its own definition where that says more."""
+    module = sys.modules.get(value.__module__)
+    file = getattr(module, "__file__", None)
+    if file is not None and value.__module__ != "__main__":
+        with suppress(OSError):
+            return _file(file, id(getattr(module, "__spec__", None)))
+    with suppress(OSError, TypeError, IndentationError):
+        return inspect.getsource(value)
+    functions = [value] if isinstance(value, FunctionType) else vars(value).values()
+    return " ".join(_code(one.__code__) for one in functions if isinstance(one, FunctionType))
+
+
+@functools.lru_cache(maxsize=256)
+def _file(path: str, loaded: int) -> str:
+    """Return the digest of a module's file, as it was when it was first asked for after loading."""
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+
+
+def _code(code: CodeType) -> str:
+    inner = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *inner])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from fedkeel.experiment.manifest import describe_run, environment
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import estimate
 from fedkeel.records.rows import RoundRecord
+from fedkeel.task.models import make
+from fedkeel.task.network import Network
 from toys import MODELS, Net, federation, held, prepared
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------
@@ -103,6 +106,61 @@ def test_the_initial_model_is_part_of_the_key() -> None:
     with torch.no_grad():
         module.fc2.bias += 1e-3
     assert prepared(model=module).key != before
+
+
+class Scaled(Net):
+    """The same layers and numbers as a `Net`, and another output."""
+
+    def __init__(self, by: float = 2.0) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.by * super().forward(x)
+
+
+def frozen() -> nn.Module:
+    net = Net()
+    net.fc1.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"model": Scaled}, {"model": partial(Scaled, by=3.0)}),
+        ({"model": Net}, {"model": frozen}),
+        ({"loss": lambda z, y: (z**2).sum(1)}, {"loss": lambda z, y: (z**4).sum(1)}),
+    ],
+    ids=["an attribute", "what is trained", "a loss without a name"],
+)
+def test_what_a_repr_does_not_say_is_part_of_the_key(
+    one: dict[str, object], other: dict[str, object]
+) -> None:
+    assert prepared(**one).key == prepared(**one).key != prepared(**other).key
+
+
+def test_a_built_in_network_s_arguments_are_part_of_the_key() -> None:
+    def network(heads: int) -> str:
+        made = make("vit", (3, 16, 16), 3, {"patch": 8, "width": 12, "depth": 1, "heads": heads})
+        return Network(made).describe()
+
+    assert network(2) == network(2) != network(3)
+
+
+def test_a_forward_that_was_rewritten_is_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    text = "from toys import Net\nclass Own(Net):\n def forward(self, x): return {}\n"
+    (tmp_path / "own_net.py").write_text(text.format("super().forward(x)"))
+    own = importlib.import_module("own_net")
+    before = prepared(model=own.Own).key
+    (tmp_path / "own_net.py").write_text(text.format("2 * super().forward(x)"))
+    assert prepared(model=own.Own).key == before  # what runs is what was loaded
+    assert prepared(model=importlib.reload(own).Own).key != before
+    sys.modules.pop("own_net")
 
 
 def test_a_spelling_of_a_method_is_not_part_of_the_key() -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
+from fedkeel.own import plain, written
 from fedkeel.task.functional import Functional
 from fedkeel.tree import Tree, clone
 
@@ -122,9 +123,18 @@ class Network:
         return {k: v.detach() for k, v in self._train.state_dict(keep_vars=True).items()}
 
     def describe(self) -> str:
-        """Return the structure of the module, its head and its loss, in words."""
+        """Return all that decides what the network computes, but its numbers, in words.
+
+        That is the structure of the module, which of its parameters are trained, its head and its
+        loss; and of modules that are not torch's own, how they are written, and their attributes.
+        """
         loss = getattr(self._loss, "__qualname__", repr(self._loss))
-        return f"{self._train!r} head={self.head!r} loss={loss}"
+        told = [f"{self._train!r} head={self.head!r} loss={loss} {written(self._loss)}"]
+        told.append(f"trained={','.join(self.names)}")
+        for name, module in self._train.named_modules():
+            if not type(module).__module__.startswith("torch."):
+                told.append(f"{name}: {written(type(module))} {plain(vars(module))}")
+        return "\n".join(told)
 
     @property
     def mixes_examples(self) -> bool:
