@@ -210,6 +210,14 @@ def test_lanes_may_be_added_up_without_ever_being_made(
     assert (code.count("factors_times("), code.count("factors_made(")) == (times, made)
 
 
+def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
+    engine = {"kind": "vectorised", "workers": 1, "chunk": 5}
+    p = ready(wide, SHORT, epochs=1, engine=engine)
+    p.world.federation.data.x[:] = float("nan")
+    with pytest.raises(TrainingError, match="diverged in round 1"):
+        start(p)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method: str) -> None:
     results = []

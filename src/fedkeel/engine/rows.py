@@ -120,16 +120,15 @@ class Rows:
                 into = self._sums.tensors[path][head]
                 into.add_(rows[0].to(into.device))
             return
-        if not state:
-            return
         raw = self._world.raw_weights(done.jobs, done.seen)
         good = np.flatnonzero(done.finite.cpu().numpy() & (raw > 0.0))
+        if not len(good):
+            return
         for path, rows in state.items():
             into = self._sums.tensors[path][head]
             scales = raw if path.startswith(DELTA) else np.ones_like(raw)
             if len(rows) == 1:
-                if len(good):
-                    into.add_(rows[0].to(into.device), alpha=scales[0])
+                into.add_(rows[0].to(into.device), alpha=scales[0])
             else:
                 if len(good) < len(rows):
                     rows = rows[torch.from_numpy(good).to(rows.device)]
