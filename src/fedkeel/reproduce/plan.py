@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ class Ask:
         quick: whether the smaller version is meant.
         columns: ids of the columns; all where nothing is given.
         seeds: number of seeds, None for the table's.
-        chosen: settings found by a search, laid over everything else.
+        chosen: settings found by a search, laid over everything else; where it is given, cells for
+            which nothing was found are left out.
     """
 
     out: Path
@@ -102,7 +104,11 @@ def _cells(table: Table, ask: Ask) -> Iterator[Cell]:
     for seed in range(first, first + count(table, ask)):
         for row, column in pairs:
             made = table.experiment(row, column, seed, ask.quick)
-            more = (ask.chosen or {}).get((row.name, column.id))
+            more: Mapping[str, Any] | None = None
+            if ask.chosen is not None:
+                more = ask.chosen.get((row.name, column.id))
+                if more is None:  # untuned settings are in no tuned table
+                    continue
             if more:
                 values = laid_over(made.model_dump(exclude_none=True), more)
                 made = config.build(config.Experiment, values, f"{table.id}, tuned {row.name!r}")
@@ -148,9 +154,35 @@ def digest(experiment: config.Experiment) -> str:
     for name in ("name", "compare", "flower", "tune"):
         values.pop(name, None)
     values["engine"] = {"dtype": experiment.engine.dtype}
+    if experiment.engine.precision != "float32":
+        values["engine"]["precision"] = experiment.engine.precision
     values["version"] = __version__
+    if own := _own(experiment):
+        values["own"] = own
     text = json.dumps(values, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _own(experiment: config.Experiment) -> dict[str, str]:
+    """Return digests of the files of one's own that an experiment names: data, model, methods."""
+    found: dict[str, str] = {}
+    for name in experiment.data.sources:
+        if name not in SOURCES:
+            path = Path(name).expanduser()
+            files = sorted(path.rglob("*")) if path.is_dir() else [path]
+            found[name] = _digest_of([file for file in files if file.is_file()])
+    for place in re.findall(r"([\w.]+):\w", f"{experiment.model.name} {experiment.method}"):
+        file = Path(*place.split(".")).with_suffix(".py")
+        found[place] = _digest_of([file] if file.is_file() else [])
+    return found
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "blake2b").digest())
+    return digest.hexdigest()
 
 
 def status(folder: Path) -> str:

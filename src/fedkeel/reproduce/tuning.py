@@ -44,7 +44,7 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
     """
     if table.tune is None:
         raise ConfigError(f"{table.id} has no [tune].", do="run it without --tune")
-    found: Found = {}
+    found = read(folder)  # of other columns, or an earlier call
     complete = True
     for group in _groups(cells(table, ask)):
         one = group[0].experiment
@@ -56,10 +56,14 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
             break
         chosen = {row.method: _nested(row.chosen) for row in tuned.rows}
         found |= {(c.row.name, c.column.id): chosen[c.experiment.method] for c in group}
+        _write(folder, found)
+    return found, complete
+
+
+def _write(folder: Path, found: Found) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = [{"row": row, "column": column, "chosen": own} for (row, column), own in found.items()]
     write_text(folder / TUNED, json.dumps(text, indent=1) + "\n")
-    return found, complete
 
 
 def read(folder: Path) -> Found:

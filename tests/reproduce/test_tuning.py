@@ -1,0 +1,58 @@
+"""Searches of a table: kept column by column, and never shown where there was none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkeel.experiment.progress import Silent
+from fedkeel.reproduce import tuning
+from fedkeel.reproduce.catalogue import read
+from fedkeel.reproduce.plan import Ask, cells
+from reproduce.tiny import TINY, tiny
+
+SEARCH = '\n[tune]\nspace = { "local.lr" = [0.01, 0.3] }\n'
+
+
+def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None:
+    table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
+    folder = tmp_path / "out" / "tiny-tuned"
+    for column in ("skew", "plain"):
+        ask = Ask(tmp_path / "out", columns=(column,), seeds=1)
+        found, complete = tuning.search(table, ask, folder, 1, Silent())
+        assert complete
+    assert tuning.read(folder) == found
+    assert {column for _, column in found} == {"skew", "plain"}
+
+
+def test_a_cell_for_which_nothing_was_found_is_not_in_a_tuned_table(tmp_path: Path) -> None:
+    table = read(tiny(tmp_path, TINY + SEARCH))
+    ask = Ask(tmp_path / "out", seeds=1)
+    chosen = {("FedAvg", "skew"): {"local": {"lr": 0.01}}}
+    (one,) = cells(table, replace(ask, chosen=chosen))
+    assert (one.row.name, one.column.id, one.experiment.local.lr) == ("FedAvg", "skew", 0.01)
+    assert cells(table, replace(ask, chosen={})) == []
+
+
+def test_precision_and_own_files_make_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def folders(text: str) -> set[Path]:
+        return {cell.folder for cell in cells(read(tiny(tmp_path, text)), Ask(tmp_path / "out"))}
+
+    rounded = TINY.replace('kind = "sequential"', 'kind = "sequential"\nprecision = "bf16"')
+    assert not folders(TINY) & folders(rounded)
+    own = TINY.replace('"digits"', '"own.npz"').replace('"mlp"', '"own_net:Net"')
+    Path("own_net.py").write_text("first")
+    np.savez("own.npz", x=np.zeros((4, 2)), y=np.arange(4))
+    found = [folders(own)]
+    np.savez("own.npz", x=np.zeros((4, 2)), y=np.arange(4)[::-1])
+    found.append(folders(own))
+    Path("own_net.py").write_text("second")
+    found.append(folders(own))
+    assert len(set.union(*found)) == sum(map(len, found))
