@@ -1,4 +1,4 @@
-"""Write the pages that follow from the code: one for each method, their table, the legality matrix.
+"""Write the pages that follow from the code: methods, legality matrix, settings, run folder.
 
     python docs/generate.py            # into docs/
     python docs/generate.py --out DIR  # elsewhere
@@ -9,18 +9,191 @@ The pages are committed; a test fails where they are not what the code says.
 from __future__ import annotations
 
 import argparse
+import inspect
+import json
+import re
 import shutil
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from pydantic.fields import FieldInfo
+
+from fedkeel.config.base import Settings
+from fedkeel.config.settings import Experiment
+from fedkeel.config.space import Range, Value
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.footprint import footprint, told
 from fedkeel.method.bibliography import reference
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
 from fedkeel.method.page import markdown, page
 from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.records import folder as run_folder
+from fedkeel.records.rows import RoundRecord, RunRecord, Scores
 
 COMMAND = "python docs/generate.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
+
+TABLES = (
+    *("data", "partition", "model", "local", "local.schedule", "cohort", "evaluation", "stop"),
+    *("engine", "compare", "tune", "flower"),
+)
+"""Tables of an experiment file, in the order of the page."""
+
+SETTINGS = """\
+# The experiment file
+
+What `fedkeel run`, `compare`, `tune`, `check`, `data inspect` and `flower` read. They take
+changes with `-s KEY=VALUE`, by dotted key: `-s local.lr=0.05 -s partition.alpha=0.5`. An unknown
+key is an error that names the nearest known one. `config.toml` in a run folder is such a file,
+with every default written out.
+
+Only `rounds`, `data.source`, `model.name`, `local.lr`, `local.epochs` or `local.steps`, and what
+the kind of partition asks for are needed. Relative paths, and modules such as `my_net` in
+`my_net:Net`, are looked for in the folder in which `fedkeel` is called, wherever the file is.
+
+```toml
+name = "example"
+method = "fedavg"                 # for `run`; `compare` and `tune` take [compare] methods
+rounds = 20
+seed = 0
+
+[data]
+source = "digits"                 # or a file or folder of your own: "hospital.csv"
+normalize = "standardize"
+
+[partition]
+kind = "dirichlet"
+clients = 20
+alpha = 0.1
+
+[model]
+name = "mlp"                      # or a class of your own: "my_net:Net"
+args = { hidden = [64] }
+
+[local]
+lr = 0.1
+epochs = 2
+batch_size = 20
+
+[local.schedule]
+kind = "cosine"
+final = 0.1
+
+[cohort]
+clients = 5
+dropout = 0.1
+
+[evaluation]
+every = 2
+target = 0.8
+
+[stop]
+patience = 15
+
+[engine]
+kind = "sequential"
+
+[compare]
+methods = ["fedavg", "momentum", "fedgh+gradma.s"]
+seeds = 2
+
+[tune]
+metric = "last_mean"
+
+[tune.space]
+"local.lr" = [0.03, 0.1, 0.3]
+
+[tune.method.momentum]
+beta = [0.5, 0.9]
+
+[flower]
+deadline_seconds = 120
+```
+
+A dash as default, and None in the text, mean that the key is not set.
+"""
+
+RUN_FOLDER = """\
+# The run folder
+
+`fedkeel run` and `fk.run(..., out="runs/x")` write one folder for each run:
+
+```text
+{files}
+```
+
+{after}
+
+`fedkeel compare` writes such a folder for each run into its own, and `comparison.json`, which
+lists them: `method`, `seed` and `folder` of each. `fedkeel tune` does the same with `tune.json`,
+see [its page](tune.md#stopping-and-going-on).
+
+## Reading it
+
+`rounds.jsonl` has one JSON object a line, [described below](#a-row-of-roundsjsonl). With pandas,
+which fedkeel does not need and does not install:
+
+```python
+import json
+from pathlib import Path
+
+import pandas as pd
+
+lines = Path("runs/x/rounds.jsonl").read_text().splitlines()
+rows = pd.json_normalize([json.loads(line) for line in lines])
+print(rows[["round", "test.top1", "train_loss", "bytes_up.model"]])
+```
+
+Nested objects become columns with dots: `test.top1`, `seconds.evaluation`. Where a round was not
+evaluated these are NaN. All runs of a comparison in one table:
+
+```python
+import json
+from pathlib import Path
+
+import pandas as pd
+
+folder = Path("runs/digits")
+tables = []
+for run in json.loads((folder / "comparison.json").read_text())["runs"]:
+    lines = (folder / run["folder"] / "rounds.jsonl").read_text().splitlines()
+    table = pd.json_normalize([json.loads(line) for line in lines])
+    tables.append(table.assign(method=run["method"], seed=run["seed"]))
+rows = pd.concat(tables, ignore_index=True)
+print(rows.groupby(["method", "round"])["test.top1"].agg(["mean", "std"]))
+```
+
+In Python the rows are `result.rows`, and what stands in `run.json` is `result.record`.
+
+## The trained model
+
+A finished run leaves `model.safetensors`: the global model after the last round, as the state
+dict of the module, with all parameters, frozen ones too, and all buffers. In Python
+`result.state_dict()` is the same. How to load it, and what new data need:
+[README](../README.md#the-trained-model). Where clients keep their buffers (`model.buffers =
+"local"`) those in the file are the initial ones, see [batch
+normalisation](choosing.md#batch-normalisation).
+
+## The checkpoint
+
+What a run needs to go on with the same bits. It is saved when `engine.checkpoint_seconds` have
+passed since the last save, and at the end; an older one is removed when the new one is complete.
+`state.json` has the rounds completed and the run's key. `arrays.safetensors` has, by path:
+
+- `server/params/NAME`: the parameters of the global model that are trained.
+  `server/buffers/NAME`: its buffers, where they are averaged.
+- `server/memory/PART/...`: what a part of the method remembers at the server, such as momentum.
+- `clients/index`: the clients that have taken part, and `clients/state/PART/...`: what they keep,
+  one row for each, in that order. With client state on disk the rows are in `state/clients.bin`
+  instead.
+- `table/...`: what the server keeps for each client (FedVARP, MIFA), in the same form.
+
+It is no model file: frozen parameters are not in it, and its names may change between versions.
+
+"""
 
 
 def pages() -> dict[str, str]:
@@ -28,6 +201,8 @@ def pages() -> dict[str, str]:
     out = {f"methods/{name}.md": markdown(page(name, told(name))) for name in REGISTRY}
     out["methods/README.md"] = table()
     out["legality.md"] = legality()
+    out["settings.md"] = settings()
+    out["run-folder.md"] = folder()
     return {path: NOTICE + text for path, text in out.items()}
 
 
@@ -109,6 +284,186 @@ def _listed(names: list[str], found: dict[tuple[str, str], Verdict], code: str) 
         elif others:
             out.append(f"- `{a}` with {', '.join(f'`{b}`' for b in others)}")
     return out
+
+
+def settings() -> str:
+    """Return the reference of the experiment file: each table, each key."""
+    tables = dict(_tables(Experiment))
+    if set(tables) != set(TABLES):
+        raise ValueError(f"TABLES does not name the tables of an experiment: {sorted(tables)}")
+    out = [SETTINGS, "## The file itself", ""]
+    out += _keys("", Experiment)
+    for path in TABLES:
+        said = Said.by(tables[path])
+        out += ["", f"## `[{path}]`", "", *said.about, *_keys(path, tables[path])]
+        if path == "tune":
+            out += ["", "### A range", "", *Said.by(Range).about, *_keys("", Range)]
+    return "\n".join([*out, ""])
+
+
+def _tables(kind: type[Settings], prefix: str = "") -> Iterator[tuple[str, type[Settings]]]:
+    """Yield the dotted path and the class of every table below a table."""
+    for name, field in kind.model_fields.items():
+        below = _settings(field.annotation)
+        if below is not None:
+            yield prefix + name, below
+            yield from _tables(below, f"{prefix}{name}.")
+
+
+def _settings(kind: object) -> type[Settings] | None:
+    return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+
+
+def _keys(path: str, kind: type[Settings]) -> list[str]:
+    """Return the table of the keys of a table; what is a table itself comes last, as a link."""
+    meaning = Said.by(kind).args
+    lines, below = [_row(["key", "type", "default", "meaning"]), _row(["---"] * 4)], []
+    for name, field in kind.model_fields.items():
+        if _settings(field.annotation) is None:
+            words = ", ".join([_type(field.annotation, "table"), *_limits(field)])
+            lines.append(_row([f"`{name}`", words, _default(field), meaning[name]]))
+        else:
+            at = f"{path}.{name}" if path else name
+            link = f"[table](#{at.replace('.', '')})"
+            below.append(_row([f"`{name}`", link, "", meaning[name]]))
+    return [*lines, *below]
+
+
+def _limits(field: FieldInfo) -> Iterator[str]:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    for limit in field.metadata:
+        for name, sign in signs.items():
+            if hasattr(limit, name):
+                bound = getattr(limit, name)
+                yield f"{sign} {'2^32 - 1' if bound == 2**32 - 1 else f'{bound:g}'}"
+        if getattr(limit, "pattern", None):
+            yield f"`{limit.pattern}`"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in value.items())
+        return f"`{{ {inside} }}`" if inside else "`{}`"
+    return f"`{json.dumps(value)}`"
+
+
+def _type(kind: Any, table: str, many: bool = False) -> str:  # noqa: ANN401 - any annotation
+    """Return a type in words; `table` is what TOML or JSON calls a value by keys."""
+    origin, inside = get_origin(kind), get_args(kind)
+    plural = "s" if many else ""
+    if kind in _WORDS:
+        return _WORDS[kind] + ("" if kind is Scores else plural)
+    if origin in (Union, types.UnionType):
+        words = [_type(one, table, many) for one in inside if one is not type(None)]
+        if table == "object" and type(None) in inside:
+            words.append("null")
+        return " or ".join(words)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(one)}`" for one in inside)
+    if origin in (list, tuple):
+        count = f"{len(inside)} " if origin is tuple and inside[-1] is not Ellipsis else ""
+        return f"list{plural} of {count}{_type(inside[0], table, many=True)}"
+    if origin is dict and inside[1] is not Any:
+        return f"{table}{plural} of {_type(inside[1], table, many=True)}"
+    return table + plural
+
+
+_WORDS = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    int | float: "number",
+    bool: "boolean",
+    Value: "value",
+    Range: "range",
+    Scores: "scores",
+}
+
+
+def folder() -> str:
+    """Return the page of the run folder: its files, and the fields of what is in them."""
+    files, after = _block(run_folder.__doc__ or "")
+    out = [RUN_FOLDER.format(files=files, after=after)]
+    for title, kind in (
+        ("A row of `rounds.jsonl`", RoundRecord),
+        ("Scores", Scores),
+        ("`run.json`", RunRecord),
+    ):
+        said, hints = Said.by(kind), get_type_hints(kind)
+        out += [f"## {title}", "", *said.about]
+        out += [_row(["field", "type", "meaning"]), _row(["---"] * 3)]
+        for name, meaning in said.args.items():
+            out.append(_row([f"`{name}`", _type(hints[name], "object"), meaning]))
+        out.append("")
+    return "\n".join(out)
+
+
+def _block(text: str) -> tuple[str, str]:
+    """Return the indented block of a docstring, and what stands after it."""
+    lines = inspect.cleandoc(text).splitlines()
+    indented = [i for i, line in enumerate(lines) if line.startswith("    ")]
+    block = lines[indented[0] : indented[-1] + 1]
+    after = "\n".join(lines[indented[-1] + 1 :]).strip()
+    return inspect.cleandoc("\n".join(["", *block])), _plain(after)
+
+
+class Said(NamedTuple):
+    """What the docstring of a class of values says, in Markdown.
+
+    Args:
+        about: lines before the keys.
+        args: what each field is, in the order of the fields.
+    """
+
+    about: list[str]
+    args: dict[str, str]
+
+    @classmethod
+    def by(cls, kind: type) -> Said:
+        """Read a class, with what its bases say of the fields they add.
+
+        Raises:
+            ValueError: the docstring explains other fields than there are.
+        """
+        args: dict[str, str] = {}
+        for one in reversed(kind.__mro__):
+            if "__annotations__" in vars(one) and one.__doc__:
+                args.update(_args(one.__doc__))
+        names = list(_names(kind))
+        if set(names) - set(args):
+            missing = ", ".join(name for name in names if name not in args)
+            raise ValueError(f"the docstring of {kind.__name__} does not explain {missing}")
+        about = inspect.cleandoc(kind.__doc__ or "").partition("\nArgs:")[0].strip()
+        return cls([_plain(about), ""], {name: _plain(args[name]) for name in names})
+
+
+def _names(kind: Any) -> Iterable[str]:  # noqa: ANN401 - settings, or a dataclass
+    return kind.model_fields if issubclass(kind, Settings) else [f.name for f in fields(kind)]
+
+
+def _args(doc: str) -> dict[str, str]:
+    out: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(doc).partition("\nArgs:\n")[2].splitlines():
+        if not line.startswith("    "):
+            break
+        found = re.match(r"    (\w+): (.*)$", line)
+        if found:
+            name = found[1]
+            out[name] = found[2]
+        else:
+            out[name] += f" {line.strip()}"
+    return out
+
+
+def _plain(text: str) -> str:
+    """Return a docstring's text as Markdown: marks of code, and no sign of tables or tags."""
+    return text.replace("``", "`").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _row(cells: list[str]) -> str:

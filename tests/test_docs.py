@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from fedkeel.config import Experiment, build, paths
 from fedkeel.method.legality import LEGAL, pairs, verdict
 from fedkeel.method.registry import REGISTRY
+from fedkeel.records.rows import RoundRecord, RunRecord
 
 DOCS = Path(__file__).parents[1] / "docs"
+SINGLE = ("legality.md", "settings.md", "run-folder.md")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +33,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pages(folder: Path) -> dict[str, str]:
-    files = [*folder.glob("methods/*.md"), folder / "legality.md"]
+    files = [*folder.glob("methods/*.md"), *(folder / name for name in SINGLE)]
     return {str(f.relative_to(folder)): f.read_text("utf-8") for f in files if f.exists()}
 
 
@@ -39,7 +44,7 @@ def test_the_pages_are_what_the_code_says(fresh: Path) -> None:
 
 
 def test_there_is_a_page_for_every_method(fresh: Path) -> None:
-    names = {Path(path).stem for path in pages(fresh)} - {"README", "legality"}
+    names = {Path(path).stem for path in pages(fresh) if path not in SINGLE} - {"README"}
     assert names == set(REGISTRY)
     table = (fresh / "methods" / "README.md").read_text("utf-8")
     for name in REGISTRY:
@@ -73,3 +78,58 @@ def test_the_matrix_has_every_pair_twice(fresh: Path) -> None:
         if code != LEGAL:
             section = listed.split(f"`{code}`\n", 1)[1].split("\n## ")[0]
             assert re.search(rf"^- `{one}` with .*`{other}`", section, re.MULTILINE)
+
+
+def sections(path: Path) -> dict[str, list[str]]:
+    """The names in the first column of each section's table, by its heading."""
+    parts = re.split(r"^##+ (.*)$", path.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    return {
+        title.strip("`[]"): re.findall(r"^\| `(\w+)`", text, re.MULTILINE)
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_every_setting_is_in_the_section_of_its_table(fresh: Path) -> None:
+    found = sections(fresh / "settings.md")
+    for path in paths(Experiment):
+        table, _, key = path.rpartition(".")
+        assert key in found[table or "The file itself"], path
+    tables = {path.rpartition(".")[0] for path in paths(Experiment)} - {""}
+    assert set(found) == {"The file itself", "A range", *tables}
+
+
+def test_the_example_has_every_table_and_is_accepted(fresh: Path) -> None:
+    text = (fresh / "settings.md").read_text("utf-8")
+    found = re.search(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    values = tomllib.loads(found[1])
+    build(Experiment, values, "the example")
+    tables = {path.partition(".")[0] for path in paths(Experiment) if "." in path}
+    assert {key for key, value in values.items() if isinstance(value, dict)} == tables
+
+
+def test_every_field_of_a_record_is_explained(fresh: Path) -> None:
+    found = sections(fresh / "run-folder.md")
+    assert found["A row of `rounds.jsonl"] == [f.name for f in fields(RoundRecord)]
+    assert found["run.json"] == [f.name for f in fields(RunRecord)]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_lead_somewhere() -> None:
+    root = DOCS.parent
+    for page in (root / "README.md", root / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^()\s]+)\)", text):
+            if re.match(r"\w+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor:
+                assert anchor in anchors(target), f"{page.name}: {link}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import fedkeel as fk
 from commands import call
 from fedkeel.method.registry import REGISTRY, lookup
 
@@ -28,10 +32,8 @@ class Net(nn.Module):
 """
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    assert found is not None
-    return found[1]
+def block(language: str, number: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[number]
 
 
 def test_the_example_is_the_one_that_is_tested() -> None:
@@ -41,8 +43,12 @@ def test_the_example_is_the_one_that_is_tested() -> None:
     assert len(lines) <= 15
 
 
-def test_the_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_experiment_runs_and_its_model_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_net", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     random = np.random.default_rng(0)
     x, y = random.normal(size=(120, 3)), random.choice(["well", "ill"], 120)
     lines = [
@@ -55,6 +61,26 @@ def test_the_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     done = call("run", "experiment.toml", "-s", "rounds=2", "-s", "engine.kind=sequential", "-q")
     assert done.code == 0, done.err
     assert "fedprox" in done.out
+    exec(block("python", 2), {})
+    assert capsys.readouterr().out.strip() in ("['ill']", "['well']")
+    monkeypatch.delitem(sys.modules, "my_net")
+
+
+def test_the_model_of_a_result_is_used() -> None:
+    def net() -> nn.Module:
+        return nn.Linear(4, 2)
+
+    x, y = torch.randn(40, 4), torch.arange(40) % 2
+    clients = fk.iid(x, y, clients=2)
+    local = fk.Local(lr=0.1, epochs=1)
+    result = fk.run(
+        "fedavg", task=fk.Task(net), clients=clients, test=(x, y), rounds=1, local=local
+    )
+    names = {"net": net, "result": result}
+    exec(block("python", 1), names)
+    module = names["module"]
+    assert isinstance(module, nn.Module)
+    assert all(torch.equal(module.state_dict()[k], v) for k, v in result.params.items())
 
 
 def test_every_method_is_named_and_every_name_is_there() -> None:

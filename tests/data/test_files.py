@@ -1,5 +1,8 @@
 """Files of one's own: tables, arrays and folders of images."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +13,16 @@ from PIL import Image
 from fedkeel.config import Data
 from fedkeel.data import load
 from fedkeel.errors import DataError
+
+
+def again(path: Path) -> Path:
+    """A copy, so that every example is trained on and tested."""
+    copy = path.with_name(f"again-{path.name}")
+    if path.is_dir():
+        shutil.copytree(path, copy)
+    else:
+        shutil.copy(path, copy)
+    return copy
 
 
 def loaded(path, seed=0, **more):
@@ -225,7 +238,7 @@ def test_npz_of_coloured_bytes_with_the_channels_last(tmp_path):
     path = tmp_path / "a.npz"
     x = np.random.default_rng(0).integers(0, 256, (4, 6, 7, 3)).astype(np.uint8)
     np.savez(path, x=x, label=[0, 0, 1, 1])
-    train, _ = loaded(path, test=str(path))
+    train, _ = loaded(path, test=str(again(path)))
     assert torch.equal(train.x, torch.from_numpy(x).permute(0, 3, 1, 2) / 255)
 
 
@@ -304,7 +317,7 @@ def test_a_folder_with_train_and_test(tmp_path):
 def test_grey_among_colours_becomes_coloured(tmp_path):
     save(tmp_path / "f" / "a" / "1.png", [7])
     save(tmp_path / "f" / "b" / "1.png", [[1, 2, 3]])
-    train, _ = loaded(tmp_path / "f", test=str(tmp_path / "f"))
+    train, _ = loaded(tmp_path / "f", test=str(again(tmp_path / "f")))
     assert (train.x.reshape(2, 3) * 255).tolist() == [
         pytest.approx([7, 7, 7]),
         pytest.approx([1, 2, 3]),
@@ -320,7 +333,7 @@ def test_images_of_different_sizes(tmp_path):
         "b/2.jpeg (2 high, 4 wide)",
         "data.shape",
     )
-    train, _ = loaded(tmp_path / "f", shape=(3, 3, 3), test=str(tmp_path / "f"))
+    train, _ = loaded(tmp_path / "f", shape=(3, 3, 3), test=str(again(tmp_path / "f")))
     assert train.x.shape == (2, 3, 3, 3)
     assert torch.allclose(train.x[0] * 255, torch.tensor(7.0))
     assert torch.allclose(train.x[1] * 255, torch.tensor(9.0))

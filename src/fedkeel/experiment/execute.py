@@ -75,8 +75,11 @@ def start(
                 do="add --resume to go on with it, or choose another folder (--out)",
             )
         check_disk(prepared, out)
-        auto = prepared.settings.engine.kind == "auto"  # a new choice might round differently
-        again = begun_with(found.engine, prepared.settings.engine) if auto else None
+        asked = prepared.settings.engine
+        chosen = asked.kind == "auto" or (asked.kind == "vectorised" == found.engine["kind"])
+        again = None  # a new choice might round differently
+        if chosen and asked.chunk is None:
+            again = begun_with(found.engine, asked)
         record = describe_run(prepared, choice or again)
         folder.write_run(record)
         return Run(prepared, folder, watcher, name, engine).execute(record, resume=True)
@@ -112,4 +115,5 @@ def _reused(
     for row in rows[-1:]:
         watcher.row(name, row)
     watcher.end(name, REUSED)
-    return Result(found, rows, server.params, server.buffers, folder.path)
+    module = prepared.world.bench.network.whole(server.params, server.buffers)
+    return Result(found, rows, server.params, server.buffers, module, folder.path)

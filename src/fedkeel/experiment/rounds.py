@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from fedkeel.clock import Clock, shares
 from fedkeel.data import batches
@@ -51,6 +52,7 @@ class Result:
         rows: one a round, round 0 first.
         params: the global model's parameters.
         buffers: its buffers, where they were averaged.
+        module: the whole state dict of the user's module with these, frozen parameters and all.
         folder: where it is on disk, None for a run in memory.
     """
 
@@ -58,7 +60,16 @@ class Result:
     rows: list[RoundRecord]
     params: Tree
     buffers: Tree
+    module: Tree
     folder: Path | None = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the trained model for ``module.load_state_dict(...)``; a copy.
+
+        It has all that the module has: trained and frozen parameters, tied ones under each name,
+        and buffers, which are the initial ones where clients' were not averaged.
+        """
+        return {name: tensor.clone() for name, tensor in self.module.items()}
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
@@ -340,11 +351,13 @@ class Run:
                 record = replace(record, engine={**record.engine, "reasons": reasons})
         record = replace(record, status=status, message=message)
         folder = self._folder
+        server = self._server
+        module = self._world.bench.network.whole(server.params, server.buffers)
         if folder is not None:
+            if status == "finished":
+                folder.save_model({name: tensor.numpy() for name, tensor in module.items()})
             folder.write_run(record)
             if status == "finished":
                 shutil.rmtree(folder.state, ignore_errors=True)
-        server = self._server
-        return Result(
-            record, self._rows, server.params, server.buffers, folder.path if folder else None
-        )
+        path = folder.path if folder else None
+        return Result(record, self._rows, server.params, server.buffers, module, path)

@@ -107,7 +107,7 @@ def _is_import(text: str) -> bool:
 
 def _read(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
     settings = experiment.data.model_copy(update={"source": text, "labels": ()})
-    train, test = load(settings, experiment.seed)
+    train, test = load(settings)
     names = train.label_names
     labels = experiment.data.labels
     strange = [name for name in names if name not in labels]

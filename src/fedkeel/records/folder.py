@@ -4,6 +4,7 @@
       config.toml     resolved settings: running it again repeats the run
       run.json        what ran: method, citations, data, model, environment, engine, status
       rounds.jsonl    one row a round
+      model.safetensors  the trained model, once the run is finished: the module's whole state dict
       checkpoint/     round-000120/: arrays.safetensors and state.json, written aside and renamed
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
@@ -41,6 +42,9 @@ from fedkeel.errors import RunError
 from fedkeel.records.rows import FORMAT, RoundRecord, RunRecord
 
 Arrays = dict[str, NDArray[Any]]
+
+MODEL = "model.safetensors"
+"""File in a run folder with the trained model."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,18 @@ class RunFolder:
         for file in [*aside.iterdir(), *([rows] if rows.exists() else [])]:
             _synchronise(file)
         os.replace(aside, final)
+
+    def save_model(self, arrays: Arrays) -> None:
+        """Write the trained model."""
+        aside = self.path / f".{MODEL}.{os.getpid()}"
+        save_file({name: one.copy(order="C") for name, one in arrays.items()}, aside)
+        _synchronise(aside)
+        os.replace(aside, self.path / MODEL)
+
+    def drop_model(self) -> None:
+        """Remove model and checkpoint of a run of which the rows are wanted alone."""
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+        (self.path / MODEL).unlink(missing_ok=True)
 
     def load(self) -> Checkpoint | None:
         """Read the newest checkpoint, or None where there is none."""

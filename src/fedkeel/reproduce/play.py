@@ -7,7 +7,6 @@ hundreds of them.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from fedkeel.experiment.jobs import Order, alone, can_fork, make_all
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Silent, Watcher
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import Status
 from fedkeel.reproduce.plan import Cell
 
@@ -106,5 +106,5 @@ def _make(
     prepared = prepare(experiment, ingredients or gather(experiment))
     status = start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
     if status == "finished":
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        RunFolder(folder).drop_model()
     return status

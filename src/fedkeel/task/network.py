@@ -122,6 +122,18 @@ class Network:
         """Return every parameter and buffer of the initial module, frozen ones too."""
         return {k: v.detach() for k, v in self._train.state_dict(keep_vars=True).items()}
 
+    def whole(self, params: Tree, buffers: Tree) -> Tree:
+        """Return the module's state dict with these parameters and buffers.
+
+        Frozen parameters are as they were. A tensor that has several names is there under each.
+        """
+        first = {id(p): name for name, p in self._train.named_parameters()}
+        out: Tree = {}
+        for name, own in self._train.state_dict(keep_vars=True).items():
+            given = params.get(first.get(id(own), name), buffers.get(name))
+            out[name] = (own if given is None else given).detach().to("cpu", copy=True)
+        return out
+
     def describe(self) -> str:
         """Return all that decides what the network computes, but its numbers, in words.
 

@@ -37,14 +37,15 @@ class _Pair:
     test: Raw
 
 
-def load(settings: Data, seed: int, cache: Path | None = None) -> tuple[Dataset, Dataset]:
+def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Dataset, Dataset]:
     """Load the data that settings name.
 
     Args:
         settings: see `fedkeel.config.Data`. Where it names several sources they are joined: both
             halves say in `Dataset.source` what came from where.
-        seed: seed of the run; draws the test set where a file of one's own has none. The test set
-            of ``digits`` and the draw of `settings.limit` are the same for every seed.
+        seed: draws the test set where a file of one's own has none. It is not the seed of a run:
+            all runs of an experiment have one test set, as of ``digits``, and one draw of
+            `settings.limit`. A client all of whose examples are drawn keeps them for training.
         cache: folder of downloads; see `fedkeel.data.read.sources.cache_folder`.
 
     Returns:
@@ -99,8 +100,20 @@ def _pair(text: str, settings: Data, seed: int, cache: Path | None) -> _Pair:
     train, test = _own(path, settings)
     if test is None:
         rows = stratified(train.y, settings.test_fraction, generator(seed, f"data.test/{name}"))
+        rows = rows if train.client is None else _none_lost(train.client, *rows)
         train, test = train.take(rows[0]), train.take(rows[1])
     return _Pair(name, False, train, test)
+
+
+def _none_lost(client: Ints, kept: Ints, aside: Ints) -> tuple[Ints, Ints]:
+    """Return what is kept for training and what is set aside, where every client has some to keep.
+
+    Where nobody had two, all stays as it is: there would be nothing to test on.
+    """
+    lost = ~np.isin(client[aside], client[kept])
+    if lost.all():
+        return kept, aside
+    return np.sort(np.concatenate([kept, aside[lost]])), aside[~lost]
 
 
 def _exists(path: Path, text: str) -> None:
@@ -133,6 +146,12 @@ def _own(path: Path, settings: Data) -> tuple[Raw, Raw | None]:
     if settings.test is not None:
         given = Path(settings.test).expanduser()
         _exists(given, settings.test)
+        if given.resolve() == path.resolve():
+            raise DataError(
+                "data.test is the file that is trained on.",
+                got=settings.test,
+                do="drop data.test, and data.test_fraction sets examples aside; or name another",
+            )
         if path.is_dir() != given.is_dir() or (path.suffix == ".npz") != (given.suffix == ".npz"):
             raise DataError(
                 "The test data are of another kind than the training data.",

@@ -40,7 +40,7 @@ def table(path: Path, label: str, client: str | None, like: Raw | None = None) -
         DataError: the file cannot be read; a column is missing, holds text, or has a gap; a label
             of the test data is unknown.
     """
-    columns = _columns(path)
+    columns = _columns(path, [key for key in (label, client) if key is not None])
     if like is not None and client not in columns:
         client = None
     for wanted, key in ((label, "data.label"), (client, "data.client")):
@@ -170,8 +170,13 @@ def _as_images(x: torch.Tensor) -> torch.Tensor:
     return x if x.ndim == 4 else x.to(torch.float32)
 
 
-def _columns(path: Path) -> dict[str, _Column]:
-    """Read a table's columns by name, in the order of the file."""
+def _columns(path: Path, keys: Sequence[str]) -> dict[str, _Column]:
+    """Read a table's columns by name, in the order of the file.
+
+    Args:
+        path: of the table.
+        keys: columns that name something: in a CSV file 007 and 7 are two of these.
+    """
     import pyarrow as pa  # slow to import
     from pyarrow import csv, parquet
 
@@ -192,7 +197,17 @@ def _columns(path: Path) -> dict[str, _Column]:
         raise DataError(f"{path} has two columns named {twice!r}.", expected="one name for each")
     if found.num_rows == 0:
         raise DataError(f"{path} has no examples.", got=f"columns {', '.join(names[:8])}, no rows")
-    return {name: _plain(path, name, found.column(name)) for name in names}
+    columns = {name: _plain(path, name, found.column(name)) for name in names}
+    numbers = [key for key in keys if key in columns and pa.types.is_integer(columns[key].type)]
+    if is_csv and numbers:
+        types = dict.fromkeys(numbers, pa.string())
+        options = csv.ConvertOptions(include_columns=numbers, column_types=types)
+        texts = csv.read_csv(path, convert_options=options)
+        for key in numbers:
+            text = _plain(path, key, texts.column(key))
+            if any(one.strip() != str(int(one)) for one in text.to_pylist() if one):
+                columns[key] = text
+    return columns
 
 
 def _plain(path: Path, name: str, column: _Column) -> _Column:

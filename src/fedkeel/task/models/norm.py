@@ -17,13 +17,17 @@ Norm = Literal["batch", "group", "none"]
 """Normalisation of a network: by batch statistics, by groups of channels, or none."""
 
 
+FEATURES = 8
+"""Features [B, width] in a group, at least: of two of them little more than a sign would be left."""
+
+
 def norm1d(kind: Norm, width: int, groups: int = 32) -> nn.Module:
     """Return the normalisation of [B, width] features."""
     if checks.choice("norm", kind, ("batch", "group", "none")) == "batch":
         return nn.BatchNorm1d(width)
     if kind == "none":
         return nn.Identity()
-    return nn.GroupNorm(group_count(width, checks.whole("groups", groups), least=2), width)
+    return nn.GroupNorm(group_count(width, checks.whole("groups", groups), FEATURES), width)
 
 
 def norm2d(kind: Norm, width: int, groups: int = 32) -> nn.Module:
@@ -58,8 +62,9 @@ def replace_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
     Args:
         module: any module; it is left as it is.
         groups: upper bound of the number of groups, >= 1. Each layer gets the largest divisor of
-            its channels that is not above. `BatchNorm1d` also keeps at least two channels in a
-            group: on [B, channels] inputs a group of one is normalised to 0, whatever comes in.
+            its channels that is not above. `BatchNorm1d` also keeps eight channels in a group,
+            or all: on [B, channels] inputs a group of one is normalised to 0, and one of two to
+            little more than signs.
     """
     checks.whole("groups", groups)
     if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
@@ -95,7 +100,7 @@ def _group_norm(name: str, old: _BatchNorm, groups: int) -> nn.GroupNorm:
             why="one channel alone is normalised to 0",
             do="remove or replace this layer by hand",
         )
-    count = group_count(width, groups, least=2 if one_dimensional else 1)
+    count = group_count(width, groups, FEATURES if one_dimensional else 1)
     new = nn.GroupNorm(count, width, eps=old.eps, affine=old.affine)
     if old.affine:
         new = new.to(device=old.weight.device, dtype=old.weight.dtype)
