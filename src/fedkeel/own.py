@@ -126,7 +126,7 @@ def written(value: object) -> str:
 
     It is that of the file, but in a script or an interactive session, where much else changes, that
     of the definition alone: its source, or its byte code where there is no source. What a function
-    has closed over, and an object's plain attributes, count too.
+    has closed over and cannot grow, and an object's plain attributes, count too.
     """
     text = _written(value)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else ""
@@ -140,7 +140,8 @@ def _written(value: object) -> str:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
         inner = [value.__defaults__, value.__kwdefaults__, *cells]
-        told = [_written(one) if callable(one) else plain(one) for one in inner]
+        lasting = [() if isinstance(one, (list, dict, set)) else one for one in inner]
+        told = [_written(one) if callable(one) else plain(one) for one in lasting]
         if _foreign(value):
             return ""
         return " ".join([_definition(value), _code(value.__code__), *told])

@@ -51,6 +51,7 @@ def test_run_as_a_table(folder: Path) -> None:
         ".lock",
         "checkpoint",
         "config.toml",
+        "model.safetensors",
         "report.html",
         "rounds.jsonl",
         "run.json",
@@ -134,7 +135,8 @@ def test_compare_says_what_failed_and_finishes_the_rest(
     monkeypatch.setattr(FedProx, "penalty_gradient", explode)
     done = call("compare", "toy.toml", "--methods", "fedprox,fedavg", "--seeds", "1", "--json")
     assert done.code == 1
-    assert [row["method"] for row in done.json] == ["fedavg"]
+    found = [(row["method"], row["unfinished"]) for row in done.json]
+    assert found == [("fedprox", 1), ("fedavg", 0)]
     assert "failed  fedprox, seed 0: Training diverged in round 1" in done.err
     done = call("compare", "toy.toml", "--methods", "fedprox", "--seeds", "1", "--json")
     assert (done.code, done.out) == (1, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import annotated_types
@@ -201,3 +202,35 @@ def test_the_size_of_a_cohort(cohort: Cohort, population: int, size: int) -> Non
         cohort.size(population)
     assert "cohort." in caught.value.what
     assert len(str(caught.value).splitlines()) <= 4
+
+
+# --- settings that are made in Python --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Local(lr=0.1, epoch=1), "Local has no 'epoch'.\n  do   did you mean 'epochs'?"),
+        (lambda: Local(lr="a", epochs=1), "Local: 'lr' cannot be used.\n  got 'a'; expected a"),
+        (lambda: Local(lr=0.1), "Local: give either 'epochs' or 'steps'."),
+        (lambda: Local(epochs=1), "Local: 'lr' is missing."),
+        (
+            lambda: Local(lr=0.1, epochs=1, schedule="cosine"),
+            "expected fedkeel.config.Schedule(...)",
+        ),
+        (lambda: Local(lr=0.1, epochs=1, schedule={"kid": 1}), "Local.schedule has no 'kid'."),
+        (lambda: Schedule(at=3), "expected a list or a tuple"),
+        (lambda: config.Model(name="x", args=3), "expected a dict"),
+    ],
+)
+def test_a_mistake_in_python_is_said_in_its_words(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert says in str(caught.value)
+    assert len(caught.value.lines()) <= 4
+    assert "http" not in str(caught.value)
+
+
+def test_a_mistake_below_another_table_keeps_its_whole_path() -> None:
+    with pytest.raises(ConfigError, match=r"try\.toml: \[local\.schedule\] has no key 'kid'"):
+        build(config.Run, {"rounds": 1, "local": {"lr": 1, "schedule": {"kid": 1}}}, "try.toml")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from config.examples import values
-from fedkeel.config import Experiment, build, load, override, to_toml
-from fedkeel.config.toml import _SYNONYMS, paths
+from fedkeel.config import Experiment, build, load, override, paths, to_toml
+from fedkeel.config.mistakes import SYNONYMS
 from fedkeel.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ def test_unknown_keys(changes: dict[str, Any], says: str) -> None:
 PATHS = list(paths(Experiment))
 
 
-@pytest.mark.parametrize(("word", "meant"), _SYNONYMS.items())
+@pytest.mark.parametrize(("word", "meant"), SYNONYMS.items())
 def test_other_peoples_words_are_known(word: str, meant: str) -> None:
     """In the table that has what is meant, and at the top."""
     homes = [path for path in PATHS if path.rpartition(".")[2] == meant]

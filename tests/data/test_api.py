@@ -85,3 +85,27 @@ def test_wrong_settings_are_named():
         api.iid(X, Y, 2, sizes=[3])
     with pytest.raises(DataError, match="do not match"):
         api.iid(X, Y[:5], 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (X, Y.astype(str), "such as '0'; expected whole numbers from 0\n  do   number them"),
+        (X, Y.astype(object), "numpy.unique(y, return_inverse=True)"),
+        (
+            X.astype(object),
+            Y,
+            "got inputs of type object, such as [0.0]; expected [N, ...] numbers",
+        ),
+        (X.astype(str), Y, "x.astype(numpy.float32)"),
+        (None, Y, "such as [None]"),
+        ([[1.0], [1.0, 2.0]], [0, 1], "data: inputs are no array"),
+        (X[:2], [0, [1]], "data: labels are no array"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_what_to_do(x, y, says):
+    with pytest.raises(DataError) as caught:
+        api.iid(x, y, 2)
+    assert says in str(caught.value)
+    assert caught.value.do
+    assert len(caught.value.lines()) <= 4

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 import fedkeel as fk
 from fedkeel.engine.arithmetic import arithmetic
+from fedkeel.errors import ConfigError
 from toys import Net, federation, held
 
 
@@ -88,5 +88,5 @@ def test_every_engine_rounds_alike() -> None:
 
 
 def test_float64_is_not_rounded() -> None:
-    with pytest.raises(ValidationError, match="'bf16' is for dtype 'float32'"):
+    with pytest.raises(ConfigError, match="'bf16' is for dtype 'float32'"):
         fk.Engine(dtype="float64", precision="bf16")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
+from fedkeel.experiment.compare import Comparison
 from fedkeel.experiment.rounds import Result
 from fedkeel.records.folder import RunFolder
 from toys import Net, federation, held, same
@@ -247,6 +248,19 @@ def test_it_leaves_signals_and_threads_as_they_were() -> None:
 
 # --- what a user does wrong -----------------------------------------------------------------------
 
+WRONG_KIND = [
+    ({"task": Net}, ConfigError, "got the class Net\n  do   write task=fedkeel.Task(Net)"),
+    ({"task": nn.Linear(5, 3)}, ConfigError, "'task' is no fedkeel.Task"),
+    ({"clients": arrays()}, DataError, "clients=fedkeel.iid(x, y, clients=10)"),
+    ({"test": None}, DataError, "test=(x_test, y_test)"),
+    ({"test": arrays()[0]}, DataError, "'test' is no test set"),
+    ({"engine": "sequential"}, ConfigError, "engine=fedkeel.Engine(kind='sequential')"),
+    ({"local": 0.1}, ConfigError, "local=fedkeel.Local(lr=0.1, epochs=1)"),
+    ({"local": None}, ConfigError, "'local' is no fedkeel.Local"),
+    ({"engine": fk.Stop()}, ConfigError, "'engine' is no fedkeel.Engine"),
+]
+"""Arguments of another kind than is meant."""
+
 
 @pytest.mark.parametrize(
     ("wrong", "kind", "words"),
@@ -267,6 +281,7 @@ def test_it_leaves_signals_and_threads_as_they_were() -> None:
         ({"task": fk.Task(nn.ReLU())}, ModelError, "no parameters"),
         ({"task": fk.Task(lambda: 3)}, ModelError, "torch.nn.Module"),
         ({"weights": "sizes"}, ConfigError, "weights"),
+        *WRONG_KIND,
     ],
 )
 def test_a_mistake_is_said_in_four_lines(
@@ -277,3 +292,47 @@ def test_a_mistake_is_said_in_four_lines(
     assert words in str(found.value)
     assert len(found.value.lines()) <= 4
     assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_is_a_path() -> None:
+    with pytest.raises(ConfigError, match="'out' is no folder"):
+        run(out=3)
+
+
+def compare(methods: object = ("fedavg",), **more: object) -> Comparison:
+    values = {
+        "task": fk.Task(Net),
+        "clients": federation(),
+        "test": arrays(),
+        "rounds": 1,
+        "seeds": 1,
+        "local": LOCAL,
+        "engine": fk.Engine(kind="sequential"),
+    }
+    return fk.compare(methods, **{**values, **more})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        *WRONG_KIND,
+        ({"seeds": 0}, ConfigError, "compare: 'seeds' cannot be used.\n  got 0; expected greater"),
+        ({"seeds": -1}, ConfigError, "seeds"),
+        ({"seeds": "3"}, ConfigError, "seeds"),
+        ({"methods": None}, ConfigError, "methods"),
+        ({"methods": ["fedavg", 3]}, ConfigError, "methods"),
+    ],
+)
+def test_a_comparison_refuses_the_same_and_says_it_in_four_lines(
+    tmp_path: Path, wrong: dict[str, object], kind: type[fk.FedkeelError], words: str
+) -> None:
+    with pytest.raises(kind) as found:
+        compare(**wrong, out=tmp_path / "run")
+    assert words in str(found.value)
+    assert len(found.value.lines()) <= 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_takes_a_list_as_the_command_does() -> None:
+    found = compare("fedavg, fedprox(mu=0.1)")
+    assert [r.record.method for r in found.results] == ["fedavg", "fedprox(mu=0.1)"]

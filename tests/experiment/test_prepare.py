@@ -297,7 +297,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 
 
 def test_local_buffers_are_client_state_too() -> None:
-    plain = fk.Local(lr=0.1, epochs=1, batch_size=4)
+    plain = fk.Local(lr=0.1, epochs=1, batch_size=4, drop_last="single")
     ready = prepared(model=MODELS["norm"], buffers="local", local=plain)
     assert estimate(ready).client_state == 6 * 4 + 6 * 4 + 8
     with pytest.raises(RunError, match="kept by buffers"):
@@ -386,3 +386,80 @@ def test_a_record_says_what_ran() -> None:
     assert record.participation == "4 of 6 clients a round, each drops out with probability 0.25"
     assert record.local == "SGD, lr 0.05, 2 epochs, batch 4, momentum 0.5"
     assert set(environment()) >= {"fedkeel", "python", "torch", "processor", "cores", "date"}
+
+
+# --- batches of one example -----------------------------------------------------------------------
+
+
+class Mapped(nn.Module):
+    """Batch normalisation over positions too, which takes one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.conv(x[:, None])).flatten(1))
+
+
+def of_sizes(*sizes: int) -> fk.Federation:
+    data = held(sum(sizes))
+    cuts = np.split(np.arange(len(data)), np.cumsum(sizes)[:-1])
+    return fk.federation(data, cuts)
+
+
+def begin(sizes: tuple[int, ...], model: object = MODELS["norm"], **local: object) -> object:
+    values = {"lr": 0.05, "batch_size": 4, **({} if "steps" in local else {"epochs": 1}), **local}
+    return prepared(
+        model=model,
+        clients=of_sizes(*sizes),
+        local=fk.Local(**values),
+        buffers="average",
+        cohort=fk.Cohort(),
+        rounds=3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "local", "count", "cures"),
+    [
+        ((8, 9, 5), {}, "2 of 3 clients have", "set local.drop_last = 'single'; or use"),
+        ((8, 1), {}, "1 of 2 clients has", "do   give every client more examples (min_size = 2"),
+        ((8, 1), {"drop_last": "single"}, "1 of 2 clients has", "more examples"),
+        ((8, 1), {"steps": 1, "sampling": "random"}, "1 of 2 clients has", "more examples"),
+        ((9, 1), {}, "2 of 2 clients", "'single', and give every client more examples"),
+        ((8, 6), {"batch_size": 1}, "2 of 2 clients", "raise local.batch_size"),
+        ((8, 5), {"steps": 1}, "1 of 2 clients", "drop_last"),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_batch_normalisation_cannot_take_it(
+    sizes: tuple[int, ...], local: dict[str, object], count: str, cures: str
+) -> None:
+    with pytest.raises(ModelError, match="a mini-batch of one example") as found:
+        begin(sizes, **local)
+    text = str(found.value)
+    assert count in text
+    assert cures in text
+    assert "fedkeel.replace_batch_norm(module)" in text
+    assert "Expected more than 1 value per channel" in text
+    assert len(found.value.lines()) <= 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "model", "local"),
+    [
+        ((8, 6), MODELS["norm"], {}),
+        ((9, 5), MODELS["norm"], {"drop_last": "single"}),
+        ((9, 5), MODELS["norm"], {"drop_last": "always"}),
+        ((9, 5), MODELS["norm"], {"batch_size": "all"}),
+        ((9, 5), MODELS["norm"], {"steps": 2, "sampling": "random"}),
+        ((17, 8), MODELS["norm"], {"steps": 1}),  # three rounds end before the fifth batch
+        ((9, 1), MODELS["plain"], {}),
+        ((9, 1), Mapped, {}),
+    ],
+)
+def test_what_trains_is_not_refused(
+    sizes: tuple[int, ...], model: object, local: dict[str, object]
+) -> None:
+    assert len(start(begin(sizes, model, **local)).rows) == 4

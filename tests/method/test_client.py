@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +13,7 @@ from torch import Tensor, nn
 
 from fedkeel import tree
 from fedkeel.config import Local
+from fedkeel.errors import TrainingError
 from fedkeel.method.client import (
     Bench,
     Client,
@@ -18,9 +23,20 @@ from fedkeel.method.client import (
     client_start,
     client_step,
 )
-from fedkeel.method.context import Facts, Message
+from fedkeel.method.compose import compose
+from fedkeel.method.context import Facts, Message, Round, Step
 from fedkeel.method.grammar import parse
-from fedkeel.method.roles import Capability, Preparation
+from fedkeel.method.roles import (
+    Capability,
+    GradientRule,
+    GradientTransform,
+    Part,
+    Penalty,
+    Preparation,
+    Stage,
+    StepCorrection,
+    UpdateTransform,
+)
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, consecutive, toy_network
@@ -415,3 +431,77 @@ def test_a_client_that_comes_back_goes_on_with_what_it_kept() -> None:
     assert equal(
         tree.leaves(progress.carry["gradma.w"], "previous"), client.mine["gradma.w"]["last"]
     )
+
+
+# --- what parts return -----------------------------------------------------------------------
+
+
+class Wrong(Part):
+    """Returns what it is told to in place of a tree."""
+
+    name: ClassVar[str] = "wrong"
+    paper: ClassVar[str] = ""
+    pull: ClassVar[float] = 0.0
+    gradient_stage = update_stage = Stage.CORRECT
+    made: ClassVar[Callable[[Tree], object]]
+
+    def made_of(self, tree: Tree) -> object:
+        return type(self).made(tree)
+
+
+class WrongPenalty(Wrong, Penalty):
+    def penalty_gradient(self, params: Tree, step: Step) -> Tree:
+        return self.made_of(params)
+
+
+class WrongRule(Wrong, GradientRule):
+    def gradient(self, params: Tree, step: Step) -> Tree:
+        return self.made_of(step.grad(params))
+
+
+class WrongTransform(Wrong, GradientTransform):
+    def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
+        return self.made_of(grads)
+
+
+class WrongCorrection(Wrong, StepCorrection):
+    def correct(self, params: Tree, step: Step) -> Tree:
+        return self.made_of(params)
+
+
+class WrongUpdate(Wrong, UpdateTransform):
+    def transform_update(self, delta: Tree, round: Round) -> Tree:
+        return self.made_of(delta)
+
+
+def first_only(given: Tree) -> Tree:
+    return dict(list(given.items())[:1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "got"),
+    [
+        (WrongPenalty, first_only, "without 'fc1.bias', 'fc2.weight', 'fc2.bias'"),
+        (WrongPenalty, lambda given: None, "an object of type NoneType"),
+        (WrongRule, first_only, "without 'fc1.bias', 'fc2.weight', 'fc2.bias'"),
+        (WrongTransform, first_only, "without 'fc1.bias', 'fc2.weight', 'fc2.bias'"),
+        (WrongTransform, lambda given: {**given, "x": torch.zeros(1)}, "with 'x'"),
+        (WrongTransform, lambda given: None, "an object of type NoneType"),
+        (WrongCorrection, first_only, "without 'fc1.bias', 'fc2.weight', 'fc2.bias'"),
+        (WrongUpdate, first_only, "without 'fc1.bias', 'fc2.weight', 'fc2.bias'"),
+    ],
+)
+@torch.no_grad()
+def test_a_part_that_leaves_out_parameters_is_named(
+    kind: type[Wrong], made: Callable[[Tree], object], got: str
+) -> None:
+    part = dataclass(frozen=True)(type("Mine", (kind,), {"made": staticmethod(made)}))()
+    played = federation("fedavg", FEW)
+    client, progress = begun(played, 0)
+    client = replace(client, bench=replace(client.bench, plan=compose([part])))
+    x, y = played.data[0]
+    with pytest.raises(TrainingError) as caught:
+        client_finish(client, client_step(client, progress, Batch(x, y)), 1)
+    assert caught.value.what.startswith("wrong (Mine) does not return a tensor for each parameter")
+    assert caught.value.got == got
+    assert len(caught.value.lines()) <= 4

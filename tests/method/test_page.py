@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import entries, reference
 from fedkeel.method.cite import keys
+from fedkeel.method.describe import facts
 from fedkeel.method.docstring import Maths, read
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import WEIGHTS, verdict
@@ -115,6 +118,63 @@ def test_facts_of_a_method() -> None:
 def test_what_cannot_be_composed_has_no_page() -> None:
     with pytest.raises(CompositionError, match="which takes one"):
         page("momentum+addition")
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedkeel.method.roles import Stage, UpdateTransform, param
+
+
+@dataclass(frozen=True)
+class Bare(UpdateTransform):
+    rate: float = param(0.5, gt=0.0, le=1.0)
+    name: ClassVar[str] = "bare"
+    paper: ClassVar[str] = ""
+    update_stage: ClassVar[Stage] = Stage.LIMIT
+
+    def transform_update(self, delta, round):
+        return delta
+
+
+@dataclass(frozen=True)
+class Half(Bare):
+    \"""Does nothing.\"""
+
+    name: ClassVar[str] = "half"
+
+
+@dataclass(frozen=True)
+class Empty(Bare):
+    ""
+
+    name: ClassVar[str] = "empty"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Bare", "This part has no docstring."),
+        ("Half", "Does nothing.\n  The docstring of half (Half) has no 'Source'."),
+        ("Empty", "This part has no docstring."),
+    ],
+)
+def test_a_part_of_ones_own_without_a_whole_docstring(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "undocumented.py").write_text(OWN)
+    expression = f"undocumented:{name}"
+    plain = terminal(page(expression))
+    assert f"\n{name.lower()}\n  {says}\n" in plain
+    assert "roles         update transform" in plain
+    assert "rate          `float, > 0, <= 1`; here `0.5`" in plain
+    assert f"change the update: {name.lower()}" in plain
+    (part,) = parse(expression).parts
+    assert facts(part)["summary"] == ("Does nothing." if name == "Half" else "")
 
 
 def test_blocks_as_markdown() -> None:

@@ -222,3 +222,77 @@ def test_the_type_is_the_runs(dtype: torch.dtype) -> None:
     made = Task(plain()).network(digits(), 0, dtype)
     assert {p.dtype for p in made.params.values()} == {dtype}
     assert made.dtype == dtype
+
+
+# --- words and shapes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"buffers": "avg"},
+            "no policy 'avg' for a model's buffers.\n  do   did you mean 'average'",
+        ),
+        ({"buffers": None}, "known: average, local, refuse"),
+        ({"model": "mlp"}, "neither a module nor a function that makes one.\n  got 'mlp'"),
+        ({"head": 2}, "got int; expected a name such as 'fc2'"),
+        ({"loss": "mse"}, "The loss is no function.\n  got 'mse'"),
+        ({"loss": nn.CrossEntropyLoss}, "torch.nn.CrossEntropyLoss(reduction='none')"),
+    ],
+)
+def test_a_task_refuses_what_it_does_not_know(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        Task(**{"model": plain, **given})
+    assert says in str(caught.value)
+    assert len(caught.value.lines()) <= 4
+
+
+def test_lazy_layers_are_named_with_the_call_that_they_wait_for() -> None:
+    text = refusal(lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(3)))
+    assert "got '0.weight', '0.bias', '2.weight' and 1 more" in text
+    assert "module(torch.zeros(2, 4))" in text
+    tokens = dataset([[0, 1], [1, 2]], [0, 1], tokens=True)
+    assert "torch.zeros(2, 2, dtype=torch.long)" in refusal(nn.LazyLinear(3), data=tokens)
+
+    def called() -> nn.Module:
+        module = nn.LazyLinear(3)
+        module(torch.zeros(2, 4))
+        return module
+
+    assert network(called).params["weight"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        (nn.LSTM(6, 3), "return the scores alone"),
+        (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), "one output for each class"),
+        (nn.Unflatten(1, (3, 2)), "flatten what enters the last layer"),
+    ],
+)
+def test_what_to_do_about_an_output(last: nn.Module, says: str) -> None:
+    text = refusal(nn.Sequential(nn.Linear(4, 6), last))
+    assert "expected [2, 3] for 2 examples of 3 classes" in text
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (lambda scores, y: scores, "got [2, 3] for scores [2, 3] and labels [2]; expected [2]"),
+        (lambda scores, y: scores.argmax(1) == y, "got [2] of torch.bool"),
+        (lambda scores, y: 0.5, "got float"),
+        (lambda scores, y: scores @ y, "got scores [2, 3] and labels [2]: "),
+    ],
+)
+def test_a_loss_is_one_number_for_each_example(
+    loss: Callable[[Tensor, Tensor], Tensor], says: str
+) -> None:
+    text = refusal(plain, loss=loss)
+    assert "The loss" in text
+    assert says in text
+
+
+def test_a_loss_may_be_a_mean() -> None:
+    assert network(plain, loss=nn.CrossEntropyLoss()).names

@@ -7,6 +7,7 @@ that file again repeats the run.
 
 from fedkeel.config.base import Settings
 from fedkeel.config.flower import Flower
+from fedkeel.config.mistakes import meant, paths
 from fedkeel.config.settings import (
     Buffers,
     Cohort,
@@ -25,7 +26,7 @@ from fedkeel.config.settings import (
 )
 from fedkeel.config.space import Choices, Metric, Range, Space, Value
 from fedkeel.config.stop import Stop
-from fedkeel.config.toml import build, load, meant, override, paths, to_toml
+from fedkeel.config.toml import build, load, override, to_toml
 
 __all__ = [
     "Buffers",

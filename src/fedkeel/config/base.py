@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from fedkeel.config.mistakes import readable
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, with no unknown keys and no silent conversions."""
+    """Base of all settings: frozen, with no unknown keys and no silent conversions.
+
+    Raises:
+        ConfigError: names the setting, what was given and what is accepted.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+    def __init__(self, /, **values: Any) -> None:  # noqa: ANN401 - as pydantic's own
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise readable(type(self), error) from None
+
+    # What `build` validates does not pass here: an error then names the whole path of a key.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,8 @@ class Stop(Settings):
     """When a run ends before its last round; whichever comes first. It never does by itself.
 
     Both look at the test accuracy of the rounds that are evaluated, so that going on after a kill
-    ends at the same round.
+    ends at the same round. A trial of `fedkeel tune` on validation data looks at no test accuracy,
+    and makes all its rounds.
 
     Args:
         target: end when the test accuracy has reached this, in (0, 1].

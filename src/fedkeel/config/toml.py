@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,34 +11,9 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedkeel.config.base import Settings
+from fedkeel.config.mistakes import readable
 from fedkeel.config.settings import Experiment
-from fedkeel.errors import ConfigError, did_you_mean
-
-_SYNONYMS = {
-    "learning_rate": "lr",
-    "lr_local": "lr",
-    "batch": "batch_size",
-    "bs": "batch_size",
-    "num_rounds": "rounds",
-    "n_rounds": "rounds",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "fraction": "participation",
-    "decay": "weight_decay",
-    "dataset": "source",
-    "classes": "classes_per_client",
-    "k": "classes_per_client",
-}
-
-_WORDS = {
-    r"a valid tuple": "a list",
-    r"a valid dictionary( or instance of \w+)?": "a table",
-    r"Field required": "a longer list",
-    r"Tuple should have": "a list should have",
-    r" after validation": "",
-}
-"""Words of pydantic's that a writer of TOML need not know, as regular expressions."""
-
+from fedkeel.errors import ConfigError
 
 _S = TypeVar("_S", bound=Settings)
 
@@ -58,7 +32,7 @@ def build(kind: type[_S], values: Mapping[str, Any], where: str) -> _S:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise _readable(kind, error, where) from None
+        raise readable(kind, error, where) from None
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
@@ -93,6 +67,8 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
 
     >>> override({"local": {"lr": 0.1}}, ["local.lr=0.5", "name=try"])
     {'local': {'lr': 0.5}, 'name': 'try'}
+    >>> override({}, ['tune.space."local.lr"=[0.1, 0.2]'])
+    {'tune': {'space': {'local.lr': [0.1, 0.2]}}}
     """
     out = _copy(values)
     for text in overrides:
@@ -107,7 +83,7 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
             value = tomllib.loads(f"v = {raw}")["v"]
         except tomllib.TOMLDecodeError:
             value = raw.strip()
-        *parents, leaf = key.strip().split(".")
+        *parents, leaf = _words(key.strip())
         here = out
         for name in parents:
             below = here.setdefault(name, {})
@@ -118,75 +94,21 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     return out
 
 
+def _words(key: str) -> list[str]:
+    """Return the names in a dotted key, which may be quoted as in a file."""
+    try:
+        found: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return key.split(".")
+    names = []
+    while isinstance(found, dict):
+        ((name, found),) = found.items()
+        names.append(name)
+    return names
+
+
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
-
-
-def _readable(kind: type[Settings], error: ValidationError, where: str) -> ConfigError:
-    """Turn pydantic's first complaint into one that names the key and the way out.
-
-    An unknown key comes before a missing one: it may be that one, by another name.
-    """
-    found = error.errors(include_url=False)
-    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-    loc = [part for part in first["loc"] if isinstance(part, str)]
-    table, known = _table(kind, loc)
-    at = ".".join(table)
-    key = ".".join([*table, loc[len(table)]]) if len(loc) > len(table) else at
-    if first["type"] == "extra_forbidden":
-        what = f"{where}: {f'[{at}]' if at else 'the experiment'} has no key {loc[-1]!r}."
-        return ConfigError(what, do=meant(kind, loc[-1], known))
-    if first["type"] == "missing" and first["loc"][-1] == loc[-1]:
-        return ConfigError(f"{where}: {key!r} is missing.", do=f"set {key}")
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return ConfigError(f"{where}: {f'[{at}] ' if at else ''}{message}.")
-    given = first["input"]
-    shown = repr(given) if len(repr(given)) < 60 else repr(given)[:57] + "..."
-    depth = len(table) + 1  # a union of types complains once for each of them
-    same = [e for e in found if e["loc"][:depth] == first["loc"][:depth]]
-    expected = ", or ".join(dict.fromkeys(_wanted(e["msg"]) for e in same))
-    return ConfigError(f"{where}: {key!r} cannot be used.", got=shown, expected=expected)
-
-
-def _wanted(message: str) -> str:
-    """Return pydantic's words for what it wanted, in the words of TOML."""
-    wanted = message.removeprefix("Input should be ")
-    for theirs, ours in _WORDS.items():
-        wanted = re.sub(theirs, ours, wanted)
-    return wanted[0].lower() + wanted[1:]
-
-
-def meant(kind: type[Settings], word: str, known: Sequence[str]) -> str:
-    """Return what to do about an unknown key: a synonym, its own table, or the nearest word."""
-    meant = _SYNONYMS.get(word, word)
-    if meant not in known:
-        elsewhere = [path for path in paths(kind) if path.rpartition(".")[2] == meant]
-        if elsewhere:
-            return f"set {' or '.join(elsewhere)}"
-    return did_you_mean(meant if meant in known else word, known, 16)
-
-
-def paths(kind: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key, depth first; a table comes before its own keys."""
-    for name, field in kind.model_fields.items():
-        yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            yield from paths(field.annotation, f"{prefix}{name}.")
-
-
-def _table(kind: type[Settings], loc: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the path of the table that `loc` points into, and that table's keys."""
-    path: list[str] = []
-    here: type[Settings] = kind
-    for part in loc:
-        below = here.model_fields.get(part)
-        annotation = None if below is None else below.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, Settings)):
-            break
-        path.append(part)
-        here = annotation
-    return path, list(here.model_fields)
 
 
 def to_toml(settings: Settings) -> str:

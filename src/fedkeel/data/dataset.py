@@ -6,6 +6,7 @@ A client is a list of row numbers, not an object: fifty thousand clients cost tw
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -120,18 +121,19 @@ def dataset(
         **more: further fields of `Dataset`.
 
     Raises:
-        DataError: lengths differ, there are no examples, an input is not finite, a token is not a
-            whole number >= 0, a label is not a whole number or lies outside 0..Y-1.
+        DataError: inputs are not numbers, lengths differ, there are no examples, an input is not
+            finite, a token is not a whole number >= 0, a label is not a whole number or lies
+            outside 0..Y-1.
 
     >>> len(dataset([[0.0], [1.0]], [0, 1]))
     2
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
-    xs = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    xs = x if isinstance(x, Tensor) else _numbers(x, name)
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
-    ys = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
+    ys = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
     if xs.ndim < 1 or ys.ndim != 1 or len(xs) != len(ys):
         raise DataError(
             f"{name}: inputs and labels do not match.",
@@ -163,6 +165,31 @@ def dataset(
     return Dataset(x=xs.contiguous(), y=labels, classes=known, **{"sources": (name,), **more})
 
 
+def _array(given: ArrayLike, what: str) -> NDArray[Any]:
+    try:
+        return np.array(given)
+    except (TypeError, ValueError) as error:  # examples of several shapes, say
+        raise DataError(
+            f"{what} are no array.",
+            got=error,
+            expected="one shape for all examples",
+            do="pad or crop what differs, and give an array",
+        ) from None
+
+
+def _numbers(x: ArrayLike, name: str) -> Tensor:
+    array = _array(x, f"{name}: inputs")
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise DataError(
+            f"{name}: inputs are not numbers.",
+            got=f"inputs of type {array.dtype}, such as {array.reshape(-1)[:1].tolist()}",
+            expected="[N, ...] numbers, every example of one shape",
+            do="turn them into numbers, e.g. x.astype(numpy.float32), or read a file",
+        ) from None
+
+
 def _whole_labels(ys: NDArray[Any], name: str) -> Ints:
     if ys.dtype == bool or np.issubdtype(ys.dtype, np.integer):
         return ys.astype(np.int64)
@@ -171,8 +198,9 @@ def _whole_labels(ys: NDArray[Any], name: str) -> Ints:
         return ys.astype(np.int64)
     raise DataError(
         f"{name}: labels are not whole numbers.",
-        got=f"labels of type {ys.dtype}, such as {ys.reshape(-1)[0]!r}",
+        got=f"labels of type {ys.dtype}, such as {ys[:1].tolist()[0]!r}",
         expected="whole numbers from 0",
+        do="number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
     )
 
 
@@ -255,7 +283,7 @@ class Federation:
         random = generator(seed, "holdout")
         for k in range(len(self)):
             rows = self.client(k)
-            count = min(int(fraction * len(rows)), len(rows) - 1)
+            count = min(math.floor(fraction * len(rows) + 1e-9), len(rows) - 1)
             order = random.permutation(len(rows))
             held.append(rows[np.sort(order[:count])])
             kept.append(rows[np.sort(order[count:])])

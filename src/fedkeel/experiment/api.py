@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.errors import ConfigError, DataError
 from fedkeel.experiment.compare import Comparison
 from fedkeel.experiment.compare import compare as _compare
 from fedkeel.experiment.execute import start
@@ -18,6 +19,7 @@ from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Watcher, watcher
 from fedkeel.experiment.rounds import Result
+from fedkeel.method.grammar import split
 from fedkeel.task.task import Task
 
 Test = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
@@ -83,11 +85,11 @@ def run(
     )
     prepared = prepare(settings, _ingredients(task, clients, test))
     with _watcher(progress) as watching:
-        return start(prepared, None if out is None else Path(out), resume, watching)
+        return start(prepared, _folder(out), resume, watching)
 
 
 def compare(
-    methods: Sequence[str],
+    methods: str | Sequence[str],
     *,
     task: Task,
     clients: Federation,
@@ -109,14 +111,14 @@ def compare(
     """Train several methods with several seeds, everything else the same.
 
     Args:
-        methods: expressions.
+        methods: expressions; or one text, in which commas stand between them.
         task: as in `run`. A function or class in place of a module starts every seed from
             another initial model.
         clients: as in `run`.
         test: as in `run`.
         rounds: as in `run`.
         local: as in `run`.
-        seeds: number of seeds, counted from `seed`.
+        seeds: number of seeds, >= 1, counted from `seed`.
         participation: as in `run`.
         clients_per_round: as in `run`.
         seed: the first seed.
@@ -131,6 +133,8 @@ def compare(
     Raises:
         FedkeelError: as in `run`, before anything has run.
     """
+    given = split(methods) if isinstance(methods, str) else methods
+    wanted = config.build(config.Compare, {"methods": given, "seeds": seeds}, "compare")
     settings = _settings(
         method="fedavg",
         rounds=rounds,
@@ -143,12 +147,28 @@ def compare(
         engine=engine or config.Engine(),
     )
     ingredients = _ingredients(task, clients, test)
-    folder = None if out is None else Path(out)
     with _watcher(progress) as watching:
-        return _compare(settings, ingredients, methods, seeds, folder, watching)
+        return _compare(settings, ingredients, wanted.methods, wanted.seeds, _folder(out), watching)
+
+
+_TABLES: dict[str, tuple[type[config.Settings], str]] = {
+    "local": (config.Local, "lr=0.1, epochs=1"),
+    "cohort": (config.Cohort, "participation=0.1"),
+    "evaluation": (config.Evaluation, "every=10"),
+    "stop": (config.Stop, "patience=10"),
+    "engine": (config.Engine, "kind='sequential'"),
+}
+"""Arguments that are settings themselves, with their class and how it may be called."""
 
 
 def _settings(**values: object) -> config.Run:
+    for name, (kind, example) in _TABLES.items():
+        if not isinstance(values[name], (kind, Mapping)):
+            raise ConfigError(
+                f"{name!r} is no fedkeel.{kind.__name__}.",
+                got=_shown(values[name]),
+                do=f"write e.g. {name}=fedkeel.{kind.__name__}({example})",
+            )
     return config.build(config.Run, values, "run")
 
 
@@ -162,12 +182,47 @@ def _cohort(
 
 
 def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
+    if not isinstance(task, Task):
+        name = task.__name__ if isinstance(task, type) else "model"
+        raise ConfigError(
+            "'task' is no fedkeel.Task.", got=_shown(task), do=f"write task=fedkeel.Task({name})"
+        )
+    if not isinstance(clients, Federation):
+        raise DataError(
+            "'clients' is no federation.",
+            got=_shown(clients),
+            expected="a fedkeel.Federation",
+            do="divide the arrays: clients=fedkeel.iid(x, y, clients=10), or by fedkeel.dirichlet, "
+            "by_classes or by_client",
+        )
     if not isinstance(test, Dataset):
+        if not isinstance(test, (tuple, list)) or len(test) != 2:
+            raise DataError(
+                "'test' is no test set.",
+                got=_shown(test),
+                expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
+                do="keep some examples from the clients, and give test=(x_test, y_test)",
+            )
         tokens = not clients.data.x.is_floating_point()
         test = dataset(test[0], test[1], name="test", tokens=tokens)
     model = task.model
     name = getattr(model, "__name__", None) or type(model).__name__
     return Ingredients(task, lambda seed: clients, test, name)
+
+
+def _shown(given: object) -> str:
+    """Return what was given, in a few words."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if given is None or isinstance(given, (str, int, float)):
+        return repr(given)
+    return f"an object of type {type(given).__name__}"
+
+
+def _folder(out: str | Path | None) -> Path | None:
+    if out is None or isinstance(out, (str, Path)):
+        return None if out is None else Path(out)
+    raise ConfigError("'out' is no folder.", got=_shown(out), expected="a path, or None")
 
 
 def _watcher(progress: bool | None) -> Watcher:

@@ -16,7 +16,7 @@ from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import REUSED, Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result, Run
-from fedkeel.records.folder import RunFolder
+from fedkeel.records.folder import RunFolder, deciding
 from fedkeel.records.rows import RunRecord
 
 
@@ -94,10 +94,24 @@ def _found(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
         raise RunError(
             f"{folder} holds another run.",
             got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
-            why="settings, data or the initial model differ; nothing is written over",
+            why=f"{_difference(folder, prepared)}; nothing is written over",
             do="choose another folder (--out), or another name (-s name=...)",
         )
     return found
+
+
+def _difference(folder: RunFolder, prepared: Prepared) -> str:
+    """Return what sets a run apart from the one in the folder, in words."""
+    before, now = folder.deciding(), deciding(config.to_toml(prepared.settings))
+    told = [
+        f"{key} is {now.get(key, 'not set')}, there {before.get(key, 'not set')}"
+        for key in dict.fromkeys([*now, *before])
+        if now.get(key) != before.get(key)
+    ]
+    if not before or not told:
+        return "the data, the model or how it is written differ, or the version"
+    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    return "; ".join(told[:3]) + more
 
 
 def _reused(

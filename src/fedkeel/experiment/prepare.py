@@ -12,9 +12,11 @@ import re
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
@@ -30,6 +32,7 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.outside import fingerprint
 from fedkeel.method.roles import Capability
 from fedkeel.method.server import server_message, server_start
+from fedkeel.own import one_line
 from fedkeel.task.models import make
 from fedkeel.task.network import Network, blocks
 from fedkeel.task.task import Task
@@ -46,7 +49,7 @@ def gather(experiment: config.Experiment) -> Ingredients:
         DataError: the data cannot be found, read or used.
         ModelError: there is no such model, or it cannot be made.
     """
-    train, test = load(experiment.data, experiment.seed)
+    train, test = load(experiment.data)
     return Ingredients(
         task=task(experiment, train),
         clients=lambda seed: divide(train, experiment.partition, seed),
@@ -82,6 +85,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     plan = parse(settings.method, _provides(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
     bench = Bench(plan, network, plan.work(settings.local), ingredients.task.buffers)
+    _check_single(bench, federation, settings.rounds)
     world = World(
         bench,
         federation,
@@ -143,6 +147,54 @@ def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
             got=f"{outputs} outputs for {test.classes} classes",
             do="change the last layer, or check the test labels",
         )
+
+
+def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
+    """Refuse batches of one example where batch normalisation cannot take them."""
+    network, local = bench.network, bench.local
+    if not network.mixes_examples:
+        return
+    found = [n for n in np.unique(federation.sizes) if n and _is_single(local, int(n), rounds)]
+    raised = _raises_on_one(network, federation.data) if found else ""
+    if not raised:
+        return
+    concerned = np.isin(federation.sizes, found)
+    client, alone = int(np.flatnonzero(concerned)[0]), federation.sizes == 1
+    cures = []
+    if local.batch_size == 1:
+        cures.append("raise local.batch_size")
+    elif (concerned & ~alone).any():
+        cures.append("set local.drop_last = 'single'")
+    if alone.any():
+        cures.append("give every client more examples (min_size = 2 of kind 'dirichlet')")
+    count = concerned.sum()
+    raise ModelError(
+        f"{count} of {len(federation)} clients {'has' if count == 1 else 'have'} a mini-batch of "
+        "one example, which this network cannot be trained on.",
+        got=f"e.g. client {client} of size {federation.sizes[client]}, "
+        f"local.batch_size = {local.batch_size!r}",
+        why=f"batch normalisation: {raised}",
+        do=f"{', and '.join(cures)}; or use fedkeel.replace_batch_norm(module)",
+    )
+
+
+def _is_single(local: config.Local, n: int, rounds: int) -> bool:
+    """Return whether a client of `n` examples meets a batch of one in so many rounds."""
+    if 1 not in batches.sizes(local, n):
+        return False
+    if n == 1 or local.batch_size == 1 or local.steps is None:
+        return True
+    return local.sampling == "continue" and local.steps * rounds >= batches.per_pass(local, n)
+
+
+def _raises_on_one(network: Network, data: Dataset) -> str:
+    """Return what the network raises on one example in training, "" where it takes it."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            network.logits(network.params, network.throwaway(network.buffers), data.x[:1])
+    except Exception as error:  # whatever a user's module may raise
+        return one_line(error)
+    return ""
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -100,5 +100,8 @@ def parameters(part: Part) -> list[dict[str, Any]]:
 
 
 def summary(kind: type[Part]) -> str:
-    """Return the first line of a part's docstring."""
-    return inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
+    """Return the first line of a part's docstring, "" where it has none."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    if text.startswith(f"{kind.__name__}("):  # what dataclass writes
+        return ""
+    return next(iter(text.splitlines()), "")

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import bibtex, reference
 from fedkeel.method.cite import keys
 from fedkeel.method.compose import Plan, roles_of
-from fedkeel.method.describe import describe, parameters
+from fedkeel.method.describe import describe, parameters, summary
 from fedkeel.method.docstring import Maths, read
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
@@ -47,7 +48,7 @@ def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[Block
         traffic: what is sent and kept, as (what, how much).
 
     Raises:
-        CompositionError: the method cannot be composed, or the docstring of a part is not whole.
+        CompositionError: the method cannot be composed.
     """
     plan = parse(expression)
     name = ALIASES.get(expression, expression)
@@ -85,7 +86,10 @@ def _facts(plan: Plan, name: str) -> list[tuple[str, str]]:
 
 
 def _part(part: Part) -> list[Block]:
-    doc = read(type(part))
+    try:
+        doc = read(type(part))
+    except CompositionError as error:  # a part of one's own may run without
+        return _undocumented(part, error)
     blocks = [Block("part", doc.summary, part.name)]
     for piece in doc.body:
         if isinstance(piece, Maths):
@@ -97,13 +101,29 @@ def _part(part: Part) -> list[Block]:
         Block("item", ", ".join(roles_of(part)), "Roles"),
     ]
     for one in parameters(part):
-        limits = [f"{_SIGNS[sign]} {bound:g}" for sign, bound in one["range"].items()]
-        typed = ", ".join([one["type"].removeprefix("Literal[").removesuffix("]"), *limits])
-        meaning = f"{doc.args[one['name']]} (`{typed}`; here `{one['value']!r}`)"
+        meaning = f"{doc.args[one['name']]} ({_typed(one)})"
         blocks.append(Block("item", meaning, f"`{one['name']}`"))
     for label in ("Sent", "State", "Cost", "Laws", "Deviations"):
         blocks.append(Block("item", getattr(doc, label.lower()), label))
     return [*blocks, Block("code", doc.example, "python")]
+
+
+def _undocumented(part: Part, error: CompositionError) -> list[Block]:
+    """Return what can be said of a part whose docstring is not whole, and what it lacks."""
+    lacks = error.what if summary(type(part)) else "This part has no docstring."
+    return [
+        Block("part", summary(type(part)) or lacks, part.name),
+        *([Block("text", lacks)] if summary(type(part)) else []),
+        Block("item", ", ".join(roles_of(part)), "Roles"),
+        *(Block("item", _typed(one), f"`{one['name']}`") for one in parameters(part)),
+    ]
+
+
+def _typed(parameter: Mapping[str, Any]) -> str:
+    """Return type, range and value of a hyper-parameter."""
+    limits = [f"{_SIGNS[sign]} {bound:g}" for sign, bound in parameter["range"].items()]
+    typed = ", ".join([parameter["type"].removeprefix("Literal[").removesuffix("]"), *limits])
+    return f"`{typed}`; here `{parameter['value']!r}`"
 
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

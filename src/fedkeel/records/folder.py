@@ -87,19 +87,18 @@ class RunFolder:
     def common(self) -> str:
         """Return a digest of the settings that all runs of one comparison have in common.
 
-        These are all but the name, the method, the seed, and how and where it is run; "" where
-        there are none to be read.
+        These are those that decide numbers, but for method and seed; "" where none can be read.
         """
+        found = {k: v for k, v in self.deciding().items() if k not in ("method", "seed")}
+        text = json.dumps(found, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if found else ""
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the settings that decide numbers, by dotted key; none where there is no file."""
         try:
-            found = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+            return deciding((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return ""
-        engine = found.get("engine", {})
-        exact = {name: engine.get(name) for name in ("dtype", "precision")}
-        apart = {"name", "method", "seed", "engine", "flower", "compare", "tune"}
-        rest = {name: value for name, value in found.items() if name not in apart}
-        text = json.dumps({**rest, "engine": exact}, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+            return {}
 
     def check_free(self, config: str) -> None:
         """Check that a run with these settings can begin here.
@@ -281,6 +280,26 @@ class RunFolder:
                 got=error,
                 do=f"take it from a copy, or delete {self.path} to run again from the start",
             ) from None
+
+
+def deciding(config: str) -> dict[str, Any]:
+    """Return the settings of a file that decide numbers, by dotted key.
+
+    Those that do not are the name, how and where it is run, and what a comparison or a search is.
+    """
+    out: dict[str, Any] = {}
+
+    def add(values: dict[str, Any], before: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                add(value, f"{before}{name}.")
+            else:
+                out[before + name] = value
+
+    add(tomllib.loads(config), "")
+    exact = ("engine.dtype", "engine.precision")
+    apart = ("name", "engine.", "flower.", "compare.", "tune.")
+    return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}
 
 
 def write_text(path: Path, text: str) -> None:

@@ -154,18 +154,23 @@ def _interval(gain: Interval | None, digits: int) -> str:
 
 
 def _sign(line: Line) -> str:
-    """Return whether the gains have one sign; open where 0 lies in the interval or on one seed."""
+    """Return whether the gains have one sign.
+
+    It is open where 0 lies in the interval, on one seed, and where a seed that the interval cannot
+    count, as it never reached the target, decides the sign.
+    """
     if line.same_sign is None:
         return NOTHING
     told = "yes" if line.same_sign else "no"
-    return told if line.gain is not None and line.gain.clear else f"{told}, open"
+    known = line.gain is not None and line.gain.clear and line.gain.count == len(line.values)
+    return told if known else f"{told}, open"
 
 
 FOOT = (
     "Measured: mean ± sample deviation over seeds. Gain: over the baseline, paired by seed, with "
     "the 95 % t-interval. Same sign, of the published and the measured gain; open: the interval "
-    "holds 0, or there is one seed. Best and last: top-1 in percent, over rounds and after the "
-    "last one."
+    "holds 0 or cannot count every seed, or there is one seed. Best and last: top-1 in percent, "
+    "over rounds and after the last one."
 )
 
 

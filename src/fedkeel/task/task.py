@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
@@ -28,6 +31,10 @@ class Task:
             with soft labels class probabilities [B, Y].
         buffers: what happens to buffers: ``refuse``, ``average`` or ``local``.
 
+    Raises:
+        ModelError: the model is no module and makes none, the head is no name, the loss is no
+            function, or there is no such policy for buffers.
+
     >>> Task(nn.Linear(2, 3)).head is None
     True
     """
@@ -36,6 +43,32 @@ class Task:
     head: str | None = None
     loss: Loss = cross_entropy
     buffers: Buffers = "refuse"
+
+    def __post_init__(self) -> None:
+        if not callable(self.model):
+            raise ModelError(
+                "The model is neither a module nor a function that makes one.",
+                got=repr(self.model),
+                do="give a torch.nn.Module, its class, or a function without arguments",
+            )
+        if not (self.head is None or isinstance(self.head, str)):
+            raise ModelError(
+                "The head is named by the attributes that lead to it.",
+                got=type(self.head).__name__,
+                expected="a name such as 'fc2' or 'body.2', or None",
+            )
+        if not callable(self.loss) or isinstance(self.loss, type):
+            raise ModelError(
+                "The loss is no function.",
+                got=repr(self.loss),
+                expected="(scores [B, Y], labels [B]) -> losses [B]",
+                do="e.g. torch.nn.CrossEntropyLoss(reduction='none')",
+            )
+        if self.buffers not in get_args(Buffers):
+            raise ModelError(
+                f"There is no policy {self.buffers!r} for a model's buffers.",
+                do=did_you_mean(str(self.buffers), get_args(Buffers)),
+            )
 
     def network(self, data: Dataset, seed: int, dtype: torch.dtype) -> Network:
         """Make the network for one run, and refuse a model that does not fit the data.
@@ -46,11 +79,12 @@ class Task:
             dtype: type of the parameters.
 
         Raises:
-            ModelError: no trainable parameters; a name with a slash; buffers under the policy
-                ``refuse``; a head that does not exist; a forward pass that fails; an output that
-                does not fit the labels.
+            ModelError: lazy parameters; no trainable parameters; a name with a slash; buffers under
+                the policy ``refuse``; a head that does not exist; a forward pass that fails; an
+                output that does not fit the labels; a loss that is not one number for each example.
         """
         module = self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
+        _check_lazy(module, data)
         if not any(p.requires_grad for p in module.parameters()):
             raise ModelError(
                 f"{type(module).__name__} has no parameters to train.",
@@ -60,7 +94,9 @@ class Task:
         _check_buffers(module, self.buffers)
         head = _head(module, self.head)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
-        network.try_layout(_check_output(network, type(module).__name__, data))
+        few = data.take(np.arange(min(2, len(data)))).to(dtype)
+        _check_loss(network, _check_output(network, type(module).__name__, few), few.y)
+        network.try_layout(few.x)
         return network
 
     @staticmethod
@@ -74,6 +110,22 @@ class Task:
                 got=type(module).__name__,
             )
         return module
+
+
+def _check_lazy(module: nn.Module, data: Dataset) -> None:
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if not lazy:
+        return
+    more = f" and {len(lazy) - 3} more" if len(lazy) > 3 else ""
+    sizes = ", ".join(map(str, [2, *data.shape]))
+    kind = "" if data.x.is_floating_point() else ", dtype=torch.long"
+    raise ModelError(
+        f"{type(module).__name__} has lazy layers, which have no shape before their first batch.",
+        got=", ".join(map(repr, lazy[:3])) + more,
+        do="call the module once in a function that makes it, before it is returned: "
+        f"module(torch.zeros({sizes}{kind}))",
+    )
 
 
 def _check_names(module: nn.Module) -> None:
@@ -120,10 +172,9 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _check_output(network: Network, name: str, data: Dataset) -> torch.Tensor:
-    """Send two examples through the network, look at what comes out, and return the examples."""
-    x = data.x[: min(2, len(data))]
-    x = x.to(network.dtype) if x.is_floating_point() else x
+def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
+    """Send examples through the network, look at what comes out, and return it."""
+    x = data.x
     try:
         with torch.no_grad():
             buffers = network.throwaway(network.buffers)
@@ -136,9 +187,13 @@ def _check_output(network: Network, name: str, data: Dataset) -> torch.Tensor:
             got=f"inputs of shape {list(x.shape)}: {_first_line(error)}",
             do="check the first layer against the shape of one example",
         ) from error
-    shown = list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-    if not isinstance(out, torch.Tensor) or out.ndim != 2 or len(out) != len(x):
-        raise ModelError(f"{name} does not return one row of scores for each example.", got=shown)
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x):
+        raise ModelError(
+            f"{name} does not return one row of scores for each example.",
+            got=_shown(out),
+            expected=f"[{len(x)}, {data.classes}] for {len(x)} examples of {data.classes} classes",
+            do=_cure(out),
+        )
     if out.shape[1] < data.classes:
         raise ModelError(
             f"The output of {name} does not fit the labels.",
@@ -146,4 +201,43 @@ def _check_output(network: Network, name: str, data: Dataset) -> torch.Tensor:
             expected=f"at least {data.classes} outputs",
             do="change the last layer, or check the label column",
         )
-    return x
+    return out
+
+
+def _shown(out: object) -> str:
+    """Return the shape of a tensor, or what else it is."""
+    return str(list(out.shape)) if isinstance(out, Tensor) else type(out).__name__
+
+
+def _cure(out: object) -> str:
+    """Return what to do about an output that is no row of scores for each example."""
+    if not isinstance(out, Tensor):
+        return "return the scores alone from forward(), e.g. the first of a tuple"
+    if out.ndim < 2:
+        return (
+            "give the last layer one output for each class, of two classes too, and keep its axis"
+        )
+    return "flatten what enters the last layer, so that an example has one row: x.flatten(1)"
+
+
+def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
+    """Refuse a loss that is neither one number for each example nor their mean."""
+    given = f"scores {list(scores.shape)} and labels {list(y.shape)}"
+    try:
+        with torch.no_grad():
+            losses: object = network.task_losses(scores, y)
+    except Exception as error:  # whatever a user's loss may raise
+        raise ModelError(
+            "The loss cannot be taken of scores and labels.",
+            got=f"{given}: {_first_line(error)}",
+            do="check the loss against what the model returns",
+        ) from error
+    fits = isinstance(losses, Tensor) and losses.shape in ((len(y),), ())
+    if not (isinstance(losses, Tensor) and fits and losses.is_floating_point()):
+        kind = f" of {losses.dtype}" if isinstance(losses, Tensor) and fits else ""
+        raise ModelError(
+            "The loss is not one number for each example.",
+            got=f"{_shown(losses)}{kind} for {given}",
+            expected=f"[{len(y)}], or their mean []",
+            do="return the losses before their mean, e.g. with reduction='none'",
+        )

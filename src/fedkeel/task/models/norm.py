@@ -18,7 +18,7 @@ Norm = Literal["batch", "group", "none"]
 
 
 FEATURES = 8
-"""Features [B, width] in a group, at least: of two of them little more than a sign would be left."""
+"""Features [B, width] in a group, at least: of two little more than signs would be left."""
 
 
 def norm1d(kind: Norm, width: int, groups: int = 32) -> nn.Module:

@@ -1,0 +1,124 @@
+"""What pydantic finds wrong with settings, as errors that name the key and the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pydantic import BaseModel, ValidationError
+
+from fedkeel.errors import ConfigError, did_you_mean
+
+SYNONYMS = {
+    "learning_rate": "lr",
+    "lr_local": "lr",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "num_rounds": "rounds",
+    "n_rounds": "rounds",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "fraction": "participation",
+    "decay": "weight_decay",
+    "dataset": "source",
+    "classes": "classes_per_client",
+    "k": "classes_per_client",
+}
+"""Other people's words for a key."""
+
+_Words = Mapping[str, str | Callable[[re.Match[str]], str]]
+
+_TOML: _Words = {
+    r"a valid tuple": "a list",
+    r"a valid dictionary( or instance of (\w+))?": "a table",
+    r"Field required": "a longer list",
+    r"Tuple should have": "a list should have",
+    r" after validation": "",
+}
+"""Words of pydantic's that a writer of TOML need not know, as regular expressions."""
+
+_PYTHON: _Words = {
+    **_TOML,
+    r"a valid tuple": "a list or a tuple",
+    r"a valid dictionary( or instance of (\w+))?": lambda m: (
+        f"fedkeel.config.{m[2]}(...)" if m[2] else "a dict"
+    ),
+}
+"""The same for Python, where settings are classes."""
+
+
+def readable(
+    kind: type[BaseModel], error: ValidationError, where: str | None = None
+) -> ConfigError:
+    """Turn pydantic's first complaint into one that names the key and the way out.
+
+    An unknown key comes before a missing one: it may be that one, by another name.
+
+    Args:
+        kind: the class of settings.
+        error: what pydantic raised.
+        where: what the values came from, in the words of TOML; None where the class was called.
+    """
+    found = error.errors(include_url=False)
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    loc = [part for part in first["loc"] if isinstance(part, str)]
+    table, known = _table(kind, loc)
+    at = ".".join(table)
+    key = ".".join([*table, loc[len(table)]]) if len(loc) > len(table) else at
+    source = kind.__name__ if where is None else where
+    if first["type"] == "extra_forbidden":
+        owner = f"{source}: {f'[{at}]' if at else 'the experiment'}"
+        what = f"{'.'.join([source, *table])} has no" if where is None else f"{owner} has no key"
+        return ConfigError(f"{what} {loc[-1]!r}.", do=meant(kind, loc[-1], known))
+    if first["type"] == "missing" and first["loc"][-1] == loc[-1]:
+        return ConfigError(f"{source}: {key!r} is missing.", do=f"set {key}")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return ConfigError(f"{source}: {f'[{at}] ' if at else ''}{message}.")
+    given = first["input"]
+    shown = repr(given) if len(repr(given)) < 60 else repr(given)[:57] + "..."
+    depth = len(table) + 1  # a union of types complains once for each of them
+    same = [e for e in found if e["loc"][:depth] == first["loc"][:depth]]
+    words = _PYTHON if where is None else _TOML
+    expected = ", or ".join(dict.fromkeys(_wanted(e["msg"], words) for e in same))
+    return ConfigError(f"{source}: {key!r} cannot be used.", got=shown, expected=expected)
+
+
+def _wanted(message: str, words: _Words) -> str:
+    """Return pydantic's words for what it wanted, in the words of TOML or Python."""
+    wanted = message.removeprefix("Input should be ")
+    for theirs, ours in words.items():
+        wanted = re.sub(theirs, ours, wanted)
+    return wanted[0].lower() + wanted[1:]
+
+
+def meant(kind: type[BaseModel], word: str, known: Sequence[str]) -> str:
+    """Return what to do about an unknown key: a synonym, its own table, or the nearest word."""
+    meant = SYNONYMS.get(word, word)
+    if meant not in known:
+        elsewhere = [path for path in paths(kind) if path.rpartition(".")[2] == meant]
+        if elsewhere:
+            return f"set {' or '.join(elsewhere)}"
+    return did_you_mean(meant if meant in known else word, known, 16)
+
+
+def paths(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key, depth first; a table comes before its own keys."""
+    for name, field in kind.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from paths(field.annotation, f"{prefix}{name}.")
+
+
+def _table(kind: type[BaseModel], loc: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the path of the table that `loc` points into, and that table's keys."""
+    path: list[str] = []
+    here: type[BaseModel] = kind
+    for part in loc:
+        below = here.model_fields.get(part)
+        annotation = None if below is None else below.annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        path.append(part)
+        here = annotation
+    return path, list(here.model_fields)
