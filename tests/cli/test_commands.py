@@ -211,6 +211,15 @@ def test_check_as_json(folder: Path) -> None:
     assert done["bytes_up"] + done["bytes_down"] == found["bytes_total"]
 
 
+def test_check_hints_at_columns_of_large_numbers(folder: Path) -> None:
+    rows = "\n".join(f"{i % 7},{1000 + 50 * i},{i % 2}" for i in range(60))
+    (folder / "own.csv").write_text(f"age,dose,label\n{rows}\n")
+    words = ("check", "toy.toml", "-s", "data.source=own.csv")
+    words = (*words, "-s", "partition.kind=iid", "-s", "partition.clients=8")
+    assert "column 'dose' goes up to 3,950" in call(*words).out
+    assert "hint" not in call(*words, "-s", "data.normalize=standardize").out
+
+
 # --- data -----------------------------------------------------------------------------------------
 
 

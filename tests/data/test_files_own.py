@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedkeel.config import Data
 from fedkeel.data.read.load import load
@@ -45,3 +46,14 @@ def test_the_training_file_is_no_test_file(tmp_path: Path) -> None:
     own = table(tmp_path, [f"{i},x,{i % 2}" for i in range(20)])
     with pytest.raises(DataError, match="the file that is trained on"):
         load(Data(source=own, test=str(tmp_path / "." / "own.csv")))
+
+
+def test_what_inputs_were_standardised_by_is_known(tmp_path: Path) -> None:
+    own = table(tmp_path, [f"{100 * i},x,{i % 2}" for i in range(60)])
+    plain, _ = load(Data(source=own, client="site"))
+    train, test = load(Data(source=own, client="site", normalize="standardize"))
+    assert (plain.columns, plain.scale, train.columns) == (("a",), None, ("a",))
+    assert train.scale is not None
+    assert train.scale == test.scale
+    ((mean,), (deviation,)) = train.scale
+    torch.testing.assert_close((plain.x - mean) / deviation, train.x)

@@ -36,6 +36,9 @@ class Dataset:
         clients: names of the clients that the data itself gives, empty where it gives none.
         client: [N] index into `clients`, or None.
         label_names: Y names for the labels, empty where they are just numbers.
+        columns: names of a table's columns, in the order of the inputs; empty of anything else.
+        scale: mean and deviation that were taken off the inputs and that they were divided by: one
+            for each channel, column or pixel. None where nothing was, or not the same everywhere.
     """
 
     x: Tensor
@@ -46,6 +49,8 @@ class Dataset:
     clients: tuple[str, ...] = ()
     client: Ints | None = None
     label_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -63,15 +68,12 @@ class Dataset:
     def take(self, rows: Ints) -> Dataset:
         """Return the dataset of the given rows."""
         index = torch.from_numpy(np.asarray(rows, dtype=np.int64))
-        return Dataset(
+        return replace(
+            self,
             x=self.x[index],
             y=self.y[index],
-            classes=self.classes,
-            sources=self.sources,
             source=None if self.source is None else self.source[rows],
-            clients=self.clients,
             client=None if self.client is None else self.client[rows],
-            label_names=self.label_names,
         )
 
     def to(self, dtype: torch.dtype) -> Dataset:

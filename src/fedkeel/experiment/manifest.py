@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.data.dataset import Dataset
 from fedkeel.experiment.choose import choose
 from fedkeel.experiment.prepare import cores
 from fedkeel.experiment.prepared import Prepared
@@ -58,6 +59,8 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
             "test": len(world.test),
             "classes": federation.data.classes,
             "label_names": list(federation.data.label_names),
+            "columns": list(federation.data.columns),
+            "scale": _scale(federation.data),
             "shape": list(federation.data.shape),
             "fingerprint": federation.data.fingerprint(),
         },
@@ -75,6 +78,13 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         environment=environment(),
         estimate=asdict(estimate(prepared)),
     )
+
+
+def _scale(data: Dataset) -> dict[str, list[float]] | None:
+    if data.scale is None:
+        return None
+    mean, deviation = data.scale
+    return {"mean": list(mean), "deviation": list(deviation)}
 
 
 def _local_words(local: config.Local) -> str:

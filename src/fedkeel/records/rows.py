@@ -114,7 +114,9 @@ class RunRecord:
         status: what became of the run.
         model: ``name``, ``parameters``, ``bytes``, ``head``.
         data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``shape``,
-            ``fingerprint``.
+            ``fingerprint``; ``columns`` of a table in the order of the inputs; ``scale``, the
+            ``mean`` that was taken off each channel, column or pixel and the ``deviation`` that it
+            was divided by, none where nothing was.
         partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
             ``names`` [C] or empty.
         local: settings of local training in words.

@@ -64,12 +64,13 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
             do="drop data.augment",
         )
     pairs = _same_labels(pairs)
-    train_x, test_x = _inputs(pairs, settings)
+    train_x, test_x, scale = _inputs(pairs, settings)
     people = _people(pairs) if settings.client is not None else None
-    return (
-        _join([pair.train for pair in pairs], train_x, pairs, people and people[0], "training"),
-        _join([pair.test for pair in pairs], test_x, pairs, people and people[1], "test"),
-    )
+    train = _join([pair.train for pair in pairs], train_x, pairs, people and people[0], "training")
+    test = _join([pair.test for pair in pairs], test_x, pairs, people and people[1], "test")
+    told = None if scale is None else (tuple(scale.mean.tolist()), tuple(scale.std.tolist()))
+    columns = pairs[0].train.columns
+    return replace(train, columns=columns, scale=told), replace(test, columns=columns, scale=told)
 
 
 def _possible(settings: Data) -> None:
@@ -231,8 +232,9 @@ def _same_labels(pairs: Sequence[_Pair]) -> list[_Pair]:
     ]
 
 
-def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor]:
-    """Return the inputs of both halves, resized, joined and normalised."""
+def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor, Scale | None]:
+    """Return the inputs of both halves, resized, joined and normalised, and by what all were."""
+    scale: Scale | None = None
     shape = _shape(pairs, settings.shape)
     wide = not pairs[0].train.is_image and any(
         half.x.dtype == torch.float64 for pair in pairs for half in (pair.train, pair.test)
@@ -250,14 +252,18 @@ def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor]:
             else:
                 out.copy_(raw.x)
         if settings.normalize == "source" and pair.known:
-            _apply(_published(pair, shape) or images.measure(halves[0]), halves)
+            own = _published(pair, shape) or images.measure(halves[0])
+            _apply(own, halves)
+            scale = own if len(pairs) == 1 else None
         starts = ends
     if settings.normalize == "standardize":
-        _apply(images.measure(train), (train, test))
+        scale = images.measure(train)
+        _apply(scale, (train, test))
     if settings.normalize == "pixels":  # each number of an input is a column
         flat = train.flatten(1), test.flatten(1)
-        _apply(images.measure(flat[0], _AWAY), flat)
-    return train.to(torch.float32), test.to(torch.float32)
+        scale = images.measure(flat[0], _AWAY)
+        _apply(scale, flat)
+    return train.to(torch.float32), test.to(torch.float32), scale
 
 
 def _apply(scale: Scale, halves: tuple[Tensor, Tensor]) -> None:
