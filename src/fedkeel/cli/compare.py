@@ -45,6 +45,7 @@ def compare(
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.page import write
     from fedkeel.report.tables import to_text
+    from fedkeel.report.words import count
 
     chosen = experiment(path, preset, settings)
     expressions = split(methods) if methods is not None else list(chosen.compare.methods)
@@ -53,8 +54,8 @@ def compare(
     ingredients = gather(chosen)
     try:
         with watcher(console, quiet) as watching:
-            count = seeds or chosen.compare.seeds
-            found = play(chosen, ingredients, expressions, count, out, watching)
+            number = seeds or chosen.compare.seeds
+            found = play(chosen, ingredients, expressions, number, out, watching)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
@@ -66,7 +67,7 @@ def compare(
     say(console, f"runs    {out}")
     say(console, f"report  {page}")
     if found.others:
-        told = f"{out} also holds {found.others} runs of earlier calls that have other settings"
+        told = f"{out} also holds {count(found.others, 'run')} of earlier calls with other settings"
         say(console, f"{told}: `fedkeel report` takes their folders")
     for failure in found.failures:
         say(console, f"failed  {failure}")
