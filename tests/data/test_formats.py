@@ -162,6 +162,14 @@ def test_records_with_two_labels_take_the_second(tmp_path):
     assert x.reshape(2, 3).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+def test_records_that_are_compressed(tmp_path):
+    file = Stored(tmp_path / "train.bin.gz")
+    file.path.write_bytes(gzip.compress(bytes([4, 1, 2, 3, 5, 4, 5, 6])))
+    x, y = formats.records([file], (3, 1, 1))
+    assert y.tolist() == [4, 5]
+    assert x.reshape(2, 3).tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
 @pytest.mark.parametrize("size", [0, 12, 27])
 def test_records_that_are_cut_short(tmp_path, size):
     file = Stored(tmp_path / "1.bin")

@@ -118,11 +118,14 @@ class RunRecord:
             ``mean`` that was taken off each channel, column or pixel and the ``deviation`` that it
             was divided by, none where nothing was.
         partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
-            ``names`` [C] or empty.
+            ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples; ``attempts`` that a
+            draw took; ``says``, all that in words.
         local: settings of local training in words.
         participation: clients in a round, and of how many.
         target: test accuracy for rounds to target, or None.
-        engine: kind, workers and dtype chosen.
+        engine: ``kind``, ``workers``, ``chunk``, ``device``, ``dtype`` and ``precision`` that ran,
+            and the kind that was ``asked`` for; where it was measured, ``seconds_per_client`` by
+            engine in one process; ``reasons`` why a faster one could not be had.
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
         message: why a run failed, was interrupted, or ended before its last round, else "".

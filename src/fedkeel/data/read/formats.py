@@ -10,12 +10,12 @@ import bz2
 import gzip
 import io
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -47,6 +47,17 @@ class Stored:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+    def size(self) -> int:
+        """Return the number of bytes, decompressed.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if not self.member and self.path.suffix not in (".gz", ".bz2"):
+            return self.path.stat().st_size
+        with self.open() as stream:
+            return sum(map(len, iter(partial(stream.read, _AT_ONCE), b"")))
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
@@ -236,7 +247,7 @@ def records(
         DataError: a file's length is not a whole number of records.
     """
     length = labels + math.prod(shape)
-    sizes = [os.stat(file.path).st_size for file in files]
+    sizes = [file.size() for file in files]
     for file, size in zip(files, sizes, strict=True):
         if size == 0 or size % length:
             raise damaged(file, f"{size:,} bytes", f"a multiple of {length:,}, which one image has")
