@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -262,6 +263,21 @@ WRONG_KIND = [
 """Arguments of another kind than is meant."""
 
 
+def refused_in_four_lines(
+    call: Callable[..., object],
+    out: Path,
+    wrong: dict[str, object],
+    kind: type[fk.FedkeelError],
+    words: str,
+) -> None:
+    """A mistake is said with what to do, and nothing is written."""
+    with pytest.raises(kind) as found:
+        call(**wrong, out=out)
+    assert words in str(found.value)
+    assert len(found.value.lines()) <= 4
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind", "words"),
     [
@@ -287,11 +303,7 @@ WRONG_KIND = [
 def test_a_mistake_is_said_in_four_lines(
     tmp_path: Path, wrong: dict[str, object], kind: type[fk.FedkeelError], words: str
 ) -> None:
-    with pytest.raises(kind) as found:
-        run(**wrong, out=tmp_path / "run")
-    assert words in str(found.value)
-    assert len(found.value.lines()) <= 4
-    assert not (tmp_path / "run").exists()
+    refused_in_four_lines(run, tmp_path / "run", wrong, kind, words)
 
 
 def test_an_output_folder_is_a_path() -> None:
@@ -326,11 +338,7 @@ def compare(methods: object = ("fedavg",), **more: object) -> Comparison:
 def test_a_comparison_refuses_the_same_and_says_it_in_four_lines(
     tmp_path: Path, wrong: dict[str, object], kind: type[fk.FedkeelError], words: str
 ) -> None:
-    with pytest.raises(kind) as found:
-        compare(**wrong, out=tmp_path / "run")
-    assert words in str(found.value)
-    assert len(found.value.lines()) <= 4
-    assert not (tmp_path / "run").exists()
+    refused_in_four_lines(compare, tmp_path / "run", wrong, kind, words)
 
 
 def test_a_comparison_takes_a_list_as_the_command_does() -> None:

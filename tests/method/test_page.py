@@ -18,6 +18,7 @@ from fedkeel.method.legality import WEIGHTS, verdict
 from fedkeel.method.page import Block, markdown, page, terminal
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import Part
+from method.test_outside import PARTS
 
 TRAFFIC = [("down", "two models"), ("up", "one model")]
 
@@ -120,61 +121,28 @@ def test_what_cannot_be_composed_has_no_page() -> None:
         page("momentum+addition")
 
 
-OWN = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-from fedkeel.method.roles import Stage, UpdateTransform, param
-
-
-@dataclass(frozen=True)
-class Bare(UpdateTransform):
-    rate: float = param(0.5, gt=0.0, le=1.0)
-    name: ClassVar[str] = "bare"
-    paper: ClassVar[str] = ""
-    update_stage: ClassVar[Stage] = Stage.LIMIT
-
-    def transform_update(self, delta, round):
-        return delta
-
-
-@dataclass(frozen=True)
-class Half(Bare):
-    \"""Does nothing.\"""
-
-    name: ClassVar[str] = "half"
-
-
-@dataclass(frozen=True)
-class Empty(Bare):
-    ""
-
-    name: ClassVar[str] = "empty"
-"""
-
-
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("module", "docstring", "says"),
     [
-        ("Bare", "This part has no docstring."),
-        ("Half", "Does nothing.\n  The docstring of half (Half) has no 'Source'."),
-        ("Empty", "This part has no docstring."),
+        ("without", "", "This part has no docstring."),
+        ("partly", '"""Does it."""', "Does it.\n  The docstring of slow (Slow) has no 'Source'."),
+        ("empty", '""', "This part has no docstring."),
     ],
 )
 def test_a_part_of_ones_own_without_a_whole_docstring(
-    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, docstring: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "undocumented.py").write_text(OWN)
-    expression = f"undocumented:{name}"
-    plain = terminal(page(expression))
-    assert f"\n{name.lower()}\n  {says}\n" in plain
+    own = PARTS.replace('"""Makes updates smaller."""', docstring, 1)
+    (tmp_path / f"{module}.py").write_text(own)
+    plain = terminal(page(f"{module}:Slow"))
+    assert f"\nslow\n  {says}\n" in plain
     assert "roles         update transform" in plain
     assert "rate          `float, > 0, <= 1`; here `0.5`" in plain
-    assert f"change the update: {name.lower()}" in plain
-    (part,) = parse(expression).parts
-    assert facts(part)["summary"] == ("Does nothing." if name == "Half" else "")
+    assert "change the update: slow" in plain
+    (part,) = parse(f"{module}:Slow").parts
+    assert facts(part)["summary"] == ("Does it." if module == "partly" else "")
 
 
 def test_blocks_as_markdown() -> None:
