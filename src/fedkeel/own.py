@@ -132,38 +132,47 @@ def written(value: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else ""
 
 
-def _written(value: object) -> str:
+def _written(value: object, seen: tuple[object, ...] = ()) -> str:
+    """Return in words how something is written; `seen` is what has led here, in a circle maybe."""
+    if any(value is one for one in seen):
+        return ""
+    seen = (*seen, value)
     if isinstance(value, functools.partial):
-        return f"{_written(value.func)} {plain([*value.args, *sorted(value.keywords.items())])}"
+        given = [*value.args, *sorted(value.keywords.items())]
+        return f"{_written(value.func, seen)} {plain(given, seen)}"
     if isinstance(value, MethodType):
-        return _written(value.__func__) + _written(value.__self__)
+        return _written(value.__func__, seen) + _written(value.__self__, seen)
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
         inner = [value.__defaults__, value.__kwdefaults__, *cells]
         lasting = [() if isinstance(one, (list, dict, set)) else one for one in inner]
-        told = [_written(one) if callable(one) else plain(one) for one in lasting]
         if _foreign(value):
             return ""
+        told = [
+            (_written(one, seen) if callable(one) else "") or plain(one, seen)
+            for one in lasting
+            if not any(one is other for other in seen)
+        ]
         return " ".join([_definition(value), _code(value.__code__), *told])
     if isinstance(value, type):
         return "".join(_definition(kind) for kind in value.__mro__ if not _foreign(kind))
     if hasattr(value, "__dict__"):
-        return _written(type(value)) + plain(vars(value))
+        return _written(type(value), seen) + plain(vars(value), seen)
     return ""
 
 
-def plain(value: object) -> str:
+def plain(value: object, seen: tuple[object, ...] = ()) -> str:
     """Return numbers, words and collections of these as text; of other things what they are."""
     if isinstance(value, dict):
         public = {str(k): v for k, v in value.items() if not str(k).startswith("_")}
-        return "{" + ", ".join(f"{k}: {plain(public[k])}" for k in sorted(public)) + "}"
+        return "{" + ", ".join(f"{k}: {plain(public[k], seen)}" for k in sorted(public)) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [plain(one) for one in value]
+        items = [plain(one, seen) for one in value]
         return "[" + ", ".join(items if isinstance(value, (list, tuple)) else sorted(items)) + "]"
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
     if isinstance(value, FunctionType) and not _foreign(value):
-        return f"{value.__qualname__} {written(value)}"
+        return f"{value.__qualname__} {_written(value, seen)}"
     kind = value if hasattr(value, "__qualname__") else type(value)
     return f"{kind.__module__}.{kind.__qualname__}"
 

@@ -140,6 +140,25 @@ def test_what_a_repr_does_not_say_is_part_of_the_key(
     assert prepared(**one).key == prepared(**one).key != prepared(**other).key
 
 
+def test_a_loss_that_calls_itself_has_a_key() -> None:
+    def loss(z: torch.Tensor, y: torch.Tensor, times: int = 1) -> torch.Tensor:
+        return (z**2).sum(1) if not times else loss(z, y, times - 1)
+
+    assert prepared(loss=loss).key == prepared(loss=loss).key != prepared().key
+
+
+class Circular(Net):
+    """Holds a function that holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = lambda x: self(x)
+
+
+def test_a_module_that_holds_itself_has_a_key() -> None:
+    assert prepared(model=Circular).key == prepared(model=Circular).key
+
+
 def test_a_built_in_network_s_arguments_are_part_of_the_key() -> None:
     def network(heads: int) -> str:
         made = make("vit", (3, 16, 16), 3, {"patch": 8, "width": 12, "depth": 1, "heads": heads})
