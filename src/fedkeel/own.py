@@ -194,7 +194,7 @@ def _definition(value: type | FunctionType) -> str:
     file = getattr(module, "__file__", None)
     if file is not None and value.__module__ != "__main__":
         with suppress(OSError):
-            return _file(file, id(getattr(module, "__spec__", None)))
+            return file_digest(file, id(getattr(module, "__spec__", None)))
     with suppress(OSError, TypeError, IndentationError):
         return inspect.getsource(value)
     functions = [value] if isinstance(value, FunctionType) else vars(value).values()
@@ -202,8 +202,8 @@ def _definition(value: type | FunctionType) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _file(path: str, loaded: int) -> str:
-    """Return the digest of a module's file, as it was when it was first asked for after loading."""
+def file_digest(path: str, state: object) -> str:
+    """Return the digest of a file, read once for each state: when it was loaded or changed."""
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 

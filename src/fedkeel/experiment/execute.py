@@ -76,9 +76,9 @@ def start(
             )
         check_disk(prepared, out)
         asked = prepared.settings.engine
-        chosen = asked.kind == "auto" or (asked.kind == "vectorised" == found.engine["kind"])
-        again = None  # a new choice might round differently
-        if chosen and asked.chunk is None:
+        measured = asked.kind == "vectorised" == found.engine["kind"] and asked.chunk is None
+        again = None
+        if asked.kind == "auto" or measured:  # a new choice might round differently
             again = begun_with(found.engine, asked)
         record = describe_run(prepared, choice or again)
         folder.write_run(record)

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Buffers, Local
-from fedkeel.errors import TrainingError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Facts, Message, Round, Step, of
 from fedkeel.method.optim import LocalSGD, path_length
-from fedkeel.method.roles import Part
+from fedkeel.method.outside import whole
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
 
@@ -238,17 +237,17 @@ def client_step(
         grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     except (KeyError, TypeError):
         for penalty in plan.aim.penalties:  # which are added within
-            _whole(penalty, penalty.penalty_gradient(params, step.view(penalty.name)), params)
+            whole(penalty, penalty.penalty_gradient(params, step.view(penalty.name)), params)
         raise
     if rule is not None:
-        grads = _whole(rule, grads, params)
+        grads = whole(rule, grads, params)
     for part in plan.gradient_transforms:
         grads = part.transform_gradient(grads, params, step.view(part.name))
-        grads = _whole(part, grads, params)
+        grads = whole(part, grads, params)
     moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, rate)
     for correction in plan.corrections:
         moved = correction.correct(moved, step.view(correction.name))
-        moved = _whole(correction, moved, params)
+        moved = whole(correction, moved, params)
     carry = {
         part.name: part.next_carry(params, of(progress.carry, part.name)) for part in plan.carries
     }
@@ -302,12 +301,12 @@ def client_finish(
 
     delta = tree.sub(progress.params, client.start)
     for part in plan.update_transforms:
-        delta = _whole(part, part.transform_update(delta, view(part.name)), client.start)
+        delta = whole(part, part.transform_update(delta, view(part.name)), client.start)
     round, codec = replace(round, delta=delta), plan.codec
     encoded: ByPart = {}
     if codec is not None:
         encoded[codec.name] = codec.encode(delta, view(codec.name))
-        delta = _whole(codec, codec.decode(encoded[codec.name], client.start), client.start)
+        delta = whole(codec, codec.decode(encoded[codec.name], client.start), client.start)
     mine = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
     if bench.buffers == "local":
         mine[BUFFERS] = dict(progress.buffers)
@@ -325,31 +324,6 @@ def client_finish(
         loss=progress.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
         finite=finite({"delta": dict(delta), "buffers": dict(buffers), "uploads": dict(uploads)}),
         notes=notes,
-    )
-
-
-def _whole(part: Part, found: Tree, params: Tree) -> Tree:
-    """Return what a part made of the parameters, a tensor for each of them.
-
-    Raises:
-        TrainingError: names the part, and which it leaves out or adds.
-    """
-    if isinstance(found, dict) and found.keys() == params.keys():
-        return found
-    got = f"an object of type {type(found).__name__}"
-    if isinstance(found, dict):
-        odd = {"without": [k for k in params if k not in found]}
-        odd["with"] = [k for k in found if k not in params]
-        got = ", ".join(
-            f"{word} {', '.join(map(repr, names[:4]))}" + (" and more" if len(names) > 4 else "")
-            for word, names in odd.items()
-            if names
-        )
-    raise TrainingError(
-        f"{part.name} ({type(part).__name__}) does not return a tensor for each parameter.",
-        got=got,
-        expected=f"a dict with the names of the {len(params)} parameters",
-        do="return a tree of the same names as the one it is given, zeros where nothing is meant",
     )
 
 

@@ -12,7 +12,6 @@ What stands there is a part, or a tuple of parts.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import re
 import sys
@@ -22,10 +21,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeGuard
 
-from fedkeel.errors import CompositionError
+from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.bibliography import entries
 from fedkeel.method.roles import ROLES, Part
-from fedkeel.own import Wanted, find
+from fedkeel.own import Wanted, file_digest, find
+from fedkeel.tree import Tree
 
 GROUP = "fedkeel.methods"
 """Entry points of packages that bring methods."""
@@ -74,6 +74,31 @@ def fingerprint(parts: Iterable[Part]) -> dict[str, str]:
     """
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
     return {kind.__module__: _digest(kind.__module__) for kind in kinds if _outside(kind)}
+
+
+def whole(part: Part, found: Tree, params: Tree) -> Tree:
+    """Return what a part made of the parameters, a tensor for each of them.
+
+    Raises:
+        TrainingError: names the part, and which it leaves out or adds.
+    """
+    if isinstance(found, dict) and found.keys() == params.keys():
+        return found
+    got = f"an object of type {type(found).__name__}"
+    if isinstance(found, dict):
+        odd = {"without": [k for k in params if k not in found]}
+        odd["with"] = [k for k in found if k not in params]
+        got = ", ".join(
+            f"{word} {', '.join(map(repr, names[:4]))}" + (" and more" if len(names) > 4 else "")
+            for word, names in odd.items()
+            if names
+        )
+    raise TrainingError(
+        f"{part.name} ({type(part).__name__}) does not return a tensor for each parameter.",
+        got=got,
+        expected=f"a dict with the names of the {len(params)} parameters",
+        do="return a tree of the same names as the one it is given, zeros where nothing is meant",
+    )
 
 
 def _outside(kind: type) -> bool:
@@ -160,7 +185,7 @@ def _digest(module: str) -> str:
             why="a run is taken again only while the code of its method is the same",
             do="write them into my_method.py and name them 'my_method:Slow'",
         )
-    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+    return file_digest(file, None)
 
 
 def _stay_importable(kind: type[Part]) -> None:

@@ -15,6 +15,7 @@ from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.experiment.compare import in_words
+from fedkeel.own import file_digest
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, laid_over
 from fedkeel.version import __version__
@@ -178,11 +179,8 @@ def _own(experiment: config.Experiment) -> dict[str, str]:
 
 
 def _digest_of(files: Sequence[Path]) -> str:
-    digest = hashlib.blake2b(digest_size=6)
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "blake2b").digest())
-    return digest.hexdigest()
+    told = [file_digest(str(file), file.stat().st_mtime_ns) for file in files]
+    return hashlib.blake2b("".join(told).encode(), digest_size=6).hexdigest()
 
 
 def status(folder: Path) -> str:
