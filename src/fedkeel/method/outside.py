@@ -185,7 +185,7 @@ def _digest(module: str) -> str:
             why="a run is taken again only while the code of its method is the same",
             do="write them into my_method.py and name them 'my_method:Slow'",
         )
-    return file_digest(file, None)
+    return file_digest(file, Path(file).stat().st_mtime_ns)
 
 
 def _stay_importable(kind: type[Part]) -> None:
