@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from commands import call
 from fedkeel.reproduce import estimate
-from fedkeel.reproduce.catalogue import names
+from fedkeel.reproduce.catalogue import load, names
 from reproduce.tiny import TINY, tiny
 
 WORDS = ("reproduce", "tiny.toml", "--jobs", "2")
@@ -125,9 +126,18 @@ def test_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (own["state"], own["data"], own["finished"]) == ("needs mnist", ["mnist"], 0)
     assert own["seconds"] > 0
     assert {row["state"] for row in rows.values() if row["reason"]} == {"waiting", "cannot be run"}
+    assert {row["tuned_runs"] for row in rows.values()} == {0}
+    table = load("beyond-digits")
+    row, column = table.cells()[0]
+    found = [{"row": row.name, "column": column.id, "chosen": {"local": {"lr": 0.1}}}]
+    tuned = folder / "runs" / "reproduce" / "beyond-digits-tuned"
+    tuned.mkdir(parents=True)
+    (tuned / "tuned.json").write_text(json.dumps(found))
     text = call("reproduce", "--jobs", "2", "--quiet").out
     assert "fedgh-table1" in text
     assert "~" in text
+    assert text.count("; tuned:") == 1
+    assert f"not run; tuned: 0 of {table.seeds}\n" in text
 
 
 def test_the_time_of_a_run_is_measured_without_its_data(folder: Path) -> None:

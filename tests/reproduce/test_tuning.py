@@ -24,6 +24,7 @@ def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None
         ask = Ask(tmp_path / "out", columns=(column,), seeds=1)
         found, complete = tuning.search(table, ask, folder, 1, Silent())
         assert complete
+    assert ask.folder(table, tuned=True) == folder
     assert tuning.read(folder) == found
     assert {column for _, column in found} == {"skew", "plain"}
 

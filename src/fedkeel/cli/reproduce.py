@@ -87,7 +87,7 @@ def _one(
 
     table, console = catalogue.load(name), stderr()
     told = mark(table, ask.quick)
-    folder = ask.out / f"{table.id}{'-tuned' * tune}{'-quick' * ask.quick}"
+    folder = ask.folder(table, tune)
     played = Played()
     try:
         ask = _tuned(table, ask, folder, jobs, quiet) if tune else ask

@@ -10,8 +10,9 @@ from typing import Any
 from fedkeel.report.words import NOTHING, duration
 from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.estimate import Speeds, estimate, measure, unmeasured
-from fedkeel.reproduce.plan import Ask, Cell, cells, state
+from fedkeel.reproduce.plan import Ask, Cell, State, cells, state
 from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.tuning import read
 
 
 def listed(
@@ -40,7 +41,7 @@ def listed(
 
 
 def _row(table: Table, own: Sequence[Cell], ask: Ask, jobs: int, speeds: Speeds) -> dict[str, Any]:
-    found, took = state(own), estimate(own, speeds)
+    found, took, tuned = state(own), estimate(own, speeds), _tuned(table, ask)
     return {
         "table": table.id,
         "title": table.title,
@@ -52,12 +53,21 @@ def _row(table: Table, own: Sequence[Cell], ask: Ask, jobs: int, speeds: Speeds)
         "reason": table.missing or table.waits,
         "runs": found.runs,
         "finished": found.finished,
+        "tuned_runs": tuned.runs if tuned else 0,
+        "tuned_finished": tuned.finished if tuned else 0,
         "seconds": took.total / jobs,
         "seconds_left": took.left / jobs,
         "guessed": took.guessed,
         "unmeasured": took.unknown,
         "jobs": jobs,
     }
+
+
+def _tuned(table: Table, ask: Ask) -> State | None:
+    """Return how far the runs with settings found by a search are; None where none was found."""
+    if table.tune is None or not (found := read(ask.folder(table, tuned=True))):
+        return None
+    return state(cells(table, replace(ask, chosen=found)))
 
 
 def to_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -93,4 +103,7 @@ def _words(row: dict[str, Any]) -> tuple[str, ...]:
     elif row["runs"]:
         time = "not measured"
     runs = str(row["runs"]) if row["runs"] else NOTHING
-    return row["table"], ", ".join(row["data"]), runs, time, row["state"]
+    how_far = row["state"]
+    if row["tuned_runs"]:
+        how_far += f"; tuned: {row['tuned_finished']} of {row['tuned_runs']}"
+    return row["table"], ", ".join(row["data"]), runs, time, how_far

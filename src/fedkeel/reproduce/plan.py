@@ -43,6 +43,10 @@ class Ask:
     seeds: int | None = None
     chosen: Chosen | None = None
 
+    def folder(self, table: Table, tuned: bool) -> Path:
+        """Return where the report of a table lies, and what a search found."""
+        return self.out / f"{table.id}{'-tuned' * tuned}{'-quick' * self.quick}"
+
 
 @dataclass(frozen=True)
 class Cell:
