@@ -124,6 +124,21 @@ def test_a_row_of_zeros_binds_nothing_without_a_margin_and_cannot_be_met_with_on
     assert project(np.zeros((3, 2)), p).feasible
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_products_that_are_not_finite_have_no_answer(value: float) -> None:
+    M, p = draw("random", 0)
+    gram, inner = M @ M.T, M @ p
+    for at in ((0, 0), (0, 1)):
+        broken = gram.copy()
+        broken[at] = broken[at[::-1]] = value
+        assert not qp.project(broken, inner).feasible
+        assert qp.singular(broken)
+    inner[0] = value
+    found = qp.project(gram, inner)
+    assert not found.feasible
+    assert not found.multipliers.any()
+
+
 @pytest.mark.parametrize("angle", [1e-2, 1e-3, 1e-4, 1e-5])
 @pytest.mark.parametrize("seed", range(10))
 def test_rows_that_are_almost_opposite_leave_almost_nothing(angle: float, seed: int) -> None:

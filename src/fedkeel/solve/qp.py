@@ -121,9 +121,12 @@ def project(
             as zero: rounding of the products it was made of.
 
     Returns:
-        The multipliers, or `feasible` = False where no u meets all constraints, within `noise`.
+        The multipliers, or `feasible` = False where no u meets all constraints, within `noise`, or
+        products are not finite, as of updates on their way to diverge.
     """
     m = len(inner)
+    if not (np.isfinite(gram).all() and np.isfinite(inner).all()):
+        return Solution(np.zeros(m), feasible=False)
     lower = np.broadcast_to(np.asarray(bound, dtype=np.float64), (m,))
     length = np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
     empty = length <= 0.0
@@ -149,7 +152,7 @@ def project(
 
 
 def singular(gram: Floats, noise: float = 1e-13) -> bool:
-    """Return whether the rows of M are linearly dependent, within `noise`.
+    """Return whether the rows of M are linearly dependent, within `noise`, or not finite.
 
     Args:
         gram: [m, m] inner products of the rows.
@@ -159,7 +162,7 @@ def singular(gram: Floats, noise: float = 1e-13) -> bool:
     (True, False)
     """
     length = np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
-    if not length.all():
+    if not length.all() or not np.isfinite(gram).all():
         return True
     values = np.linalg.eigvalsh(gram / np.outer(length, length))
     return bool(values[0] <= noise * len(gram) * values[-1])
