@@ -26,6 +26,7 @@ from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment import manifest
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
@@ -225,6 +226,31 @@ def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
     result = start(other, tmp_path / "run", resume=True)
     assert same(whole, result)
     assert RunFolder(tmp_path / "run").read_run().engine["kind"] == "workers"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"kind": "auto"}, {"kind": "auto", "chunk": 3}, {"kind": "vectorised"}],
+    ids=["auto", "auto with a chunk", "vectorised"],
+)
+def test_a_measured_choice_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
+) -> None:
+    """Another measurement might choose another engine, which rounds differently."""
+    ready = prepared(rounds=4, workers=1, **asked)
+    chosen = {**manifest.choose(ready), "kind": "vectorised", "chunk": 2, "workers": 1}
+    monkeypatch.setattr(manifest, "choose", lambda _: chosen)
+    whole = start(ready)
+    with pytest.raises(Kill):
+        start(ready, tmp_path / "run", watcher=StopAfter(2))
+    other = {**chosen, "kind": "sequential", "chunk": 1}
+    monkeypatch.setattr(manifest, "choose", lambda _: other)
+    result = start(ready, tmp_path / "run", resume=True)
+    assert {k: result.record.engine[k] for k in ("kind", "chunk")} == {
+        "kind": "vectorised",
+        "chunk": 2,
+    }
+    assert same(whole, result)
 
 
 def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
