@@ -11,7 +11,9 @@ import pytest
 from fedkeel.experiment.progress import Silent
 from fedkeel.reproduce import tuning
 from fedkeel.reproduce.catalogue import read
+from fedkeel.reproduce.outcome import lines
 from fedkeel.reproduce.plan import Ask, cells
+from fedkeel.reproduce.words import blocks
 from reproduce.tiny import TINY, tiny
 
 SEARCH = '\n[tune]\nspace = { "local.lr" = [0.01, 0.3] }\n'
@@ -36,6 +38,21 @@ def test_a_cell_for_which_nothing_was_found_is_not_in_a_tuned_table(tmp_path: Pa
     (one,) = cells(table, replace(ask, chosen=chosen))
     assert (one.row.name, one.column.id, one.experiment.local.lr) == ("FedAvg", "skew", 0.01)
     assert cells(table, replace(ask, chosen={})) == []
+
+
+def test_learning_rates_are_shown_where_they_differ(tmp_path: Path) -> None:
+    table = read(tiny(tmp_path, TINY + SEARCH))
+    ask = Ask(tmp_path / "out", columns=("skew",), seeds=1)
+    (block,) = blocks(table, lines(table, cells(table, ask)))
+    assert "lr" not in block.heads
+    rates = dict(zip([row.name for row in table.rows], (0.01, 0.3, 1.0), strict=True))
+    chosen = {(name, "skew"): {"local": {"lr": lr}} for name, lr in rates.items()}
+    (block,) = blocks(table, lines(table, cells(table, replace(ask, chosen=chosen))))
+    assert {row[0]: row[block.heads.index("lr")] for row in block.cells} == {
+        "FedAvg": "0.01",
+        "FedGH": "0.3",
+        "Momentum (ours)": "1",
+    }
 
 
 def test_precision_and_own_files_make_other_runs(

@@ -44,9 +44,10 @@ def render(table: Table, found: Sequence[Line], quick: bool, tuned: bool = False
     """Return the page."""
     told = mark(table, quick)
     records = [record for line in found for record in line.records]
+    source = "Published" if any(line.published for line in found) else "Source"
     parts = [
         f"# {told}{table.title}",
-        *_paragraphs(*about(table, quick, tuned), table.shows, f"Published: {table.source}"),
+        *_paragraphs(*about(table, quick, tuned), table.shows, f"{source}: {table.source}"),
         *_paragraphs(_how(table, found, quick, tuned)),
         f"{FOOT}\n",
     ]

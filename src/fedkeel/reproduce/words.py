@@ -13,6 +13,7 @@ from fedkeel.reproduce.tuning import words as searched
 
 HEADS = (
     "method",
+    "lr",
     "published",
     "measured",
     "difference",
@@ -23,7 +24,7 @@ HEADS = (
     "last %",
 )
 
-_PUBLISHED = ("published", "difference", "gain published", "same sign")
+_PUBLISHED: tuple[str, ...] = ("published", "difference", "gain published", "same sign")
 """Heads of what a setting that is in no paper has nothing of."""
 
 _DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1}
@@ -65,8 +66,10 @@ def blocks(table: Table, found: Sequence[Line]) -> list[Block]:
 
 def _shown(lines: Sequence[Line]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the heads of a block, and its lines in words."""
-    own = all(line.published is None for line in lines)
-    kept = [i for i, head in enumerate(HEADS) if not (own and head in _PUBLISHED)]
+    left_out = _PUBLISHED if all(line.published is None for line in lines) else ()
+    if len({line.lr for line in lines}) == 1:  # told once, with all else of local training
+        left_out += ("lr",)
+    kept = [i for i, head in enumerate(HEADS) if head not in left_out]
     words = [cells(line) for line in lines]
     return tuple(HEADS[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in words)
 
@@ -100,6 +103,7 @@ def cells(line: Line) -> tuple[str, ...]:
     name = f"{line.row.name}{' (ours)' if line.row.ours else ''}"
     return (
         name,
+        NOTHING if line.lr is None else f"{line.lr:g}",
         _published(line, digits),
         _measured(line, digits),
         NOTHING if line.difference is None else f"{line.difference:+.{digits}f}",
