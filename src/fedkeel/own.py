@@ -204,7 +204,8 @@ def _definition(value: type | FunctionType) -> str:
 @functools.lru_cache(maxsize=256)
 def file_digest(path: str, state: object) -> str:
     """Return the digest of a file, read once for each state: when it was loaded or changed."""
-    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    with Path(path).open("rb") as file:  # which may be data, larger than memory
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
 
 def _code(code: CodeType) -> str:
