@@ -154,15 +154,15 @@ def wide() -> nn.Module:
         {"method": "dpsgd"},
         {"method": "fedgc"},
         {"model": net(nn.Dropout(0.3))},
+        {"model": net(nn.Dropout(0.3)), "sizes": (8, 8, 7, 8, 7)},
     ],
     ids=lambda given: "+".join(given) or "plain",
 )
 def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int) -> None:
     p = ready(**{"model": wide, "sizes": SHORT, "epochs": 1, **given})
     chunks = agree(p, lanes)
-    assert chunks._short == ("model" not in given or lanes == 1)
-    names = {name for name, *_ in chunks._lanes.recordings._known}
-    assert not chunks._short or names == {"round"}
+    assert (chunks._short, chunks.reasons) == (True, [])
+    assert {name for name, *_ in chunks._lanes.recordings._known} == {"round"}
 
 
 def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
@@ -268,11 +268,65 @@ def test_prepared_examples_and_short_batches_are_recorded(lanes: int) -> None:
     assert (chunks.recorded, chunks.reasons) == (True, [])
 
 
-def test_dropout_draws_what_each_client_would_draw_by_itself() -> None:
-    chunks = agree(ready(net(nn.Dropout(0.3))), 3)
-    assert chunks.lanes == 1
-    assert chunks.recorded
-    assert "draws random numbers" in chunks.reasons[0]
+class Dropped(nn.Module):
+    """Two kinds of dropout, one of them called as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net(nn.Dropout2d(0.3))()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(nn.functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sizes": RAGGED},
+        {"method": "fedsam"},
+        {"method": "scaffold", "momentum": 0.9},
+        {"method": "fedreg", "epochs": 1},
+    ],
+    ids=lambda given: "+".join(given) or "plain",
+)
+def test_dropout_draws_what_each_client_would_draw_by_itself(
+    given: dict[str, Any], lanes: int
+) -> None:
+    p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
+    assert p.world.bench.network.draws
+    chunks = agree(p, lanes)
+    assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
+
+
+def test_dropout_sees_no_padding() -> None:
+    """Clients whose batches differ in size are not joined, because masks are of their shapes."""
+    p = ready(Dropped, ALIKE)
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(k, k, 0) for k in range(5)]
+    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
+    assert sorted(sorted(job.client for job in one.jobs) for one in done) == [[0, 1, 2, 3], [4]]
+
+
+class Noisy(nn.Module):
+    """A model that draws what is no mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x.flatten(1))
+        return out + 0.1 * torch.randn_like(out) if self.training else out
+
+
+def test_other_random_numbers_are_drawn_in_one_lane() -> None:
+    chunks = agree(ready(Noisy, ALIKE), 3)
+    assert (chunks.lanes, chunks.recorded) == (1, True)
+    assert chunks.reasons == [
+        "clients are not trained side by side: the model draws random numbers"
+    ]
 
 
 class Branches(nn.Module):

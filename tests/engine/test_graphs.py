@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from fedkeel.engine.graphs import Graphed
 
 
-def still(run: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], None], Sequence[Tensor]]:
+def still(
+    run: Callable[[], Sequence[Tensor]], _: object
+) -> tuple[Callable[[], None], Sequence[Tensor]]:
     """Run again into the same results, as a captured graph does."""
     outputs = list(run())
 
@@ -31,7 +34,7 @@ def step(p: Tensor, m: Tensor, g: Tensor) -> list[Tensor]:
 
 def test_steps_by_a_graph_are_steps() -> None:
     p, m = torch.ones(3), torch.zeros(3)
-    graph = Graphed(step, (p, m, torch.zeros(3)), still)
+    graph = Graphed(step, (p, m, torch.zeros(3)), capture=still)
     assert torch.equal(p, torch.ones(3))
     own_p, own_m = p.clone(), m.clone()
     for number in range(4):
@@ -43,11 +46,21 @@ def test_steps_by_a_graph_are_steps() -> None:
 
 
 def test_another_start_is_copied_in() -> None:
-    graph = Graphed(step, (torch.ones(3), torch.zeros(3), torch.ones(3)), still)
+    graph = Graphed(step, (torch.ones(3), torch.zeros(3), torch.ones(3)), capture=still)
     first = graph(torch.ones(3), torch.zeros(3), torch.ones(3))[0].clone()
     again = graph(torch.full((3,), 5.0), torch.zeros(3), torch.ones(3))[0]
     assert torch.equal(first, torch.zeros(3))
     assert torch.equal(again, torch.full((3,), 4.0))
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_graph() -> None:
+    """A captured graph knows addresses; nothing else may keep a recording's constants alive."""
+    layer = nn.Linear(3, 2)
+    constant = weakref.ref(layer.weight)
+    graph = Graphed(lambda x, layer=layer: [layer(x)], [torch.ones(1, 3)], capture=still)
+    del layer
+    assert constant() is not None
+    assert graph(torch.ones(1, 3))[0].shape == (1, 2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -10,9 +10,6 @@ import torch
 
 from fedkeel.config import Precision
 
-EPS: dict[Precision, float] = {"float32": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-7}
-"""Relative distance of neighbours among the numbers that factors are rounded to."""
-
 
 @contextmanager
 def arithmetic(precision: Precision) -> Iterator[None]:

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.engine import passes
 from fedkeel.engine.expand import expand
-from fedkeel.engine.nodes import is_random
+from fedkeel.engine.products import multiply
 from fedkeel.engine.updates import centre, fuse
 
 Flat = Sequence[Tensor]
@@ -35,10 +35,11 @@ class Captured:
         example: tensors of the form of the arguments.
         rate: which argument is the learning rate, [] on the CPU; None where there is none.
         owned: which arguments may be written over.
+        fresh: which arguments are made for this call alone; the function may write over them.
 
     Raises:
         Exception: whatever the function or torch raises where it cannot be recorded: it branches on
-            values, leaves torch, or draws random numbers under vmap.
+            values or leaves torch.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Captured:
         example: Flat,
         rate: int | None = None,
         owned: frozenset[int] = frozenset(),
+        fresh: frozenset[int] = frozenset(),
     ) -> None:
         seen: set[int] = set()
         apart = []  # a tensor that is given twice would be recorded as one
@@ -56,16 +58,15 @@ class Captured:
         with torch.no_grad():
             module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
         graph = module.graph
-        self.random = any(is_random(node) for node in graph.nodes)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
         passes.skip_idle(graph)
         graph.eliminate_dead_code()
-        passes.write_apart(graph)
+        passes.write_apart(graph, {inputs[i] for i in fresh})
         passes.fold(module)
         passes.share(graph)
         passes.pool_first(graph)
-        passes.draw(graph)
+        multiply(graph)
         graph.eliminate_dead_code()
         if rate is not None:
             centre(graph)
@@ -74,7 +75,7 @@ class Captured:
             expand(graph)
             graph.eliminate_dead_code()
         passes.line_up(graph)
-        passes.reuse(graph, {inputs[i] for i in owned})
+        passes.reuse(graph, {inputs[i] for i in owned | fresh})
         graph.eliminate_dead_code()
         graph.lint()
         module.recompile()

@@ -58,6 +58,7 @@ class Chunks:
         self._plain = OneByOne(self.placed)
         self._lanes = Lanes(self._bench, world.precision)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
+        self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
         self._short = _short(world)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,7 +72,8 @@ class Chunks:
         clock = Clock()
         message = self._placed_message(message)
         left = [Group.of(self._world, message, job) for job in jobs]
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        own = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=own), torch.no_grad():
             while left and self.recorded:
                 group, rest = self._next(left)
                 try:
@@ -112,7 +114,7 @@ class Chunks:
         if self.lanes == 1 or len(left) == 1:
             return left[0], left[1:]
         ordered = sorted(left, key=lambda group: -group.steps[0])  # stable
-        if not self._bench.network.mixes_examples:
+        if self._pads:
             return Group.join(ordered[: self.lanes]), ordered[self.lanes :]
         alike = [g for g in ordered if g.widths == ordered[0].widths]  # the others see padding
         rest = [g for g in ordered if g.widths != ordered[0].widths]
@@ -121,7 +123,13 @@ class Chunks:
     @property
     def _pads(self) -> bool:
         """Whether padding changes nothing: neither other examples nor random numbers see it."""
-        return not (self._bench.network.mixes_examples or self._lanes.recordings.random)
+        network = self._bench.network
+        return not (network.mixes_examples or network.draws)
+
+    def _wait(self) -> None:
+        """Wait for a GPU, whose seconds would count for whatever asks for its results."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _halve(self, group: Group) -> None:
         """Use half as many lanes after memory has run out."""
@@ -153,26 +161,34 @@ class Chunks:
         self, message: Message, group: Group, kept: Kept, clock: Clock, sums: bool
     ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
-        common = Common.of(message, len(group.jobs) == 1)
         held = self._held(message, group, kept)
         if self._short and len(set(group.steps)) == 1:
-            done = self._at_once(common, group, held, clock, sums and not common.single)
+            done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
             if done is not None:
                 return [done]
-        return self._by_steps(common, group, held, clock)
+        return self._by_steps(message, group, held, clock)
 
-    def _feed(self, common: Common, group: Group) -> Feed:
+    def _begin(self, message: Message, group: Group) -> tuple[Common, Feed]:
         """Return what the lanes see, with all random numbers of their rounds yet to be drawn."""
-        if common.single:
-            client = group.jobs[0].client
-            seed(torch_seed(self._world.seed, "torch", common.message.round, client))
-        return Feed(self._world, self._examples, common.message, group)
+        feed = Feed(self._world, self._examples, message, group)
+        alone = len(group.jobs) == 1
+        drawing = group.jobs if alone or self._bench.network.draws else []
+        seeds = [torch_seed(self._world.seed, "torch", message.round, j.client) for j in drawing]
+        if alone:
+            seed(seeds[0])
+            return Common.of(message, None), feed
+        missing = len(seeds) - len(self._sources)
+        self._sources += [torch.Generator(self.device) for _ in range(missing)]
+        sources = self._sources[: len(seeds)]
+        for source, one in zip(sources, seeds, strict=True):
+            source.manual_seed(one)
+        return Common.of(message, sources), feed
 
     def _at_once(
-        self, common: Common, group: Group, held: Flat, clock: Clock, sums: bool
+        self, message: Message, group: Group, held: Flat, clock: Clock, sums: bool
     ) -> Done | None:
         """Train lanes of short rounds of equal length; None where that cannot be."""
-        feed = self._feed(common, group)
+        common, feed = self._begin(message, group)
         live, weights = len(group.jobs), None
         if sums:
             weights = torch.from_numpy(self._world.raw_weights(group.jobs, group.seen))
@@ -190,14 +206,15 @@ class Chunks:
         except Exception:  # step by step it may be possible, or is known why not
             self._short = False
             return None
+        self._wait()
         clock.lap("steps")
         if sums and not bool(leaf(found, "finite").all()):
             return None  # one that is not finite spoils the sum
         return replace(_done(group, found), added=sums)
 
-    def _by_steps(self, common: Common, group: Group, held: Flat, clock: Clock) -> list[Done]:
+    def _by_steps(self, message: Message, group: Group, held: Flat, clock: Clock) -> list[Done]:
         """Train lanes step by step; as they end, the others go on in half as many."""
-        feed = self._feed(common, group)
+        common, feed = self._begin(message, group)
         clock.lap("data")
         prepared = feed.prepared(self._pads) if group.used else {}
         held, moving = self._lanes.start(common, held, prepared)
@@ -209,6 +226,8 @@ class Chunks:
             if not common.single and going <= live // 2:
                 while live // 2 >= going:
                     live //= 2
+                self._wait()
+                clock.lap("steps")
                 done.append(self._finish(common, left, held, moving, live))
                 clock.lap("upload")
                 left = left.part(slice(live))
@@ -217,6 +236,8 @@ class Chunks:
             clock.lap("data")
             moving = self._lanes.step(common, held, moving, batch)
             clock.lap("steps")
+        self._wait()
+        clock.lap("steps")
         done.append(self._finish(common, left, held, moving, 0))
         clock.lap("upload")
         return done

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Precision
+from fedkeel.engine.draws import Sources
 from fedkeel.engine.loop import sent
 from fedkeel.engine.recordings import Flat, Recordings
 from fedkeel.method.client import (
@@ -42,28 +43,32 @@ class Common:
         message: what the server sent.
         shared: the same, as recorded functions take it.
         rate: [] learning rate, float64 on the CPU.
+        sources: what the lanes' masks are drawn from.
         single: whether there is one client alone, without an axis.
     """
 
     message: Message
     shared: Flat
     rate: Tensor
+    sources: Sources
     single: bool
 
     @classmethod
-    def of(cls, message: Message, single: bool) -> Common:
-        """Return it for a message."""
+    def of(cls, message: Message, sources: Sources) -> Common:
+        """Return it for a message; without sources for lanes there is one client alone."""
         shared: State = {
             "start": dict(message.params),
             "received": dict(message.buffers),
             "sent": dict(message.sent),
         }
         rate = torch.tensor(message.lr, dtype=torch.float64)
-        return cls(message, Flat.of(shared), rate, single)
+        return cls(message, Flat.of(shared), rate, sources, sources is None)
 
     def lift(self, function: Callable[..., State], *axes: int | None) -> Callable[..., State]:
         """Return a function of one client as one of all lanes."""
-        return function if self.single else torch.func.vmap(function, in_dims=axes)
+        if self.single:
+            return function
+        return torch.func.vmap(function, in_dims=axes, randomness="different")
 
 
 class Lanes:
@@ -98,7 +103,9 @@ class Lanes:
 
         given = (common.shared, held, Flat.of(prepared))
         lift = common.lift(start, None, 0, 0)
-        found = self.recordings.run("start", lift, given, varies=2 if prepared else 1).state
+        found = self.recordings.run(
+            "start", lift, given, varies=2 if prepared else 1, sources=common.sources
+        ).state
         if below(found, "prepared"):
             held = Flat.of({**held.state, "prepared": below(found, "prepared")})
         return held, Flat.of(below(found, "moving")).map(torch.clone)  # steps write over it
@@ -113,7 +120,9 @@ class Lanes:
 
         given = (common.shared, held, moving, Flat.of(batch))
         lift = common.lift(step, None, 0, 0, 0, None)
-        return self.recordings.run("step", lift, given, varies=3, owned=2, rate=common.rate)
+        return self.recordings.run(
+            "step", lift, given, varies=3, sources=common.sources, owned=2, rate=common.rate
+        )
 
     def end(self, common: Common, held: Flat, moving: Flat, about: State) -> State | None:
         """End the round of every lane; None where each has to end by itself.
@@ -135,7 +144,14 @@ class Lanes:
         if self._ends == "recorded":
             try:
                 found = self.recordings.run(
-                    "end", lift, given, varies=3, owned=2, rate=common.rate, again=False
+                    "end",
+                    lift,
+                    given,
+                    varies=3,
+                    sources=common.sources,
+                    owned=2,
+                    rate=common.rate,
+                    again=False,
                 ).state
                 return map_tensors(lambda t: t[None], found) if common.single else found
             except WantsAll:
@@ -220,7 +236,9 @@ class Lanes:
         states = (prepared, batches, about, scales)
         given = (common.shared, held, *map(Flat.of, states))
         name = "round" if weights is None else "round, added up"
-        return self.recordings.run(name, all_lanes, given, varies=3, rate=common.rate).state
+        return self.recordings.run(
+            name, all_lanes, given, varies=3, sources=common.sources, rate=common.rate
+        ).state
 
 
 # ---- the local loop of one client, on states ----------------------------------------------------

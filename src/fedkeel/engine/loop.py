@@ -334,10 +334,11 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]
-    return metrics.measure(world.bench.network, params, buffers, x, y).cpu()
+    return metrics.measure(world.bench.network, params, buffers, x, y)
 
 
 def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:
     """Return [N, 3] of the examples of a split, shard by shard in this process."""
     starts = range(0, examples(world, split), world.shard)
-    return torch.cat([evaluate_shard(world, params, buffers, split, start) for start in starts])
+    shards = [evaluate_shard(world, params, buffers, split, start) for start in starts]
+    return torch.cat(shards).cpu()

@@ -7,8 +7,6 @@ kept as sums in `expand.py`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -41,17 +39,22 @@ _IN_PLACE = {
 _APART = {written: fresh for fresh, written in _IN_PLACE.items()}
 
 
-def write_apart(graph: fx.Graph) -> None:
+def write_apart(graph: fx.Graph, fresh: set[fx.Node]) -> None:
     """Give what is written over a new tensor a tensor of its own: so it can be rearranged.
 
     Where it is still worth it in the end, `reuse` writes over the other one again.
+
+    Args:
+        graph: recorded.
+        fresh: arguments that are new tensors, too.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _APART:
             continue
         source = node.args[0]
-        if source.op != "call_function" or any(is_view(one) for one in (source, *source.users)):
+        made_here = source.op == "call_function" or source in fresh
+        if not made_here or any(is_view(one) for one in (source, *source.users)):
             continue
         values = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
         made = _APART[node.target](*values[0], **values[1])
@@ -191,42 +194,6 @@ def _item(node: fx.Node, number: int) -> fx.Node | None:
     """Return one of the tensors that an operation returns; None where nobody looks at it."""
     found = [one for one in node.users if one.target is operator.getitem and one.args[1] == number]
     return found[0] if found else None
-
-
-def draw(graph: fx.Graph) -> None:
-    """Draw masks of dropout by `mask`, where that gives what torch gives, generator and all."""
-    for node in list(graph.nodes):
-        value = node.meta.get("val")
-        if node.target is not aten.bernoulli.p or node.kwargs or not value.is_contiguous():
-            continue
-        shape, chance, dtype = tuple(value.shape), node.args[1], value.dtype
-        if value.device.type != "cpu" or not _draws_alike(shape, chance, dtype):
-            continue
-        with graph.inserting_before(node):
-            drawn = graph.call_function(mask, (shape, chance, dtype))
-        drawn.meta["val"] = value
-        node.replace_all_uses_with(drawn)
-        graph.erase_node(node)
-
-
-@cache
-def _draws_alike(shape: tuple[int, ...], chance: float, dtype: torch.dtype) -> bool:
-    """Return whether `mask` draws what torch draws: builds of torch differ."""
-    state = torch.random.get_rng_state()
-    try:
-        usual = torch.empty(shape, dtype=dtype).bernoulli_(chance)
-        after = torch.random.get_rng_state()
-        torch.random.set_rng_state(state)
-        own = mask(shape, chance, dtype)
-        return torch.equal(usual, own) and torch.equal(after, torch.random.get_rng_state())
-    finally:
-        torch.random.set_rng_state(state)
-
-
-def mask(shape: Sequence[int], chance: float, dtype: torch.dtype) -> Tensor:
-    """Return ones with a chance in [0, 1], else zeros: in less time than `bernoulli_` takes."""
-    numbers = torch.rand(shape, dtype=torch.float64)
-    return torch.lt(numbers, chance, out=torch.empty(shape, dtype=dtype))
 
 
 # ---- layout -------------------------------------------------------------------------------------

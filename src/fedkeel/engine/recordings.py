@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.engine import heap
-from fedkeel.engine.arithmetic import EPS
+from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.capture import Captured
+from fedkeel.engine.draws import Draw, Drawn, Sources
 from fedkeel.engine.graphs import Graphed
 from fedkeel.tree import State, unwalk, walk
 
@@ -56,10 +57,11 @@ class Flat:
 
 @dataclass(frozen=True)
 class _Recording:
-    """A recorded function, and the paths of the state that it returns."""
+    """A recorded function, the paths of the state that it returns, and the masks that it takes."""
 
     program: Callable[..., Sequence[Tensor]]
     paths: tuple[str, ...]
+    draws: tuple[Draw, ...]
 
 
 class Recordings:
@@ -70,9 +72,8 @@ class Recordings:
     """
 
     def __init__(self, precision: Precision = "float32") -> None:
-        self._eps = EPS[precision]
+        self._rounds = precision != "float32"
         self._known: dict[Any, _Recording] = {}
-        self.random = False  # whether one of the functions draws random numbers
 
     def clear(self) -> None:
         """Forget all."""
@@ -84,6 +85,7 @@ class Recordings:
         function: Callable[..., State],
         given: Sequence[Flat],
         varies: int,
+        sources: Sources,
         owned: int | None = None,
         rate: Tensor | None = None,
         again: bool = True,
@@ -95,6 +97,7 @@ class Recordings:
             function: of states, and of the rate where one is given; returns a state.
             given: the states.
             varies: which state's shapes decide which recording it is.
+            sources: where masks come from.
             owned: which state may be written over.
             rate: [] learning rate, on the CPU.
             again: whether what it gave is of no more use when it is called again.
@@ -109,71 +112,90 @@ class Recordings:
         decides = given[varies]
         form: tuple[Any, ...] = (name, decides.paths, *[t.shape for t in decides.tensors])
         on_gpu = values[0].is_cuda and again
-        if on_gpu and rate is not None:
-            form = (*form, float(rate))  # a graph has it built in
+        if on_gpu:  # a graph has the rate built in, and room for tensors of one shape each
+            form = (*form, None if rate is None else float(rate), *[t.shape for t in values])
         known = self._known.get(form)
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            program, known, found = _record(function, given, values, owned, self._eps)
-            self.random = self.random or program.random
+            known, found = _record(function, given, values, sources, owned, self._rounds)
             if on_gpu:
-                known = replace(known, program=_graphed(known.program, values))
+                known = _graphed(known, values, sources)
             self._known[form] = known
             heap.trim()  # the function itself made what its recording does not
             return found
-        return Flat(known.paths, known.program(*values))
+        masks = [draw.make(sources) for draw in known.draws]
+        return Flat(known.paths, known.program(*values, *masks))
 
 
 def _record(
     function: Callable[..., State],
     given: Sequence[Flat],
     values: list[Tensor],
+    sources: Sources,
     owned: int | None,
-    eps: float,
-) -> tuple[Captured, _Recording, Flat]:
-    """Record a function; also return what it gives, which is compared with the function's own."""
+    rounds: bool,
+) -> tuple[_Recording, Flat]:
+    """Record a function; also return what it gives, which is compared with the function's own.
+
+    Where products round their factors (`rounds`), they do not for this comparison.
+    """
     starts = [int(n) for n in np.cumsum([0, *(len(flat.paths) for flat in given)])]
     paths: list[str] = []
+    drawn = Drawn(sources)
 
     def of_tensors(*own: Tensor) -> list[Tensor]:
         states = [
             Flat(flat.paths, own[a : a + len(flat.paths)]).state
             for flat, a in zip(given, starts[:-1], strict=True)
         ]
-        found = Flat.of(function(*states, *own[starts[-1] :]))
+        found = Flat.of(function(*states, *own[starts[-1] : len(values)]))
         paths[:] = found.paths
         return list(found.tensors)
+
+    def with_masks(*own: Tensor) -> list[Tensor]:
+        with drawn.again(own[len(values) :]):
+            return of_tensors(*own)
 
     rate = starts[-1] if len(values) > starts[-1] else None
     mine = frozenset[int]()
     if owned is not None:
         mine = frozenset(range(starts[owned], starts[owned + 1]))
-    program = Captured(of_tensors, values, rate, mine)
-    state = torch.random.get_rng_state()  # both draw the same
-    expected = of_tensors(*values)
-    torch.random.set_rng_state(state)
-    found = program(*[t.clone() if i in mine else t for i, t in enumerate(values)])
+    state = torch.random.get_rng_state()  # what is drawn elsewhere than for masks, both draw alike
+    with arithmetic("float32"):
+        with drawn.fresh():
+            expected = of_tensors(*values)
+        after, every = torch.random.get_rng_state(), [*values, *drawn.masks]
+        fresh = frozenset(range(len(values), len(every)))
+        program = Captured(with_masks, every, rate, mine, fresh)
+
+        def recorded() -> Sequence[Tensor]:
+            torch.random.set_rng_state(state)
+            return program(*[t.clone() if i in mine | fresh else t for i, t in enumerate(every)])
+
+        found = recorded()
     for name, one, other in zip(paths, expected, found, strict=True):
-        if not _close(one, other, eps):
+        if not _close(one, other):
             raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
     # what the recording gives, also this time: a run that goes on makes it anew
-    return program, _Recording(program, tuple(paths)), Flat(tuple(paths), found)
+    found = recorded() if rounds else found
+    torch.random.set_rng_state(after)
+    recording = _Recording(program, tuple(paths), tuple(drawn.draws))
+    return recording, Flat(tuple(paths), found)
 
 
-def _graphed(
-    program: Callable[..., Sequence[Tensor]], values: Sequence[Tensor]
-) -> Callable[..., Sequence[Tensor]]:
+def _graphed(known: _Recording, values: Sequence[Tensor], sources: Sources) -> _Recording:
     """Return a recording as a graph, or as it is where the GPU's libraries cannot capture it."""
     try:
-        return Graphed(program, values)
+        graph = Graphed(known.program, values, known.draws, sources)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
-        return program
+        return known
+    return _Recording(graph, known.paths, ())
 
 
-def _close(one: Tensor, other: Tensor, eps: float) -> bool:
+def _close(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are the same up to rounding, whatever is not finite."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -182,4 +204,4 @@ def _close(one: Tensor, other: Tensor, eps: float) -> bool:
     size, apart = float(one.abs().max()), float((one - other).abs().max())
     if not math.isfinite(size):
         return bool(torch.equal(torch.isfinite(one), torch.isfinite(other)))
-    return apart <= size * math.sqrt(max(eps, torch.finfo(one.dtype).eps))
+    return apart <= size * math.sqrt(torch.finfo(one.dtype).eps)

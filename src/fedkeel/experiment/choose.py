@@ -223,15 +223,14 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     message = answered(server, prepared.spec)
     found = Measured()
     jobs, shares = _sample(world)
-    exact = OneByOne(world)
+    exact = _exact(world, device)
     alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
     few, times = (min(FEW, len(jobs)), 2) if alone < LONG else (1, 1)
     one = _seconds(exact, message, jobs[:few]) / shares[few]
     found.seconds[EXACT] = one
     clients = per_round * prepared.settings.rounds
-    total = one * clients
     asked = prepared.settings.engine.kind
-    if total < SHORT and asked == "auto" and device == "cpu":
+    if one * clients < SHORT and asked == "auto" and device == "cpu":
         return found
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
@@ -239,17 +238,22 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     from fedkeel.engine.chunks import Chunks
 
     warm()
-    budget = max(min(LEAST, total / 4), SHARE * total)
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device)
-    sizes, sums = _sizes(world, per_round, workers), world.bench.plan.sums
+    sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
     forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
-        if lanes > 1 and (spent + lanes * one > budget or slower >= times):
+        known = min(found.seconds.values())
+        if device == "cpu":
+            total, likely = one * clients, lanes * one
+        else:  # where one by one is far from what a GPU can do
+            total, likely = known * clients, 0.0
+        budget = max(min(LEAST, total / 4), SHARE * total)
+        if lanes > 1 and (spent + likely > budget or slower >= times):
             continue
-        if lanes == 1 and min(found.seconds.values()) < ALONE * one:
+        if lanes == 1 and known < ALONE * one:
             continue
         chunks = Chunks(world, lanes, device)
         some = jobs[:lanes] if lanes > 1 else jobs[:few]
@@ -267,6 +271,17 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         slower += seconds > min(found.seconds.values())
         found.seconds[lanes] = seconds
     return found
+
+
+def _exact(world: World, device: str) -> Trainer:
+    """Return what trains one client after the other, with no recording, where the others do."""
+    if device == "cpu":
+        return OneByOne(world)
+    from fedkeel.engine.chunks import Chunks
+
+    plain = Chunks(world, 1, device)
+    plain.recorded = False
+    return plain
 
 
 def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
@@ -289,20 +304,24 @@ def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
-def _sizes(world: World, per_round: int, workers: int) -> list[int]:
+def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]:
     """Return the sizes of chunks to try, the most promising first.
 
-    On a processor convolutions get slow side by side, and the more so the more there are: then they
-    are tried ascending.
+    A GPU wants as many clients as fit. On a processor convolutions get slow side by side, and the
+    more so the more there are: then they are tried ascending.
     """
-    if world.bench.network.mixes_examples and len(np.unique(world.federation.sizes)) > 1:
+    network = world.bench.network
+    if (network.mixes_examples or network.draws) and len(np.unique(world.federation.sizes)) > 1:
         return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
+    if device != "cpu":
+        most = min(share, 4 * LANES[-1])
+        return [most, *(lanes for lanes in reversed(LANES) if lanes < most), *[1] * (most > 1)]
     sizes = [lanes for lanes in LANES if lanes < share]
     if share > 1:
         sizes.append(min(share, 4 * LANES[-1]))
     whole = [per_round] if share < per_round <= LIKELY else []  # in one process
-    if any(t.ndim > 2 for t in world.bench.network.params.values()):
+    if any(t.ndim > 2 for t in network.params.values()):
         return [1, *sizes, *whole]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
     return [*sizes[:1], 1, *sizes[1:], *whole]
@@ -313,7 +332,7 @@ def _forms(world: World, clients: Ints) -> int:
 
     Where batches can be padded it is one, but that examples are prepared by the power of two.
     """
-    if not world.bench.network.mixes_examples:
+    if not (world.bench.network.mixes_examples or world.bench.network.draws):
         prepares = bool(world.bench.plan.preparations)
         return len({int(n - 1).bit_length() for n in clients}) if prepares else 1
     local = world.bench.local
@@ -332,4 +351,6 @@ def _seconds(train: Trainer, message: Message, jobs: list[Job], sums: bool = Fal
     began = clock()
     for _ in train(message, jobs, lambda _: None, sums):
         pass
+    if on_gpu:
+        torch.cuda.synchronize()
     return (clock() - began) / len(jobs)

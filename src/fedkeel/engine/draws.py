@@ -1,0 +1,140 @@
+"""What modules draw in training, dropout's masks, apart from the steps that use them.
+
+A lane has a generator of its own, seeded as its client's is when it trains alone. So the numbers
+depend neither on the other lanes nor on their number; and a recorded step, which is given the
+masks, draws nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+Sources = Sequence[torch.Generator] | None
+"""Generators of lanes, on the leading axis; None for a lone lane without one, which draws from
+torch's own; none at all where nothing is expected to be drawn."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The form of one mask.
+
+    Args:
+        shape: of the mask, with the axis of lanes where there are any.
+        chance: of a one, in [0, 1].
+        dtype: of its zeros and ones.
+        device: where it lies.
+    """
+
+    shape: tuple[int, ...]
+    chance: float
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self, sources: Sources) -> Tensor:
+        """Return a mask.
+
+        Raises:
+            RuntimeError: there is no generator for each lane.
+        """
+        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        if sources is None:
+            return _fill(out, self.chance, None)
+        if len(sources) < len(out):
+            raise RuntimeError("unexpected random operation: a mask")
+        for lane, source in zip(out, sources, strict=False):
+            _fill(lane, self.chance, source)
+        return out
+
+
+class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives modules their masks.
+
+    Args:
+        give: returns a mask that may be written over.
+        alone: whether other random operations may be done as they are.
+    """
+
+    def __init__(self, give: Callable[[Draw], Tensor], alone: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._give, self._alone = give, alone
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Do an operation; of a random one, what follows of its mask."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return func(*args, **kwargs)
+        if func in (aten.bernoulli.p, aten.bernoulli_.float) and not kwargs:
+            like, chance = (*args, 0.5)[:2]  # which is not handed on where it is a half
+            mask = self._mask(like, chance, like.dtype)
+            return mask if func is aten.bernoulli.p else like.copy_(mask)
+        if func is aten.native_dropout.default and args[2]:  # on a GPU
+            x, chance, _ = args
+            mask = self._mask(x, 1.0 - chance, torch.bool)
+            return x * mask * (1.0 / (1.0 - chance)), mask
+        if not self._alone:
+            raise RuntimeError(f"unexpected random operation: {func}")
+        return func(*args, **kwargs)
+
+    def _mask(self, like: Tensor, chance: float, dtype: torch.dtype) -> Tensor:
+        return self._give(Draw(tuple(like.shape), chance, dtype, like.device))
+
+
+class Drawn:
+    """The masks that a function has asked for, in order."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.draws: list[Draw] = []
+        self.masks: list[Tensor] = []
+        self._sources = sources
+
+    def fresh(self) -> Drawing:
+        """Return what draws masks and notes them."""
+
+        def give(draw: Draw) -> Tensor:
+            self.draws.append(draw)
+            self.masks.append(draw.make(self._sources))
+            return self.masks[-1].clone()
+
+        return Drawing(give, self._sources is None)
+
+    def again(self, masks: Sequence[Tensor]) -> Drawing:
+        """Return what gives these masks in the same order."""
+        left: Iterator[Tensor] = iter(masks)
+        return Drawing(lambda _: next(left), self._sources is None)
+
+
+def _fill(out: Tensor, chance: float, source: torch.Generator | None) -> Tensor:
+    """Write ones with a chance, else zeros: what torch draws there, generator and all."""
+    shape = tuple(out.shape)
+    if out.device.type == "cpu" and _draws_alike(shape, chance, out.dtype):
+        return _compared(out, chance, source)
+    return out.bernoulli_(chance, generator=source)
+
+
+def _compared(out: Tensor, chance: float, source: torch.Generator | None) -> Tensor:
+    """Draw numbers and compare them: two thirds of the time that `bernoulli_` takes."""
+    return torch.lt(torch.rand(out.shape, dtype=torch.float64, generator=source), chance, out=out)
+
+
+@cache
+def _draws_alike(shape: tuple[int, ...], chance: float, dtype: torch.dtype) -> bool:
+    """Return whether `_compared` draws what torch draws: builds of torch differ."""
+    one, other = (torch.Generator().manual_seed(1) for _ in range(2))
+    usual = torch.empty(shape, dtype=dtype).bernoulli_(chance, generator=one)
+    own = _compared(torch.empty(shape, dtype=dtype), chance, other)
+    return torch.equal(usual, own) and torch.equal(one.get_state(), other.get_state())
