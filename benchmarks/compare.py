@@ -267,6 +267,10 @@ class Found:
         """The largest memory."""
         return str(self.peaks.get(name, ""))
 
+    def gpu_peak(self, name: str) -> str:
+        """The largest memory on a GPU."""
+        return self._middle(name, "gpu_peak_mb", ".0f")
+
     def start(self, name: str) -> str:
         """Preparation and the first round."""
         return " + ".join(self._middle(name, key, ".2f") for key in ("start", "first"))
@@ -304,9 +308,14 @@ def table(book: Book) -> None:
     commits = sorted({row["commit"] for row in every if "commit" in row})
     times = sorted(row["at"] for row in every)
     rates = [rate / 1e9 for f in found.values() for rate in f.rates.values()]
-    print(f"{', '.join({row['machine'] for row in every})}; {times[0]} to {times[-1]};")
+    devices = sorted({row["device"] for row in every} - {"cpu"})
+    machines = sorted({row["machine"] for row in every})
+    print(f"{', '.join(devices + machines)}; {times[0]} to {times[-1]};")
     print(f"{', '.join(versions)}; fedkeel at {', '.join(commits)};")
     print(f"matrix products: {spread(rates)} thousand million multiply-adds a second;")
+    copied = [row["bandwidth"] / 1e9 for row in book.rows if "bandwidth" in row]
+    if copied:
+        print(f"copies: {spread(copied)} GB a second, read and written;")
     others = sum(row.get("elsewhere", 0) > 0.1 for row in every)
     print(f"other work took more than a tenth of a core during {others} of {len(every)} runs.\n")
     grid("Seconds of a round", found, names, Found.round)
@@ -315,6 +324,8 @@ def table(book: Book) -> None:
         grid(title, found, peers, lambda f, name, our=our: f.ratio(name, our))
     grid("Share of the measured matrix-product rate", found, names, Found.share)
     grid("Largest memory of all processes together, MB", found, names, Found.peak)
+    if devices:
+        grid("Largest memory on the GPU, MB", found, names, Found.gpu_peak)
     grid("Seconds before the first round + of the first round", found, names, Found.start)
     grid("Test accuracy (after so many rounds)", found, names, Found.accuracy)
     grid("Best setting", found, names, Found.setting)

@@ -1,7 +1,8 @@
 """The machine's rate of matrix products: python run_matmul.py - [--processes 2] [--rounds 9]
 
-Multiply-adds a second of float32 products of 1024 x 1024 matrices, in as many processes at once as
-asked for. A round is 40 products in each process; the rate is that of the median round.
+Multiply-adds a second of float32 products of 1024 x 1024 matrices (4096 x 4096 on a GPU), in as
+many processes at once as asked for. A round is 40 products in each process; the rate is that of the
+median round. Of a GPU also the bytes a second of a large copy, read and written ones together.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import time
 
 from harness import arguments
 
-SIDE, PRODUCTS = 1024, 40
+SIDES, PRODUCTS = {"cpu": 1024, "cuda": 4096}, 40
+COPIED = 2**30
 
 
 def multiply(barrier, threads: int, rounds: int, device: str, seconds) -> None:
@@ -22,7 +24,8 @@ def multiply(barrier, threads: int, rounds: int, device: str, seconds) -> None:
 
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = False
-    a, b = (torch.randn(SIDE, SIDE, device=device) for _ in range(2))
+    side = SIDES[device]
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
     for _ in range(PRODUCTS):
         out = a @ b
     for _ in range(rounds):
@@ -33,6 +36,21 @@ def multiply(barrier, threads: int, rounds: int, device: str, seconds) -> None:
             torch.matmul(a, b, out=out)
         float(out[0, 0])
         seconds.put(time.perf_counter() - began)
+
+
+def bandwidth(rounds: int) -> float:
+    """Bytes a second that a GPU reads and writes in copying them."""
+    import torch
+
+    one = torch.randn(COPIED // 4, device="cuda")
+    other, seconds = torch.empty_like(one), []
+    for _ in range(rounds + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        other.copy_(one)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return 2 * COPIED / statistics.median(seconds[1:])
 
 
 def main() -> None:
@@ -53,8 +71,10 @@ def main() -> None:
         "recipe": given.recipe,
         "processes": given.processes,
         "threads": given.threads,
-        "rate": products * SIDE**3 / statistics.median(spent),
+        "rate": products * SIDES[given.device] ** 3 / statistics.median(spent),
     }
+    if given.device == "cuda":
+        values["bandwidth"] = bandwidth(rounds)
     print(json.dumps(values))
 
 
