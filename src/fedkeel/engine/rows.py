@@ -154,9 +154,11 @@ class Rows:
     def replies(self, count: int) -> State:
         """Return what the first clients sent and keep, [count, ...], as views.
 
-        What is added up comes as G sums, [G, ...].
+        What is added up comes as G sums, [G, ...]: of one piece as a view, else as copies.
         """
-        heads = self._heads(count)
+        heads: Tensor | slice = self._heads(count)
+        if isinstance(heads, Tensor) and len(heads) == 1:
+            heads = slice(int(heads), int(heads) + 1)
         sums = {path: t[heads] for path, t in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 
