@@ -89,6 +89,13 @@ def test_spawned_workers_make_them_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert once.exists()
 
 
+def test_beside_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd and CUDA refuse to work in a process forked from one that has used them."""
+    for count, begun in ((0, "fork"), (1, "spawn")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert module.beginning.__wrapped__() == begun
+
+
 def test_a_model_that_cannot_be_spawned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workers.__init__, "__defaults__", ("spawn",))
     before = children(os.getpid())

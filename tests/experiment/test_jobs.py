@@ -268,7 +268,7 @@ def test_two_runs_in_one_folder_are_refused(
 def test_without_fork_a_search_goes_on_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkeel.experiment.jobs.START", "spawn")
+    monkeypatch.setattr("fedkeel.experiment.jobs.beginning", lambda: "spawn")
     space = Space(space={"local.lr": (0.1, 0.2)})
     with pytest.raises(ConfigError, match="forked"):
         tune(settings(), ingredients(), ["fedavg"], space, tmp_path, 2)
@@ -281,7 +281,7 @@ def at_once(folder: Path, watcher: Watcher, name: str) -> str:
 
 
 def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.experiment.jobs.START", "spawn")
+    monkeypatch.setattr("fedkeel.experiment.jobs.beginning", lambda: "spawn")
     wanted = [Order(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]
     watcher = Listens()
     assert [len(made.rows) for made in make_all(wanted, 2, watcher)] == [4, 4]

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,17 @@ from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
 
 Start = Literal["fork", "spawn"]
-START: Start = "fork" if sys.platform.startswith("linux") else "spawn"
-"""How workers begin: forked where that is safe, which needs no pickling and copies no data."""
+
+
+@cache
+def beginning() -> Start:
+    """Return how processes begin: forked where that is safe, which pickles and copies nothing.
+
+    It is not where torch sees a GPU: neither autograd nor CUDA works in a process that was forked
+    from one that has used them.
+    """
+    on_linux = sys.platform.startswith("linux")
+    return "fork" if on_linux and torch.cuda.device_count() == 0 else "spawn"
 
 
 @dataclass
@@ -69,7 +79,8 @@ class Workers:
         capacity: the largest cohort.
         message: any message of this run, for the shapes.
         workers: number of processes.
-        start: how they begin. ``spawn`` pickles the model once for each process.
+        start: how they begin, None for `beginning`. ``spawn`` pickles the model once for each
+            process.
         file: where client state lies; None for memory.
         chunks: what trains clients side by side; None trains them one by one.
     """
@@ -81,11 +92,12 @@ class Workers:
         capacity: int,
         message: Message,
         workers: int,
-        start: Start = START,
+        start: Start | None = None,
         *,
         file: Path | None = None,
         chunks: Trainer | None = None,
     ) -> None:
+        start = start or beginning()
         memory = shared if start == "fork" else segment
         most = max(examples(world, "test"), examples(world, "clients"))
         self._shared = _Shared(

@@ -25,7 +25,7 @@ from fedkeel.data.dataset import dataset
 from fedkeel.data.divide.arrays import iid
 from fedkeel.engine.heap import kept
 from fedkeel.engine.rounds import answered
-from fedkeel.engine.workers import START
+from fedkeel.engine.workers import beginning
 from fedkeel.errors import ConfigError, RunError, did_you_mean
 from fedkeel.experiment.choose import choose
 from fedkeel.experiment.engines import make
@@ -134,7 +134,7 @@ def peak(processes: int, seconds: float) -> Peak:
         processes: how many, of one thread each.
         seconds: how long, about.
     """
-    context: Any = multiprocessing.get_context(START)
+    context: Any = multiprocessing.get_context(beginning())
     barrier = context.Barrier(processes)
     pipes, workers = [], []
     for _ in range(processes):

@@ -27,7 +27,7 @@ import torch
 
 from fedkeel import config
 from fedkeel.engine import heap
-from fedkeel.engine.workers import START
+from fedkeel.engine.workers import beginning
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment import choose
 from fedkeel.experiment.interrupts import POLITE, be_patient, interrupts
@@ -117,7 +117,7 @@ def make_all(
 
 def can_fork() -> bool:
     """Return whether processes begin with all that is here, so that nothing is pickled."""
-    return START == "fork"
+    return beginning() == "fork"
 
 
 def alone(engine: config.Engine) -> config.Engine:
@@ -184,7 +184,7 @@ class _Jobs:
         self._goes_on = goes_on
         self._found: list[Made | None] = []
         self._running: list[_Child] = []
-        self._context: Any = multiprocessing.get_context(START)
+        self._context: Any = multiprocessing.get_context(beginning())
 
     def make(self) -> list[Made | None]:
         """Make the runs until all are made, or an interrupt comes."""
