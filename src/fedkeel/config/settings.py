@@ -297,7 +297,8 @@ class Engine(Settings):
             one after the other by recorded steps; None measures. For ``ray`` the same, but None
             trains as ``workers`` does, with the same bits.
         device: where ``vectorised`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
-            ``auto``: on a GPU where there is one. The server's part stays on the processor.
+            ``auto``: on a GPU where there is one. The server's part stays on the processor. Dropout
+            draws other numbers on a GPU.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay
