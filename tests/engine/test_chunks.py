@@ -20,7 +20,7 @@ from fedkeel.engine.loop import Done, OneByOne
 from fedkeel.engine.recordings import Flat, Recordings
 from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Job
-from fedkeel.errors import TrainingError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients, Prepared
@@ -475,6 +475,17 @@ def test_nothing_of_a_round_is_left_on_another_device(
     done += chunks(message, jobs, lambda _: own or None)
     assert chunks.reasons == []
     assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}
+
+
+def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+
+    monkeypatch.setattr(fk.Dataset, "on", no_room)
+    with pytest.raises(RunError, match="do not fit into the GPU's memory") as caught:
+        Chunks(ready().world, 2, "cuda")
+    assert "CUDA out of memory" in str(caught.value)
+    assert "data.limit" in str(caught.value)
 
 
 def rates(more: dict[str, Any]) -> list[Tensor]:

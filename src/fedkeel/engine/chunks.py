@@ -45,15 +45,18 @@ class Chunks:
         world: method, model, data and seed.
         lanes: clients on the leading axis, at most.
         device: where they train.
+        placed: `world` with network and data there, where it is at hand.
     """
 
-    def __init__(self, world: World, lanes: int, device: str = "cpu") -> None:
+    def __init__(
+        self, world: World, lanes: int, device: str = "cpu", placed: World | None = None
+    ) -> None:
         self.lanes = lanes
         self.device = torch.device(device)
         self.recorded = True
         self.reasons: list[str] = []
         self._world = world
-        self.placed = world.on(self.device)
+        self.placed = placed or world.on(self.device)
         self._bench = replace(self.placed.bench, autograd="functional")
         self._plain = OneByOne(self.placed)
         self._lanes = Lanes(self._bench, world.precision)

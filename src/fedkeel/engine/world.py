@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.errors import RunError
 from fedkeel.method.client import Bench
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.server import Replies, raw_weights
@@ -60,7 +61,23 @@ class World:
         return min(self.eval_batch, SMALL) if small else self.eval_batch
 
     def on(self, device: torch.device) -> World:
-        """Return the world with network and data on a device."""
+        """Return the world with network and data on a device.
+
+        Raises:
+            RunError: they do not fit into its memory.
+        """
+        try:
+            return self._on(device)
+        except torch.OutOfMemoryError as error:
+            train, test = self.federation.data.x, self.test.x
+            raise RunError(
+                "The examples do not fit into the GPU's memory.",
+                got=f"{(train.nbytes + test.nbytes) / 1e9:.1f} GB of inputs; "
+                + str(error).split(". ")[0],
+                do="set engine.device = 'cpu', or take fewer examples (data.limit)",
+            ) from error
+
+    def _on(self, device: torch.device) -> World:
         train = self.federation.data.on(device)
         return replace(
             self,

@@ -239,7 +239,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
 
     warm()
     began = time.perf_counter()
-    slower, chunks = 0, Chunks(world, 1, device)
+    slower, chunks = 0, Chunks(world, 1, device, exact.placed)
     sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
     forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
@@ -255,7 +255,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
             continue
         if lanes == 1 and known < ALONE * one:
             continue
-        chunks = Chunks(world, lanes, device)
+        chunks = Chunks(world, lanes, device, chunks.placed)
         some = jobs[:lanes] if lanes > 1 else jobs[:few]
         share = shares[len(some)]
         first = _seconds(chunks, message, some, sums) / share  # records
