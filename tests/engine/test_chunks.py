@@ -154,7 +154,6 @@ def wide() -> nn.Module:
         {"method": "dpsgd"},
         {"method": "fedgc"},
         {"model": net(nn.Dropout(0.3))},
-        {"model": net(nn.Dropout(0.3)), "sizes": (8, 8, 7, 8, 7)},
     ],
     ids=lambda given: "+".join(given) or "plain",
 )
@@ -295,18 +294,42 @@ def test_dropout_draws_what_each_client_would_draw_by_itself(
     given: dict[str, Any], lanes: int
 ) -> None:
     p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
-    assert p.world.bench.network.draws
     chunks = agree(p, lanes)
+    assert chunks._draws
     assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
 
 
-def test_dropout_sees_no_padding() -> None:
-    """Clients whose batches differ in size are not joined, because masks are of their shapes."""
-    p = ready(Dropped, ALIKE)
+def joined(p: Prepared) -> list[list[int]]:
+    """Which clients share a chunk of five."""
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(k, k, 0) for k in range(5)]
     done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
-    assert sorted(sorted(job.client for job in one.jobs) for one in done) == [[0, 1, 2, 3], [4]]
+    return sorted(sorted(job.client for job in one.jobs) for one in done)
+
+
+def test_padding_draws_nothing() -> None:
+    """Clients whose batches differ are joined where masks are drawn by example."""
+    assert joined(ready(Dropped, ALIKE)) == [[0, 1, 2, 3], [4]]  # the longest ends alone
+    assert joined(ready(Dropped, (4, 3, 2, 4, 1))) == [[0, 1, 2, 3, 4]]
+
+
+class DropConnect(nn.Module):
+    """A model that drops weights, one of whose axes is as long as a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = nn.functional.dropout(self.fc.weight, 0.5, self.training)
+        return nn.functional.linear(x.flatten(1), weight, self.fc.bias)
+
+
+@pytest.mark.parametrize("given", [{"model": DropConnect}, {"model": Dropped, "method": "fedreg"}])
+def test_masks_of_other_shapes_see_no_padding(given: dict[str, Any]) -> None:
+    p = ready(**given, sizes=(4, 3, 4, 4, 3), epochs=1)
+    assert joined(p) == [[0, 2, 3], [1, 4]]
+    assert agree(p, 5).reasons == []
 
 
 class Noisy(nn.Module):
@@ -323,6 +346,7 @@ class Noisy(nn.Module):
 
 def test_other_random_numbers_are_drawn_in_one_lane() -> None:
     chunks = agree(ready(Noisy, ALIKE), 3)
+    assert chunks._draws is False
     assert (chunks.lanes, chunks.recorded) == (1, True)
     assert chunks.reasons == [
         "clients are not trained side by side: the model draws random numbers"

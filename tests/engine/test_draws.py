@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedkeel.engine.draws import Draw, Drawn
+from fedkeel.engine.draws import Draw, Drawn, by_example
+from fedkeel.task.network import Network
 
 
 def seeded(*seeds: int) -> list[torch.Generator]:
@@ -32,6 +34,55 @@ def test_a_lane_draws_from_its_own_generator() -> None:
     assert torch.equal(every[:2], Draw((2, 20), *vars_of(draw)).make(seeded(1, 2, 4)))
     with pytest.raises(RuntimeError, match="random operation"):
         draw.make(seeded(1))
+
+
+def test_padding_draws_nothing() -> None:
+    draw = Draw((2, 5, 3), 0.5, torch.float32, torch.device("cpu"))
+    found = draw.make(seeded(1, 2), np.array([2, 4]))
+    for lane, seed, real in ((0, 1, 2), (1, 2, 4)):
+        own = torch.empty(real, 3).bernoulli_(0.5, generator=seeded(seed)[0])
+        assert torch.equal(found[lane, :real], own)
+        assert not found[lane, real:].any()
+    alone = Draw((5, 3), *vars_of(draw))
+    torch.manual_seed(3)
+    found = alone.make(None, np.array([2]))
+    torch.manual_seed(3)
+    assert torch.equal(found[:2], torch.empty(2, 3).bernoulli_(0.5))
+    assert not found[2:].any()
+
+
+class Weights(nn.Linear):
+    """A layer that drops weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, F.dropout(self.weight, 0.5, self.training), self.bias)
+
+
+class Noise(nn.Module):
+    """A layer that adds noise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Linear(3, 2), None),
+        (nn.Dropout(0.0), None),
+        (nn.Dropout(0.5), True),
+        (nn.Sequential(nn.Unflatten(1, (3, 1, 1)), nn.Dropout2d(0.5), nn.Flatten()), True),
+        (Weights(3, 2), False),
+        (nn.Sequential(nn.Dropout(0.5), Noise()), False),
+        (nn.Sequential(nn.Linear(3, 2), nn.Unflatten(0, (1, 1, 2)), nn.Linear(2, 2)), False),
+    ],
+)
+def test_what_a_network_draws_is_found_out(module: nn.Module, expected: bool | None) -> None:
+    layers = nn.Sequential(module, nn.Linear(2, 2)) if list(module.parameters()) else module
+    net = Network(nn.Sequential(nn.Linear(3, 3), layers))
+    state = torch.random.get_rng_state()
+    assert by_example(net, torch.randn(2, 3, generator=seeded(0)[0])) is expected
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def vars_of(draw: Draw) -> tuple[float, torch.dtype, torch.device]:

@@ -61,7 +61,7 @@ def test_networks_on_a_gpu_are_the_sequential_ones(given: dict[str, Any], chunk:
     assert other.loss == pytest.approx(one.loss)
 
 
-@pytest.mark.parametrize("sizes", [ALIKE, (4, 4, 4, 8, 8)])
+@pytest.mark.parametrize("sizes", [ALIKE, (4, 4, 4, 8, 8), (9, 4, 13, 6, 1)])
 def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -> None:
     runs = [
         start(ready(Dropped, sizes, epochs=1, engine={**GPU, "chunk": chunk}))

@@ -341,7 +341,7 @@ def test_evaluation_lays_convolutions_out_anew_where_they_bear_it(
     network = Network(module)
     x = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     wanted = network.logits(network.params, {}, x, train=False)
-    network.try_out(x[:2])
+    network.try_layout(x[:2])
     assert network.channels_last == turned
     torch.testing.assert_close(network.test_logits(network.params, {}, x), wanted)
     assert not network.on(torch.device("meta")).channels_last
@@ -349,7 +349,7 @@ def test_evaluation_lays_convolutions_out_anew_where_they_bear_it(
 
 def test_convolutions_of_double_precision_stay_as_they_are() -> None:
     network = made(nn.Sequential(nn.Conv2d(2, 3, 6), nn.Flatten()))
-    network.try_out(torch.randn(2, 2, 6, 6, dtype=torch.float64))
+    network.try_layout(torch.randn(2, 2, 6, 6, dtype=torch.float64))
     assert not network.channels_last
 
 

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeel.method.context import Ints
+from fedkeel.task.network import Network
+
 aten = torch.ops.aten
 
 Sources = Sequence[torch.Generator] | None
@@ -39,19 +42,26 @@ class Draw:
     dtype: torch.dtype
     device: torch.device
 
-    def make(self, sources: Sources) -> Tensor:
+    def make(self, sources: Sources, real: Ints | None = None) -> Tensor:
         """Return a mask.
+
+        Args:
+            sources: what it is drawn from.
+            real: [n] examples of each lane that are no padding, for which alone it is drawn; None
+                where all are real.
 
         Raises:
             RuntimeError: there is no generator for each lane.
         """
-        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        new = torch.empty if real is None else torch.zeros
+        out = new(self.shape, dtype=self.dtype, device=self.device)
         if sources is None:
-            return _fill(out, self.chance, None)
+            _fill(out if real is None else out[: real[0]], self.chance, None)
+            return out
         if len(sources) < len(out):
             raise RuntimeError("unexpected random operation: a mask")
-        for lane, source in zip(out, sources, strict=False):
-            _fill(lane, self.chance, source)
+        for number, (lane, source) in enumerate(zip(out, sources, strict=False)):
+            _fill(lane if real is None else lane[: real[number]], self.chance, source)
         return out
 
 
@@ -60,12 +70,12 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         give: returns a mask that may be written over.
-        alone: whether other random operations may be done as they are.
+        other: is told of other random operations before they are done.
     """
 
-    def __init__(self, give: Callable[[Draw], Tensor], alone: bool) -> None:
+    def __init__(self, give: Callable[[Draw], Tensor], other: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._give, self._alone = give, alone
+        self._give, self._other = give, other
 
     def __torch_dispatch__(
         self,
@@ -86,8 +96,7 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             x, chance, _ = args
             mask = self._mask(x, 1.0 - chance, torch.bool)
             return x * mask * (1.0 / (1.0 - chance)), mask
-        if not self._alone:
-            raise RuntimeError(f"unexpected random operation: {func}")
+        self._other(func)
         return func(*args, **kwargs)
 
     def _mask(self, like: Tensor, chance: float, dtype: torch.dtype) -> Tensor:
@@ -95,27 +104,68 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Drawn:
-    """The masks that a function has asked for, in order."""
+    """The masks that a function has asked for, in order.
 
-    def __init__(self, sources: Sources) -> None:
+    Args:
+        sources: what they are drawn from.
+        real: as `Draw.make` means it.
+    """
+
+    def __init__(self, sources: Sources, real: Ints | None = None) -> None:
         self.draws: list[Draw] = []
         self.masks: list[Tensor] = []
-        self._sources = sources
+        self.others = 0  # random operations that make no mask
+        self._sources, self._real = sources, real
 
     def fresh(self) -> Drawing:
         """Return what draws masks and notes them."""
 
         def give(draw: Draw) -> Tensor:
             self.draws.append(draw)
-            self.masks.append(draw.make(self._sources))
+            self.masks.append(draw.make(self._sources, self._real))
             return self.masks[-1].clone()
 
-        return Drawing(give, self._sources is None)
+        return Drawing(give, self._another)
 
     def again(self, masks: Sequence[Tensor]) -> Drawing:
         """Return what gives these masks in the same order."""
         left: Iterator[Tensor] = iter(masks)
-        return Drawing(lambda _: next(left), self._sources is None)
+        return Drawing(lambda _: next(left), self._another)
+
+    def _another(self, func: Any) -> None:  # noqa: ANN401
+        if self._sources is not None:
+            raise RuntimeError(f"unexpected random operation: {func}")
+        self.others += 1
+
+
+def by_example(network: Network, x: Tensor) -> bool | None:
+    """Return whether all that a network draws in training is masks, each example's for itself.
+
+    Args:
+        network: the model.
+        x: [B, ...] a few inputs.
+
+    Returns:
+        None where nothing is drawn.
+    """
+    found: list[Drawn] = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for batch in (x, torch.cat([x, x])):
+            found.append(Drawn(None))
+            try:
+                with found[-1].fresh():
+                    network.logits(network.params, network.throwaway(network.buffers), batch)
+            except Exception:  # whatever a module does with so few examples
+                return False
+    one, other = (each.draws for each in found)
+    if found[0].others or len(one) != len(other):
+        return False
+    if not one:
+        return None
+    b = len(x)
+    return all(m.shape == (b, *m.shape[1:]) for m in one) and all(
+        n.shape == (2 * b, *m.shape[1:]) for m, n in zip(one, other, strict=True)
+    )
 
 
 def _fill(out: Tensor, chance: float, source: torch.Generator | None) -> Tensor:

@@ -149,6 +149,13 @@ class Feed:
             out["noise"] = tree.map_tensors(lambda t: t.to(x.device), normal)
         return out
 
+    def real(self, step: int, batch: State) -> Ints | None:
+        """Return [n] examples of each lane that are no padding in a batch; None: all are real."""
+        if "weight" not in batch:
+            return None
+        live = 1 if self._single else len(tree.leaf(batch, "y"))
+        return self._sizes[step, :live]
+
     def prepared(self, pads: bool) -> State:
         """Return the distinct examples of each lane's round, for parts that prepare them.
 

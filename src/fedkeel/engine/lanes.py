@@ -26,7 +26,7 @@ from fedkeel.method.client import (
     client_start,
     client_step,
 )
-from fedkeel.method.context import Facts, Message
+from fedkeel.method.context import Facts, Ints, Message
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors
 
@@ -110,8 +110,13 @@ class Lanes:
             held = Flat.of({**held.state, "prepared": below(found, "prepared")})
         return held, Flat.of(below(found, "moving")).map(torch.clone)  # steps write over it
 
-    def step(self, common: Common, held: Flat, moving: Flat, batch: State) -> Flat:
-        """Make one step in every lane; what was moving before is lost."""
+    def step(
+        self, common: Common, held: Flat, moving: Flat, batch: State, real: Ints | None = None
+    ) -> Flat:
+        """Make one step in every lane; what was moving before is lost.
+
+        Masks are drawn for the `real` examples alone: see `Recordings.run`.
+        """
         bench = self._bench
 
         def step(shared: State, held: State, moving: State, batch: State, lr: Tensor) -> State:
@@ -121,7 +126,14 @@ class Lanes:
         given = (common.shared, held, moving, Flat.of(batch))
         lift = common.lift(step, None, 0, 0, 0, None)
         return self.recordings.run(
-            "step", lift, given, varies=3, sources=common.sources, owned=2, rate=common.rate
+            "step",
+            lift,
+            given,
+            varies=3,
+            sources=common.sources,
+            real=real,
+            owned=2,
+            rate=common.rate,
         )
 
     def end(self, common: Common, held: Flat, moving: Flat, about: State) -> State | None:

@@ -17,6 +17,7 @@ from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.capture import Captured
 from fedkeel.engine.draws import Draw, Drawn, Sources
 from fedkeel.engine.graphs import Graphed
+from fedkeel.method.context import Ints
 from fedkeel.tree import State, unwalk, walk
 
 MOST = 128
@@ -86,6 +87,7 @@ class Recordings:
         given: Sequence[Flat],
         varies: int,
         sources: Sources,
+        real: Ints | None = None,
         owned: int | None = None,
         rate: Tensor | None = None,
         again: bool = True,
@@ -98,6 +100,8 @@ class Recordings:
             given: the states.
             varies: which state's shapes decide which recording it is.
             sources: where masks come from.
+            real: [n] examples of each lane that are no padding, None where all are real: masks are
+                drawn for these alone.
             owned: which state may be written over.
             rate: [] learning rate, on the CPU.
             again: whether what it gave is of no more use when it is called again.
@@ -114,17 +118,21 @@ class Recordings:
         on_gpu = values[0].is_cuda and again
         if on_gpu:  # a graph has the rate built in, and room for tensors of one shape each
             form = (*form, None if rate is None else float(rate), *[t.shape for t in values])
+            form = (*form, real is None)  # or masks are drawn outside of the graph
         known = self._known.get(form)
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            known, found = _record(function, given, values, sources, owned, self._rounds)
-            if on_gpu:
-                known = _graphed(known, values, sources)
+            drawn = Drawn(sources, real)
+            known, found = _record(function, given, values, drawn, owned, self._rounds)
+            if on_gpu and real is None:
+                known = _graphed(known, values, known.draws, sources)
+            elif on_gpu:
+                known = _graphed(known, [*values, *drawn.masks], (), sources)
             self._known[form] = known
             heap.trim()  # the function itself made what its recording does not
             return found
-        masks = [draw.make(sources) for draw in known.draws]
+        masks = [draw.make(sources, real) for draw in known.draws]
         return Flat(known.paths, known.program(*values, *masks))
 
 
@@ -132,7 +140,7 @@ def _record(
     function: Callable[..., State],
     given: Sequence[Flat],
     values: list[Tensor],
-    sources: Sources,
+    drawn: Drawn,
     owned: int | None,
     rounds: bool,
 ) -> tuple[_Recording, Flat]:
@@ -142,7 +150,6 @@ def _record(
     """
     starts = [int(n) for n in np.cumsum([0, *(len(flat.paths) for flat in given)])]
     paths: list[str] = []
-    drawn = Drawn(sources)
 
     def of_tensors(*own: Tensor) -> list[Tensor]:
         states = [
@@ -184,15 +191,20 @@ def _record(
     return recording, Flat(tuple(paths), found)
 
 
-def _graphed(known: _Recording, values: Sequence[Tensor], sources: Sources) -> _Recording:
-    """Return a recording as a graph, or as it is where the GPU's libraries cannot capture it."""
+def _graphed(
+    known: _Recording, values: Sequence[Tensor], inside: Sequence[Draw], sources: Sources
+) -> _Recording:
+    """Return a recording as a graph, or as it is where the GPU's libraries cannot capture it.
+
+    Some of its masks are drawn `inside` the graph, the others are among the values.
+    """
     try:
-        graph = Graphed(known.program, values, known.draws, sources)
+        graph = Graphed(known.program, values, inside, sources)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         return known
-    return _Recording(graph, known.paths, ())
+    return _Recording(graph, known.paths, known.draws[len(inside) :])
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

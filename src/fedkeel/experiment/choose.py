@@ -240,8 +240,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     warm()
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device, exact.placed)
-    sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
-    forms = _forms(world, world.federation.sizes)
+    sizes, sums = _sizes(world, per_round, workers, device, chunks.pads), world.bench.plan.sums
+    forms = _forms(world, world.federation.sizes, chunks.pads)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
@@ -260,7 +260,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         share = shares[len(some)]
         first = _seconds(chunks, message, some, sums) / share  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(times)) / share
-        met = _forms(world, world.federation.sizes[[job.client for job in some]])
+        met = _forms(world, world.federation.sizes[[job.client for job in some]], chunks.pads)
         seconds += (first - seconds) * len(some) * (forms / met) / clients  # once in a run each
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
@@ -304,14 +304,13 @@ def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
-def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]:
-    """Return the sizes of chunks to try, the most promising first.
+def _sizes(world: World, per_round: int, workers: int, device: str, pads: bool) -> list[int]:
+    """Return the sizes of chunks to try, the most promising first; batches may be padded or not.
 
     A GPU wants as many clients as fit. On a processor convolutions get slow side by side, and the
     more so the more there are: then they are tried ascending.
     """
-    network = world.bench.network
-    if (network.mixes_examples or network.draws) and len(np.unique(world.federation.sizes)) > 1:
+    if not pads and len(np.unique(world.federation.sizes)) > 1:
         return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
     if device != "cpu":
@@ -321,18 +320,18 @@ def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]
     if share > 1:
         sizes.append(min(share, 4 * LANES[-1]))
     whole = [per_round] if share < per_round <= LIKELY else []  # in one process
-    if any(t.ndim > 2 for t in network.params.values()):
+    if any(t.ndim > 2 for t in world.bench.network.params.values()):
         return [1, *sizes, *whole]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
     return [*sizes[:1], 1, *sizes[1:], *whole]
 
 
-def _forms(world: World, clients: Ints) -> int:
+def _forms(world: World, clients: Ints, pads: bool) -> int:
     """Return about how many forms of a step have to be recorded for clients of these sizes.
 
     Where batches can be padded it is one, but that examples are prepared by the power of two.
     """
-    if not (world.bench.network.mixes_examples or world.bench.network.draws):
+    if pads:
         prepares = bool(world.bench.plan.preparations)
         return len({int(n - 1).bit_length() for n in clients}) if prepares else 1
     local = world.bench.local

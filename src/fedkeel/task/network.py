@@ -75,9 +75,6 @@ class Network:
         dtype: type of the parameters.
         batch_statistics: whether batch normalisation uses the batch at hand in evaluation too:
             where clients keep their statistics, the server has none.
-
-    Attributes:
-        draws: whether the module draws random numbers in training, by dropout, say; see `try_out`.
     """
 
     def __init__(
@@ -96,7 +93,6 @@ class Network:
                     layer.train()
         self._functions = {True: Functional(self._train), False: Functional(self._eval)}
         self.channels_last = False
-        self.draws = False
         self.head = head
         self._loss = loss
         self.dtype = dtype
@@ -186,7 +182,7 @@ class Network:
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """Return [B, Y] outside training.
 
-        Convolutions are laid out with the channels of a pixel side by side where `try_out` has
+        Convolutions are laid out with the channels of a pixel side by side where `try_layout` has
         found that the module bears it: on a processor that takes half the time.
         """
         if self.channels_last:
@@ -196,29 +192,8 @@ class Network:
             }
         return self.logits(params, self.throwaway(buffers), x, train=False)
 
-    def try_out(self, x: Tensor) -> None:
-        """Find out what can only be seen of a forward pass.
-
-        That is `draws`, whether the module draws random numbers in training, and whether its
-        convolutions may lie with the channels last in evaluation; a `view` may forbid it.
-
-        Args:
-            x: [B, ...] a few inputs.
-        """
-        self._try_randomness(x)
-        self._try_layout(x)
-
-    def _try_randomness(self, x: Tensor) -> None:
-        before = torch.random.get_rng_state()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            try:
-                self.logits(self.params, clone(self.buffers), x)
-            except Exception:  # a single example may be too few for batch normalisation
-                self.draws = True
-            else:
-                self.draws = not torch.equal(before, torch.random.get_rng_state())
-
-    def _try_layout(self, x: Tensor) -> None:
+    def try_layout(self, x: Tensor) -> None:
+        """Find out whether convolutions may lie with the channels last; a `view` may forbid it."""
         self.channels_last = False
         if not (self.convolves and self.dtype == torch.float32):
             return
