@@ -332,6 +332,26 @@ def test_masks_of_other_shapes_see_no_padding(given: dict[str, Any]) -> None:
     assert agree(p, 5).reasons == []
 
 
+@pytest.mark.parametrize("more", [(), (nn.Dropout(0.3),)])
+def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
+    tokens = np.random.default_rng(0).integers(0, 20, size=(40, 6))
+    data = fk.dataset(tokens, np.arange(40) % 3, tokens=True)
+    parts = [np.arange(0, 13), np.arange(13, 30), np.arange(30, 40)]
+    task = fk.Task(
+        lambda: nn.Sequential(nn.Embedding(20, 5), nn.Flatten(), *more, nn.Linear(30, 3))
+    )
+    settings = config.Run(
+        method="fedavg",
+        rounds=2,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=4),
+        cohort=fk.Cohort(clients=3),
+        engine=fk.Engine(dtype="float64", kind="sequential"),
+    )
+    p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
+    chunks = agree(p, 3)
+    assert (chunks.lanes, chunks.pads, chunks.reasons) == (3, True, [])
+
+
 class Noisy(nn.Module):
     """A model that draws what is no mask."""
 

@@ -63,8 +63,7 @@ class Chunks:
         self._lanes = Lanes(self._bench, world.precision)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
         self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
-        few = world.federation.data.x[:2].to(world.bench.network.dtype)
-        self._draws = by_example(world.bench.network, few)
+        self._draws = by_example(world.bench.network, world.federation.data.x[:2])
         self._short = _short(world)
 
     def __reduce__(self) -> tuple[Any, ...]:
