@@ -73,6 +73,6 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -
 
 
 def test_auto_takes_chunks_on_a_gpu() -> None:
-    found = start(ready(engine={"kind": "auto", "workers": 1})).record.engine
+    found = start(ready(engine={**GPU, "kind": "auto"})).record.engine
     assert (found["kind"], found["device"]) == ("vectorised", "cuda")
     assert f"vectorised(chunk={found['chunk']})" in found["seconds_per_client"]

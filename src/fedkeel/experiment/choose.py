@@ -24,7 +24,7 @@ from fedkeel.method.context import Ints, Message
 from fedkeel.method.server import server_message
 
 SHORT = 3.0
-"""Seconds of a run, one client after the other, below which nothing is measured."""
+"""Seconds of a run, one client after the other, below which nothing is measured, nor a GPU used."""
 
 SHARE = 0.05
 """Share of a run that its measurement may take, where that is more than `LEAST`."""
@@ -83,16 +83,19 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     """
     asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
     workers = min(asked.workers or cores(), per_round)
+    device = _device(asked)
+    if device == "cuda" and measure and asked.kind == asked.device == "auto" and _brief(prepared):
+        device = "cpu"  # the run is over before a GPU has recorded its first step
     engine: dict[str, Any] = {
         "kind": asked.kind,
         "workers": workers,
         "chunk": 1,
-        "device": _device(asked),
+        "device": device,
         "dtype": asked.dtype,
         "precision": asked.precision,
         "asked": asked.kind,
     }
-    if engine["device"] == "cuda":  # one process keeps a GPU busy
+    if device == "cuda":  # one process keeps a GPU busy
         engine.update(kind="vectorised", workers=workers if asked.workers else 1)
         workers = engine["workers"]
     if asked.kind == "sequential":
@@ -105,7 +108,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         return {**engine, "chunk": min(asked.chunk, per_round)}
     if not measure:
         return engine
-    found = _measured(prepared, workers, engine["device"])
+    found = _measured(prepared, workers, device)
     counts = {asked.workers or 1, workers}
     options = {
         (chunk, count): _round(each, max(chunk, 1), per_round, count)
@@ -215,13 +218,28 @@ def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
     return _KNOWN[key]
 
 
+def _message(prepared: Prepared) -> Message:
+    """Return the message of the first round."""
+    lr = learning_rate(prepared.settings, prepared.world.bench, 0)
+    return answered(server_message(prepared.plan, prepared.server, lr), prepared.spec)
+
+
+def _brief(prepared: Prepared) -> bool:
+    """Return whether a run, one client after the other on the processor, is a `SHORT` one."""
+    message, (jobs, shares) = _message(prepared), _sample(prepared.world)
+    exact, few = OneByOne(prepared.world), min(FEW, len(jobs))
+    clients = max(prepared.population.per_round, 1) * prepared.settings.rounds
+    with arithmetic(prepared.world.precision):
+        alone = _seconds(exact, message, jobs[:1])
+        if alone > LONG:
+            return False
+        return _seconds(exact, message, jobs[:few]) / shares[few] * clients < SHORT
+
+
 def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     """Train some clients of the first round by each engine and throw them away."""
     world, per_round = prepared.world, max(prepared.population.per_round, 1)
-    lr = learning_rate(prepared.settings, world.bench, 0)
-    server = server_message(prepared.plan, prepared.server, lr)
-    message = answered(server, prepared.spec)
-    found = Measured()
+    message, found = _message(prepared), Measured()
     jobs, shares = _sample(world)
     exact = _exact(world, device)
     alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
