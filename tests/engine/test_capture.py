@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.engine.capture import Captured
+from fedkeel.engine.recording.capture import Captured
 
 D = torch.float64
 

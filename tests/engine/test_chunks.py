@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.buffers import private
-from fedkeel.engine.capture import Captured
 from fedkeel.engine.chunks import Chunks
 from fedkeel.engine.loop import Done, OneByOne
-from fedkeel.engine.recordings import Flat, Recordings
+from fedkeel.engine.recording.capture import Captured
+from fedkeel.engine.recording.recordings import Flat, Recordings
 from fedkeel.engine.rounds import RoundBuffers
 from fedkeel.engine.world import Job
 from fedkeel.errors import RunError, TrainingError
@@ -435,7 +435,7 @@ def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -
         def __call__(self, *given: Tensor) -> list[Tensor]:
             return [t * 1.001 if t.is_floating_point() else t for t in super().__call__(*given)]
 
-    monkeypatch.setattr("fedkeel.engine.recordings.Captured", Off)
+    monkeypatch.setattr("fedkeel.engine.recording.recordings.Captured", Off)
     chunks = agree(ready(), 1)
     assert not chunks.recorded
     assert "gives another" in chunks.reasons[0]

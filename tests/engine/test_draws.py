@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.engine.draws import Draw, Drawn, by_example
+from fedkeel.engine.recording.draws import Draw, Drawn, by_example
 from fedkeel.task.network import Network
 
 

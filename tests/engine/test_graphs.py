@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeel.engine.graphs import Graphed
+from fedkeel.engine.recording.graphs import Graphed
 
 
 def still(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedkeel.engine.products import multiply
+from fedkeel.engine.recording.products import multiply
 
 D = torch.float64
 

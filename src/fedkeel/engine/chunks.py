@@ -22,11 +22,11 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.clock import Clock
 from fedkeel.data import batches
-from fedkeel.engine.draws import by_example
 from fedkeel.engine.feed import Examples, Feed, Group
 from fedkeel.engine.lanes import Common, Lanes
 from fedkeel.engine.loop import Done, Kept, OneByOne, facts, seed
-from fedkeel.engine.recordings import Flat
+from fedkeel.engine.recording.draws import by_example
+from fedkeel.engine.recording.recordings import Flat
 from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
 from fedkeel.method.context import ByPart, Facts, Message

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Precision
-from fedkeel.engine.draws import Sources
 from fedkeel.engine.loop import sent
-from fedkeel.engine.recordings import Flat, Recordings
+from fedkeel.engine.recording.draws import Sources
+from fedkeel.engine.recording.recordings import Flat, Recordings
 from fedkeel.method.client import (
     Bench,
     Client,

@@ -252,8 +252,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         return found
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
-    from fedkeel.engine.capture import warm  # takes half a second to import
     from fedkeel.engine.chunks import Chunks
+    from fedkeel.engine.recording.capture import warm  # takes half a second to import
 
     warm()
     began = time.perf_counter()

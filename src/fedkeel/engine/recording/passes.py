@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.nodes import form, is_random, is_view, mutates, schema, turns
-from fedkeel.engine.updates import accumulate
+from fedkeel.engine.recording.nodes import form, is_random, is_view, mutates, schema, turns
+from fedkeel.engine.recording.updates import accumulate
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedkeel.engine.draws import Draw, Sources
+from fedkeel.engine.recording.draws import Draw, Sources
 
 Run = Callable[[], Sequence[Tensor]]
 Capture = Callable[[Run, Sources], tuple[Callable[[], None], Sequence[Tensor]]]

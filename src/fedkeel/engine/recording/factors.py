@@ -5,7 +5,7 @@ as thin as a batch is small; corrections and memories of methods add multiples o
 sent and of what the client keeps. As long as that is so, the sum is kept as its terms. Inputs are
 multiplied by the terms: by what all lanes have in common in one product, by thin factors, and by
 what belongs to a lane. The weighted sum of the lanes is taken term by term too. What is wanted
-whole in the end is made once. `engine.expand` finds where this can be done.
+whole in the end is made once. `recording.expand` finds where this can be done.
 
 Letters: n lanes, B rows of a batch, r the thin side, a x b the matrix.
 """

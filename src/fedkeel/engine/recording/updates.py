@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.nodes import base, form
+from fedkeel.engine.recording.nodes import base, form
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Where a recorded round can work with sums in place of matrices: see `engine.factors`.
+"""Where a recorded round can work with sums in place of matrices: see `recording.factors`.
 
 What is followed is a model's way from what all lanes received through its steps, and what is made
 of it in the end: differences, and multiples by a number or by one for each lane.
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.factors import Scale, added, entries, made, times
-from fedkeel.engine.nodes import base, form, mutates
-from fedkeel.engine.updates import accumulate
+from fedkeel.engine.recording.factors import Scale, added, entries, made, times
+from fedkeel.engine.recording.nodes import base, form, mutates
+from fedkeel.engine.recording.updates import accumulate
 
 aten = torch.ops.aten
 
@@ -258,7 +258,7 @@ def _replace(graph: fx.Graph, known: dict[fx.Node, Sum]) -> None:
 
 
 def _terms(found: Sum) -> tuple[Any, ...]:
-    """Return a sum as `engine.factors` takes it: the scales of the same parts together."""
+    """Return a sum as `recording.factors` takes it: the scales of the same parts together."""
     out: dict[tuple[fx.Node, ...], list[Scale]] = {}
     for (parts, scales), number in found.items():
         out.setdefault(parts, []).append((number, scales))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedkeel.engine import passes
-from fedkeel.engine.expand import expand
-from fedkeel.engine.products import multiply
-from fedkeel.engine.updates import centre, fuse
+from fedkeel.engine.recording import passes
+from fedkeel.engine.recording.expand import expand
+from fedkeel.engine.recording.products import multiply
+from fedkeel.engine.recording.updates import centre, fuse
 
 Flat = Sequence[Tensor]
 Function = Callable[..., Sequence[Tensor]]

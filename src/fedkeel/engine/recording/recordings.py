@@ -14,9 +14,9 @@ from torch import Tensor
 from fedkeel.config import Precision
 from fedkeel.engine import heap
 from fedkeel.engine.arithmetic import arithmetic
-from fedkeel.engine.capture import Captured
-from fedkeel.engine.draws import Draw, Drawn, Sources
-from fedkeel.engine.graphs import Graphed
+from fedkeel.engine.recording.capture import Captured
+from fedkeel.engine.recording.draws import Draw, Drawn, Sources
+from fedkeel.engine.recording.graphs import Graphed
 from fedkeel.method.context import Ints
 from fedkeel.tree import State, unwalk, walk
 
