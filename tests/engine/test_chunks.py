@@ -295,7 +295,7 @@ def test_dropout_draws_what_each_client_would_draw_by_itself(
 ) -> None:
     p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
     chunks = agree(p, lanes)
-    assert chunks._draws
+    assert p.world.draws
     assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
 
 
@@ -349,7 +349,7 @@ def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
     )
     p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
     chunks = agree(p, 3)
-    assert (chunks.lanes, chunks.pads, chunks.reasons) == (3, True, [])
+    assert (chunks.lanes, p.world.pads, chunks.reasons) == (3, True, [])
 
 
 class Noisy(nn.Module):
@@ -366,7 +366,7 @@ class Noisy(nn.Module):
 
 def test_other_random_numbers_are_drawn_in_one_lane() -> None:
     chunks = agree(ready(Noisy, ALIKE), 3)
-    assert chunks._draws is False
+    assert chunks._world.draws is False
     assert (chunks.lanes, chunks.recorded) == (1, True)
     assert chunks.reasons == [
         "clients are not trained side by side: the model draws random numbers"

@@ -137,9 +137,9 @@ def test_a_pause_is_not_the_engines() -> None:
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:
     dense = ready(200).world
-    assert module._sizes(dense, 200, 2, "cpu", True) == [32, 1, 100, 8]
-    assert module._sizes(dense, 10, 2, "cpu", True) == [5, 1, 10]
-    assert module._sizes(dense, 20, 2, "cpu", True) == [
+    assert module._sizes(dense, 200, 2, "cpu") == [32, 1, 100, 8]
+    assert module._sizes(dense, 10, 2, "cpu") == [5, 1, 10]
+    assert module._sizes(dense, 20, 2, "cpu") == [
         10,
         1,
         8,
@@ -151,14 +151,14 @@ def test_convolutions_are_tried_with_few_lanes_first() -> None:
         ready(200).settings,
         Ingredients(task, lambda _: world.federation, world.test, "net"),
     ).world
-    assert module._sizes(other, 200, 2, "cpu", True) == [1, 8, 32, 100]
+    assert module._sizes(other, 200, 2, "cpu") == [1, 8, 32, 100]
 
 
 def test_a_gpu_is_given_as_many_lanes_as_there_are_first() -> None:
     dense = ready(200).world
-    assert module._sizes(dense, 50, 1, "cuda", True) == [50, 32, 8, 1]
-    assert module._sizes(dense, 1000, 1, "cuda", True) == [512, 128, 32, 8, 1]
-    assert module._sizes(dense, 1, 1, "cuda", True) == [1]
+    assert module._sizes(dense, 50, 1, "cuda") == [50, 32, 8, 1]
+    assert module._sizes(dense, 1000, 1, "cuda") == [512, 128, 32, 8, 1]
+    assert module._sizes(dense, 1, 1, "cuda") == [1]
 
 
 def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
@@ -173,11 +173,11 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
         prepare(settings, Ingredients(task, lambda _, f=f: f, data, "net")).world
         for f in (ragged, even)
     )
-    assert module._forms(one, one.federation.sizes, False) == 4  # of 8, 3, 5 and 4 examples
-    assert module._forms(one, one.federation.sizes[:1], False) == 2
-    assert module._forms(two, two.federation.sizes, False) == 2
-    assert module._sizes(one, 3, 1, "cpu", False) == [1]
-    assert module._sizes(two, 3, 1, "cpu", False) == [3, 1]
+    assert module._forms(one, one.federation.sizes) == 4  # of 8, 3, 5 and 4 examples
+    assert module._forms(one, one.federation.sizes[:1]) == 2
+    assert module._forms(two, two.federation.sizes) == 2
+    assert module._sizes(one, 3, 1, "cpu") == [1]
+    assert module._sizes(two, 3, 1, "cpu") == [3, 1]
 
 
 def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:

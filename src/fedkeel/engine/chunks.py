@@ -25,7 +25,6 @@ from fedkeel.data import batches
 from fedkeel.engine.feed import Examples, Feed, Group
 from fedkeel.engine.lanes import Common, Lanes
 from fedkeel.engine.loop import Done, Kept, OneByOne, facts, seed
-from fedkeel.engine.recording.draws import by_example
 from fedkeel.engine.recording.recordings import Flat
 from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
@@ -63,7 +62,6 @@ class Chunks:
         self._lanes = Lanes(self._bench, world.precision)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
         self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
-        self._draws = by_example(world.bench.network, world.federation.data.x[:2])
         self._short = _short(world)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,18 +117,11 @@ class Chunks:
         if self.lanes == 1 or len(left) == 1:
             return left[0], left[1:]
         ordered = sorted(left, key=lambda group: -group.steps[0])  # stable
-        if self.pads:
+        if self._world.pads:
             return Group.join(ordered[: self.lanes]), ordered[self.lanes :]
         alike = [g for g in ordered if g.widths == ordered[0].widths]  # the others see padding
         rest = [g for g in ordered if g.widths != ordered[0].widths]
         return Group.join(alike[: self.lanes]), alike[self.lanes :] + rest
-
-    @property
-    def pads(self) -> bool:
-        """Whether padding changes nothing: neither other examples nor random numbers see it."""
-        if self._bench.network.mixes_examples:
-            return False
-        return self._draws is None or (self._draws and not self._bench.plan.preparations)
 
     def _wait(self) -> None:
         """Wait for a GPU, whose seconds would count for whatever asks for its results."""
@@ -168,7 +159,7 @@ class Chunks:
     ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
         held = self._held(message, group, kept)
-        alike = self._draws is None or len(set(group.widths)) == 1
+        alike = self._world.draws is None or len(set(group.widths)) == 1
         if self._short and len(set(group.steps)) == 1 and alike:
             done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
             if done is not None:
@@ -179,7 +170,7 @@ class Chunks:
         """Return what the lanes see, with all random numbers of their rounds yet to be drawn."""
         feed = Feed(self._world, self._examples, message, group)
         alone = len(group.jobs) == 1
-        drawing = group.jobs if alone or self._draws is not None else []
+        drawing = group.jobs if alone or self._world.draws is not None else []
         seeds = [torch_seed(self._world.seed, "torch", message.round, j.client) for j in drawing]
         if alone:
             seed(seeds[0])
@@ -200,11 +191,11 @@ class Chunks:
         if sums:
             weights = torch.from_numpy(self._world.raw_weights(group.jobs, group.seen))
             weights = weights.to(self.device, self._bench.network.dtype)
-        pads = self.pads and self._draws is None
+        pads = self._world.pads and self._world.draws is None
         seen: State = {
             str(step): feed.batch(step, live, live, pads) for step in range(group.steps[0])
         }
-        prepared = feed.prepared(self.pads) if group.used else {}
+        prepared = feed.prepared(self._world.pads) if group.used else {}
         clock.lap("data")
         about = self._about(common, group)
         try:
@@ -224,7 +215,7 @@ class Chunks:
         """Train lanes step by step; as they end, the others go on in half as many."""
         common, feed = self._begin(message, group)
         clock.lap("data")
-        prepared = feed.prepared(self.pads) if group.used else {}
+        prepared = feed.prepared(self._world.pads) if group.used else {}
         held, moving = self._lanes.start(common, held, prepared)
         done: list[Done] = []
         live, left = len(group.jobs), group
@@ -240,9 +231,9 @@ class Chunks:
                 clock.lap("upload")
                 left = left.part(slice(live))
                 held, moving = (flat.map(lambda t, n=live: t[:n]) for flat in (held, moving))  # type: ignore[misc]
-            batch = feed.batch(step, live, going, self.pads)
+            batch = feed.batch(step, live, going, self._world.pads)
             clock.lap("data")
-            real = None if self._draws is None else feed.real(step, batch)
+            real = None if self._world.draws is None else feed.real(step, batch)
             moving = self._lanes.step(common, held, moving, batch, real)
             clock.lap("steps")
         self._wait()

@@ -43,15 +43,13 @@ class Common:
         message: what the server sent.
         shared: the same, as recorded functions take it.
         rate: [] learning rate, float64 on the CPU.
-        sources: what the lanes' masks are drawn from.
-        single: whether there is one client alone, without an axis.
+        sources: what the lanes' masks are drawn from; None where there is one client alone.
     """
 
     message: Message
     shared: Flat
     rate: Tensor
     sources: Sources
-    single: bool
 
     @classmethod
     def of(cls, message: Message, sources: Sources) -> Common:
@@ -62,7 +60,12 @@ class Common:
             "sent": dict(message.sent),
         }
         rate = torch.tensor(message.lr, dtype=torch.float64)
-        return cls(message, Flat.of(shared), rate, sources, sources is None)
+        return cls(message, Flat.of(shared), rate, sources)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one client alone, without an axis."""
+        return self.sources is None
 
     def lift(self, function: Callable[..., State], *axes: int | None) -> Callable[..., State]:
         """Return a function of one client as one of all lanes."""

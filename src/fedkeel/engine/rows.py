@@ -156,9 +156,7 @@ class Rows:
 
         What is added up comes as G sums, [G, ...]: of one piece as a view, else as copies.
         """
-        heads: Tensor | slice = self._heads(count)
-        if isinstance(heads, Tensor) and len(heads) == 1:
-            heads = slice(int(heads), int(heads) + 1)
+        heads = self._heads(count)
         sums = {path: t[heads] for path, t in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 
@@ -171,8 +169,10 @@ class Rows:
         heads = self._heads(count)
         return {phase: float(t[heads].sum()) for phase, t in self._seconds.tensors.items()}
 
-    def _heads(self, count: int) -> Tensor:
-        return torch.from_numpy(np.unique(self._counts.tensors["head"][:count].numpy()))
+    def _heads(self, count: int) -> Tensor | slice:
+        """Return where the pieces of the first clients begin; as a slice, where it is one."""
+        heads = np.unique(self._counts.tensors["head"][:count].numpy())
+        return slice(heads[0], heads[0] + 1) if len(heads) == 1 else torch.from_numpy(heads)
 
     # ---- carried from one process to another --------------------------------------------------
 

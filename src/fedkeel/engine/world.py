@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.engine.recording.draws import by_example
 from fedkeel.errors import RunError
 from fedkeel.method.client import Bench
 from fedkeel.method.context import ByPart, Floats, Ints, Message
@@ -59,6 +60,18 @@ class World:
         network = self.bench.network
         small = network.convolves and not network.batch_statistics
         return min(self.eval_batch, SMALL) if small else self.eval_batch
+
+    @cached_property
+    def draws(self) -> bool | None:
+        """Whether the network draws masks in training, by example: see `by_example`."""
+        return by_example(self.bench.network, self.federation.data.x[:2])
+
+    @property
+    def pads(self) -> bool:
+        """Whether padding changes nothing: neither other examples nor random numbers see it."""
+        if self.bench.network.mixes_examples:
+            return False
+        return self.draws is None or (self.draws and not self.bench.plan.preparations)
 
     def on(self, device: torch.device) -> World:
         """Return the world with network and data on a device.

@@ -227,13 +227,19 @@ def _message(prepared: Prepared) -> Message:
 def _brief(prepared: Prepared) -> bool:
     """Return whether a run, one client after the other on the processor, is a `SHORT` one."""
     message, (jobs, shares) = _message(prepared), _sample(prepared.world)
-    exact, few = OneByOne(prepared.world), min(FEW, len(jobs))
     clients = max(prepared.population.per_round, 1) * prepared.settings.rounds
     with arithmetic(prepared.world.precision):
-        alone = _seconds(exact, message, jobs[:1])
-        if alone > LONG:
-            return False
-        return _seconds(exact, message, jobs[:few]) / shares[few] * clients < SHORT
+        one, _, _ = _each(OneByOne(prepared.world), message, jobs, shares)
+    return one * clients < SHORT
+
+
+def _each(
+    exact: Trainer, message: Message, jobs: list[Job], shares: dict[int, float]
+) -> tuple[float, int, int]:
+    """Return the seconds of a client, and of how many clients, how often, they are to be taken."""
+    alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
+    few, times = (min(FEW, len(jobs)), 2) if alone < LONG else (1, 1)
+    return _seconds(exact, message, jobs[:few]) / shares[few], few, times
 
 
 def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
@@ -242,9 +248,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     message, found = _message(prepared), Measured()
     jobs, shares = _sample(world)
     exact = _exact(world, device)
-    alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
-    few, times = (min(FEW, len(jobs)), 2) if alone < LONG else (1, 1)
-    one = _seconds(exact, message, jobs[:few]) / shares[few]
+    one, few, times = _each(exact, message, jobs, shares)
     found.seconds[EXACT] = one
     clients = per_round * prepared.settings.rounds
     asked = prepared.settings.engine.kind
@@ -258,8 +262,8 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     warm()
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device, exact.placed)
-    sizes, sums = _sizes(world, per_round, workers, device, chunks.pads), world.bench.plan.sums
-    forms = _forms(world, world.federation.sizes, chunks.pads)
+    sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
+    forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
@@ -278,7 +282,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         share = shares[len(some)]
         first = _seconds(chunks, message, some, sums) / share  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(times)) / share
-        met = _forms(world, world.federation.sizes[[job.client for job in some]], chunks.pads)
+        met = _forms(world, world.federation.sizes[[job.client for job in some]])
         seconds += (first - seconds) * len(some) * (forms / met) / clients  # once in a run each
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
@@ -322,13 +326,13 @@ def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
-def _sizes(world: World, per_round: int, workers: int, device: str, pads: bool) -> list[int]:
-    """Return the sizes of chunks to try, the most promising first; batches may be padded or not.
+def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]:
+    """Return the sizes of chunks to try, the most promising first.
 
     A GPU wants as many clients as fit. On a processor convolutions get slow side by side, and the
     more so the more there are: then they are tried ascending.
     """
-    if not pads and len(np.unique(world.federation.sizes)) > 1:
+    if not world.pads and len(np.unique(world.federation.sizes)) > 1:
         return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
     if device != "cpu":
@@ -344,12 +348,12 @@ def _sizes(world: World, per_round: int, workers: int, device: str, pads: bool) 
     return [*sizes[:1], 1, *sizes[1:], *whole]
 
 
-def _forms(world: World, clients: Ints, pads: bool) -> int:
+def _forms(world: World, clients: Ints) -> int:
     """Return about how many forms of a step have to be recorded for clients of these sizes.
 
     Where batches can be padded it is one, but that examples are prepared by the power of two.
     """
-    if pads:
+    if world.pads:
         prepares = bool(world.bench.plan.preparations)
         return len({int(n - 1).bit_length() for n in clients}) if prepares else 1
     local = world.bench.local

@@ -67,7 +67,6 @@ class Captured:
         passes.share(graph)
         passes.pool_first(graph)
         multiply(graph)
-        graph.eliminate_dead_code()
         if rate is not None:
             centre(graph)
             graph.eliminate_dead_code()

@@ -64,3 +64,10 @@ def form(node: fx.Node) -> tuple[Any, ...] | None:
 def turns(node: fx.Node) -> bool:
     """Return whether a view only exchanges two axes."""
     return node.target in (aten.t.default, aten.transpose.int)
+
+
+def called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:  # noqa: ANN401
+    """Return a new node, which knows its value's form."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]))
+    return node

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from fedkeel.engine.recording.nodes import called
+
 aten = torch.ops.aten
 
 Pair = tuple[int, int]
@@ -166,37 +168,37 @@ def multiply(graph: fx.Graph, device: str = "cuda") -> None:
     """
     known: dict[Any, fx.Node] = {}  # what the convolution itself has laid out, its gradient takes
 
-    def laid_out(node: fx.Node, x: fx.Node, windows: Windows) -> fx.Node:
+    def laid_out(x: fx.Node, windows: Windows) -> fx.Node:
         if (x, windows) not in known:
-            known[x, windows] = _called(graph, node, columns, x, windows)
+            known[x, windows] = called(graph, columns, x, windows)
         return known[x, windows]
 
     for node in list(graph.nodes):
         args: Any = node.args
-        if node.target is aten.convolution.default:
-            x, weight, bias, *form = args
-            windows = _windows(x, weight, form, device)
-            if windows is not None:
-                entries = laid_out(node, x, windows)
-                made = _called(graph, node, convolve, entries, weight, bias, windows)
-                node.replace_all_uses_with(made)
-        elif node.target is aten.convolution_backward.default:
-            back, x, weight, _, *form, _ = args
-            windows = _windows(x, weight, form, device)
-            if windows is None:
-                continue
-            for item in list(node.users):
-                which = item.args[1] if item.target is operator.getitem and item.users else None
-                if which == 0:
-                    made = _called(graph, node, input_gradient, back, weight, windows)
-                elif which == 1:
-                    entries = laid_out(node, x, windows)
-                    made = _called(graph, node, weight_gradient, back, entries, windows)
-                elif which == 2:
-                    made = _called(graph, node, aten.sum.dim_IntList, back, [0, 2, 3])
-                else:
+        with graph.inserting_before(node):
+            if node.target is aten.convolution.default:
+                x, weight, bias, *form = args
+                windows = _windows(x, weight, form, device)
+                if windows is not None:
+                    entries = laid_out(x, windows)
+                    made = called(graph, convolve, entries, weight, bias, windows)
+                    node.replace_all_uses_with(made)
+            elif node.target is aten.convolution_backward.default:
+                back, x, weight, _, *form, _ = args
+                windows = _windows(x, weight, form, device)
+                if windows is None:
                     continue
-                item.replace_all_uses_with(made)
+                for item in list(node.users):
+                    if item.target is not operator.getitem or not item.users:
+                        continue
+                    if item.args[1] == 0:
+                        made = called(graph, input_gradient, back, weight, windows)
+                    elif item.args[1] == 1:
+                        entries = laid_out(x, windows)
+                        made = called(graph, weight_gradient, back, entries, windows)
+                    else:
+                        made = called(graph, aten.sum.dim_IntList, back, [0, 2, 3])
+                    item.replace_all_uses_with(made)
     graph.eliminate_dead_code()
 
 
@@ -209,11 +211,3 @@ def _windows(x: fx.Node, weight: fx.Node, form: Sequence[Any], device: str) -> W
         return None
     pairs = [(pair[0], pair[-1]) for pair in (stride, padding, dilation)]
     return Windows(groups, tuple(one.shape), kernels, *pairs)
-
-
-def _called(graph: fx.Graph, place: fx.Node, target: Any, *args: Any) -> fx.Node:  # noqa: ANN401
-    """Return a new node before another one, which knows its value's form."""
-    with graph.inserting_before(place):
-        node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]))
-    return node

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.recording.nodes import base, form
+from fedkeel.engine.recording.nodes import base, called, form
 
 aten = torch.ops.aten
 
@@ -68,9 +68,9 @@ def centre(graph: fx.Graph) -> None:
             continue
         first, second = product.args
         with graph.inserting_before(node):
-            mean_of_rows = _called(graph, aten.mean.dim, second, *mean.args[1:])
-            thin = _called(graph, aten.sub.Tensor, second, mean_of_rows)
-            centred = _called(graph, product.target, first, thin)
+            mean_of_rows = called(graph, aten.mean.dim, second, *mean.args[1:])
+            thin = called(graph, aten.sub.Tensor, second, mean_of_rows)
+            centred = called(graph, product.target, first, thin)
         if form(centred) == form(node):
             node.replace_all_uses_with(centred)
 
@@ -86,13 +86,6 @@ def _is_row_mean(mean: Any, product: Any) -> bool:  # noqa: ANN401 - any argumen
     axes: Any = mean.args[1]
     last = len(product.meta["val"].shape) - 1
     return list(axes) in ([last], [-1]) and mean.args[2] is True
-
-
-def _called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:  # noqa: ANN401
-    """Return a new node, which knows its value's form."""
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]))
-    return node
 
 
 def _fits(target: fx.Node, result: fx.Node) -> bool:
