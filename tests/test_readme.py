@@ -52,10 +52,10 @@ def test_the_experiment_runs_and_its_model_is_used(
     random = np.random.default_rng(0)
     x, y = random.normal(size=(120, 3)), random.choice(["well", "ill"], 120)
     lines = [
-        f"{a},{b},{c},{label},{'north' if i % 3 else 'south'}"
+        f"{a},{b},{c},{label},{'north' if i % 3 else 'south'},Pat {i}"
         for i, ((a, b, c), label) in enumerate(zip(x, y, strict=True))
     ]
-    Path("hospital.csv").write_text("\n".join(["age,dose,size,label,hospital", *lines]))
+    Path("hospital.csv").write_text("\n".join(["age,dose,size,label,hospital,patient", *lines]))
     Path("my_net.py").write_text(NET)
     Path("experiment.toml").write_text(block("toml"))
     done = call("run", "experiment.toml", "-s", "rounds=2", "-s", "engine.kind=sequential", "-q")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import csv, parquet
 
 from fedkeel.config import Data
 from fedkeel.data.read.load import load
@@ -57,3 +60,43 @@ def test_what_inputs_were_standardised_by_is_known(tmp_path: Path) -> None:
     assert train.scale == test.scale
     ((mean,), (deviation,)) = train.scale
     torch.testing.assert_close((plain.x - mean) / deviation, train.x)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_can_be_left_out(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"own.{suffix}"
+    rows = {"id": [f"p{i}" for i in range(20)], "a": list(range(20)), "label": [0, 1] * 10}
+    own = pa.table(rows)
+    csv.write_csv(own, file) if suffix == "csv" else parquet.write_table(own, file)
+    with pytest.raises(DataError, match="column 'id' holds text") as caught:
+        load(Data(source=str(file)))
+    assert "data.drop" in str(caught.value)
+    train, test = load(Data(source=str(file), drop=("id",)))
+    assert (train.columns, train.shape) == (("a",), (1,))
+    without = tmp_path / "without" / file.name  # what is set aside is drawn by the file's name
+    without.parent.mkdir()
+    left = own.drop_columns(["id"])
+    csv.write_csv(left, without) if suffix == "csv" else parquet.write_table(left, without)
+    plain, _ = load(Data(source=str(without)))
+    torch.testing.assert_close(train.x, plain.x)
+    train, test = load(Data(source=str(file), drop=("id",), test=str(without)))
+    assert (len(train), len(test)) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Data(source="own.csv", drop=("sit",)), "no column 'sit'.*'site'.*data.drop"),
+        (Data(source="own.csv", drop=("label",)), "leaves out 'label'"),
+        (Data(source="own.csv", drop=("site",), client="site"), "leaves out 'site'"),
+        (Data(source="digits", drop=("site",)), "for columns of tables, and digits is none"),
+    ],
+)
+def test_columns_that_cannot_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Data, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path, [f"{i},{i},{i % 2}" for i in range(20)])
+    with pytest.raises(DataError) as caught:
+        load(settings)
+    assert re.search(message, str(caught.value), re.DOTALL)

@@ -39,6 +39,7 @@ class Data(Settings):
         augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
         label: name of the label column or array in a file of one's own.
         client: name of the client column or array, None where there is none.
+        drop: columns of a CSV or Parquet file that are no inputs, such as an identifier.
         limit: at most so many training examples of each source, drawn at random; for quick trials.
         labels: names of the labels in their order, where `source` is ``"nodes"``: every node of a
             federation has data of its own, see ``fedkeel flower``.
@@ -52,6 +53,7 @@ class Data(Settings):
     augment: Literal["none", "crop_flip"] = "none"
     label: str = "label"
     client: str | None = None
+    drop: tuple[str, ...] = ()
     limit: int | None = Field(None, ge=1)
     labels: tuple[str, ...] = ()
 

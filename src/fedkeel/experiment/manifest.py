@@ -88,7 +88,10 @@ def _scale(data: Dataset) -> dict[str, list[float]] | None:
 
 
 def _local_words(local: config.Local) -> str:
-    work = f"{local.epochs} epochs" if local.epochs else f"{local.steps} steps ({local.sampling})"
+    if local.epochs:
+        work = _counted(local.epochs, "epoch")
+    else:
+        work = f"{_counted(local.steps or 0, 'step')} ({local.sampling})"
     words = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
     if local.momentum:
         words.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
@@ -97,6 +100,10 @@ def _local_words(local: config.Local) -> str:
     if local.schedule.kind != "constant":
         words.append(f"{local.schedule.kind} schedule")
     return ", ".join(words)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _participation_words(prepared: Prepared) -> str:

@@ -161,6 +161,8 @@ def digest(experiment: config.Experiment) -> str:
     values["engine"] = {"dtype": experiment.engine.dtype}
     if experiment.engine.precision != "float32":
         values["engine"]["precision"] = experiment.engine.precision
+    if not experiment.data.drop:  # a setting that came later: earlier runs keep their names
+        del values["data"]["drop"]
     values["version"] = __version__
     if own := _own(experiment):
         values["own"] = own

@@ -81,6 +81,19 @@ def _possible(settings: Data) -> None:
             do="fedkeel flower up EXPERIMENT.toml --data FILE --data FILE ..., or flower export",
         )
     own = [name for name in settings.sources if name not in SOURCES]
+    named = [name for name in settings.drop if name in (settings.label, settings.client)]
+    if named:
+        raise DataError(
+            f"data.drop leaves out {named[0]!r}, which data.label or data.client names.",
+            do="take it out of one of them",
+        )
+    plain = [name for name in settings.sources if not name.lower().endswith(tables.TABLES)]
+    if settings.drop and plain:
+        raise DataError(
+            f"data.drop is for columns of tables, and {plain[0]} is none.",
+            got=f"data.drop = {list(settings.drop)}",
+            expected=f"files that end in {' or '.join(tables.TABLES)}",
+        )
     if not settings.sources:
         raise DataError("data.source names nothing.", do=did_you_mean("", SOURCES, limit=20))
     if settings.test is not None and len(own) != 1:
@@ -166,10 +179,11 @@ def _own(path: Path, settings: Data) -> tuple[Raw, Raw | None]:
         if second is None:
             return train, None
         return train, folders.read(second, settings.shape, like=train.label_names)
-    train = tables.read(path, settings.label, settings.client)
+    keys = settings.label, settings.client, settings.drop
+    train = tables.read(path, *keys)
     if given is None:
         return train, None
-    return train, tables.read(given, settings.label, settings.client, like=train)
+    return train, tables.read(given, *keys, like=train)
 
 
 def _limited(pair: _Pair, settings: Data) -> _Pair:

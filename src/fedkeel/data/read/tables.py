@@ -18,12 +18,19 @@ from fedkeel.data.read.formats import damaged, reason
 from fedkeel.data.read.raw import Raw, number, number_like
 from fedkeel.errors import DataError, did_you_mean
 
-SUFFIXES = (".npz", ".csv", ".parquet")
+TABLES = (".csv", ".parquet")
+SUFFIXES = (".npz", *TABLES)
 
 _Column = Any  # pyarrow has no types
 
 
-def table(path: Path, label: str, client: str | None, like: Raw | None = None) -> Raw:
+def table(
+    path: Path,
+    label: str,
+    client: str | None,
+    drop: Sequence[str] = (),
+    like: Raw | None = None,
+) -> Raw:
     """Read a CSV or Parquet file: a column of labels, perhaps one of clients, the rest numbers.
 
     Args:
@@ -31,6 +38,7 @@ def table(path: Path, label: str, client: str | None, like: Raw | None = None) -
         label: name of the column of labels, texts or whole numbers.
         client: name of the column of clients, texts or whole numbers; None where there is none.
             Test data may do without it.
+        drop: names of columns that are left out. Test data may do without them.
         like: the training data, for test data: the columns and labels must be the same.
 
     Returns:
@@ -40,13 +48,14 @@ def table(path: Path, label: str, client: str | None, like: Raw | None = None) -
         DataError: the file cannot be read; a column is missing, holds text, or has a gap; a label
             of the test data is unknown.
     """
-    columns = _columns(path, [key for key in (label, client) if key is not None])
+    columns = _columns(path, [key for key in (label, client) if key is not None], drop)
     if like is not None and client not in columns:
         client = None
-    for wanted, key in ((label, "data.label"), (client, "data.client")):
+    dropped = [] if like is not None else [(name, "data.drop") for name in drop]
+    for wanted, key in ((label, "data.label"), (client, "data.client"), *dropped):
         if wanted is not None and wanted not in columns:
             raise _missing(path, wanted, list(columns), "column", key)
-    names = [name for name in columns if name not in (label, client)]
+    names = [name for name in columns if name not in (label, client, *drop)]
     if like is not None:
         names = _same_columns(path, names, like.columns)
     if not names:
@@ -170,12 +179,13 @@ def _as_images(x: torch.Tensor) -> torch.Tensor:
     return x if x.ndim == 4 else x.to(torch.float32)
 
 
-def _columns(path: Path, keys: Sequence[str]) -> dict[str, _Column]:
+def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, _Column]:
     """Read a table's columns by name, in the order of the file.
 
     Args:
         path: of the table.
         keys: columns that name something: in a CSV file 007 and 7 are two of these.
+        drop: columns that are not looked at.
     """
     import pyarrow as pa  # slow to import
     from pyarrow import csv, parquet
@@ -197,7 +207,10 @@ def _columns(path: Path, keys: Sequence[str]) -> dict[str, _Column]:
         raise DataError(f"{path} has two columns named {twice!r}.", expected="one name for each")
     if found.num_rows == 0:
         raise DataError(f"{path} has no examples.", got=f"columns {', '.join(names[:8])}, no rows")
-    columns = {name: _plain(path, name, found.column(name)) for name in names}
+    columns = {
+        name: found.column(name) if name in drop else _plain(path, name, found.column(name))
+        for name in names
+    }
     numbers = [key for key in keys if key in columns and pa.types.is_integer(columns[key].type)]
     if is_csv and numbers:
         types = dict.fromkeys(numbers, pa.string())
@@ -236,7 +249,7 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
             f"{path}: column {name!r} holds text.",
             got=f"{text[:40]!r} in row {row} (counted from 0)",
             expected="numbers in every column but those of labels and clients",
-            do="replace the text by numbers, drop the column, or name it in data.label or "
+            do="replace the text by numbers, or name the column in data.drop, data.label or "
             "data.client",
         )
     _no_gaps(path, name, column)
@@ -330,7 +343,14 @@ def _missing(path: Path, wanted: str, found: Sequence[str], what: str, key: str 
     return DataError(f"{path} has no {what} {wanted!r}.", do=f"{did_you_mean(wanted, found)}{hint}")
 
 
-def read(path: Path, label: str, client: str | None, like: Raw | None = None) -> Raw:
+def read(
+    path: Path,
+    label: str,
+    client: str | None,
+    drop: Sequence[str] = (),
+    like: Raw | None = None,
+) -> Raw:
     """Read a file of one's own by its suffix; see `table` and `arrays`."""
-    reader = arrays if path.suffix.lower() == ".npz" else table
-    return reader(path, label, client, like)
+    if path.suffix.lower() in TABLES:
+        return table(path, label, client, drop, like)
+    return arrays(path, label, client, like)
