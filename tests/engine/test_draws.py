@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.engine.recording.draws import Draw, Drawn, by_example
-from fedkeel.task.network import Network
+from fedkeel.engine.recording.draws import Draw, Drawn, masks
+from fedkeel.task.network import Batch, Network
 
 
 def seeded(*seeds: int) -> list[torch.Generator]:
@@ -81,7 +81,9 @@ def test_what_a_network_draws_is_found_out(module: nn.Module, expected: bool | N
     layers = nn.Sequential(module, nn.Linear(2, 2)) if list(module.parameters()) else module
     net = Network(nn.Sequential(nn.Linear(3, 3), layers))
     state = torch.random.get_rng_state()
-    assert by_example(net, torch.randn(2, 3, generator=seeded(0)[0])) is expected
+    few = Batch(torch.randn(2, 3, generator=seeded(0)[0]), torch.tensor([0, 1]))
+    found = masks(net, few)
+    assert (None if found is None else found.by_example) is expected
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

@@ -24,7 +24,7 @@ from fedkeel.clock import Clock
 from fedkeel.data import batches
 from fedkeel.engine.feed import Examples, Feed, Group
 from fedkeel.engine.lanes import Common, Lanes
-from fedkeel.engine.loop import Done, Kept, OneByOne, facts, seed
+from fedkeel.engine.loop import Done, Kept, OneByOne, carry_on, facts, seed
 from fedkeel.engine.recording.recordings import Flat
 from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
@@ -59,10 +59,14 @@ class Chunks:
         self.placed = placed or world.on(self.device)
         self._bench = replace(self.placed.bench, autograd="functional")
         self._plain = OneByOne(self.placed)
-        self._lanes = Lanes(self._bench, world.precision)
+        self._lanes = Lanes(self._bench, world.precision, world.draws)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
         self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
         self._short = _short(world)
+        habits = world.bench.network.habits
+        if habits.reason:
+            self.lanes, self.recorded = 1, False
+            self.reasons.append(f"steps are not recorded: {habits.reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave recordings behind: another process makes its own."""
@@ -291,6 +295,8 @@ class Chunks:
                 own = [held.state, moving.state]
                 if not common.single:
                     own = [map_tensors(lambda t, i=lane: t[i], state) for state in own]  # type: ignore[misc]
+                if common.sources:  # what is drawn at the end follows what the steps have drawn
+                    carry_on(common.sources[start + lane])
                 each.append(self._alone(common.message, group, lane, *own))
             found = tree.stack(each)
         return _done(group, found)

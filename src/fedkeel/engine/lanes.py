@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.engine.loop import sent
-from fedkeel.engine.recording.draws import Sources
+from fedkeel.engine.recording.draws import Masks, Sources
 from fedkeel.engine.recording.recordings import Flat, Recordings
 from fedkeel.method.client import (
     Bench,
@@ -80,11 +80,14 @@ class Lanes:
     Args:
         bench: method, model and local training.
         precision: of the factors of products.
+        masks: what the network draws in training; None where that is nothing.
     """
 
-    def __init__(self, bench: Bench, precision: Precision = "float32") -> None:
+    def __init__(
+        self, bench: Bench, precision: Precision = "float32", masks: Masks | None = None
+    ) -> None:
         self._bench = bench
-        self.recordings = Recordings(precision)
+        self.recordings = Recordings(precision, masks.orders if masks else ())
         self._ends = "recorded"  # how lanes end their round: else "mapped", or "apart"
 
     def start(self, common: Common, held: Flat, prepared: State) -> tuple[Flat, Flat]:

@@ -107,6 +107,14 @@ def seed(number: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
+def carry_on(source: torch.Generator) -> None:
+    """Let what torch draws follow what a generator has drawn."""
+    if source.device.type == "cuda":
+        torch.cuda.set_rng_state(source.get_state(), source.device)
+    else:
+        torch.default_generator.set_state(source.get_state())
+
+
 def plan(world: World, message: Message, job: Job) -> list[Ints]:
     """Return the positions, within the client's examples, of each mini-batch of its round."""
     size = int(world.federation.sizes[job.client])
@@ -254,7 +262,8 @@ class OneByOne:
     def __init__(self, world: World) -> None:
         self.placed = world
         self.lanes = 1
-        self.reasons: list[str] = []
+        habits = world.bench.network.habits
+        self.reasons = [habits.reason] if habits.remembers else []
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
-from fedkeel.engine.recording.draws import by_example
+from fedkeel.engine.padding import bears_padding
+from fedkeel.engine.recording.draws import Masks, masks
 from fedkeel.errors import RunError
 from fedkeel.method.client import Bench
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.server import Replies, raw_weights
+from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
 
 Split = Literal["test", "clients"]
@@ -62,16 +64,26 @@ class World:
         return min(self.eval_batch, SMALL) if small else self.eval_batch
 
     @cached_property
-    def draws(self) -> bool | None:
-        """Whether the network draws masks in training, by example: see `by_example`."""
-        return by_example(self.bench.network, self.federation.data.x[:2])
+    def draws(self) -> Masks | None:
+        """What the network draws in training; None where that is nothing."""
+        if self.bench.network.habits.reason:  # it is trained one by one, and not called in vain
+            return Masks(False)
+        return masks(self.bench.network, self._few)
 
-    @property
+    @cached_property
     def pads(self) -> bool:
         """Whether padding changes nothing: neither other examples nor random numbers see it."""
-        if self.bench.network.mixes_examples:
+        if self.draws is not None and self.bench.plan.preparations:
             return False
-        return self.draws is None or (self.draws and not self.bench.plan.preparations)
+        return bears_padding(self.bench.network, self._few, self.draws)
+
+    @property
+    def _few(self) -> Batch:
+        """Up to three examples, from all over the training set."""
+        data = self.federation.data
+        rows = np.unique(np.linspace(0, len(data) - 1, 3).astype(np.int64))
+        few = data.take(rows).to(self.bench.network.dtype)
+        return Batch(few.x, few.y)
 
     def on(self, device: torch.device) -> World:
         """Return the world with network and data on a device.

@@ -169,6 +169,7 @@ def client_start(
             by methods that prepare.
     """
     plan, start = bench.plan, message.params
+    own_start = tree.clone(start) if bench.network.habits.writes else start
     mine, buffers = kept(bench, message, mine)
     prepared: ByPart = {}
     if plan.preparations:
@@ -178,7 +179,7 @@ def client_start(
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
     progress = Progress(
-        params=start,
+        params=own_start,
         buffers=tree.clone(buffers),
         optimiser=bench.optimiser.init(start),
         carry={part.name: part.init_carry(start, of(mine, part.name)) for part in plan.carries},

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedkeel.errors import ModelError
 from fedkeel.own import plain, written
 from fedkeel.task.functional import Functional
+from fedkeel.task.habits import Habits, observe
 from fedkeel.tree import Tree, clone
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -93,6 +94,7 @@ class Network:
                     layer.train()
         self._functions = {True: Functional(self._train), False: Functional(self._eval)}
         self.channels_last = False
+        self.habits = Habits()
         self.head = head
         self._loss = loss
         self.dtype = dtype
@@ -176,7 +178,12 @@ class Network:
         return frozenset(n for n in self.names if under(n, self.head))
 
     def logits(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Tensor:
-        """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place."""
+        """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place.
+
+        What a module writes to its parameters lasts where their gradient is taken, and nowhere else.
+        """
+        if self.habits.writes:
+            params = {k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()}
         return self._functions[train](params, buffers, x)
 
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
@@ -191,6 +198,14 @@ class Network:
                 k: v.contiguous(memory_format=last) if v.ndim == 4 else v for k, v in params.items()
             }
         return self.logits(params, self.throwaway(buffers), x, train=False)
+
+    def observe(self, x: Tensor) -> None:
+        """Find out what the module does in a forward pass, beside returning scores.
+
+        Args:
+            x: [B, ...] a few inputs.
+        """
+        self.habits = observe(self._train, self.params, self.buffers, x)
 
     def try_layout(self, x: Tensor) -> None:
         """Find out whether convolutions may lie with the channels last; a `view` may forbid it."""
@@ -274,9 +289,15 @@ class Network:
                 buffer.copy_(own[name])
             return value, grads
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+        own = self.throwaway(buffers)  # the objective sees them as they were before the step
         with torch.enable_grad():
-            aim, value = self._aim(leaves, buffers, batch, objective)
+            aim, value = self._aim(leaves, own, batch, objective)
+        for name, buffer in buffers.items():
+            buffer.copy_(own[name])
         found = torch.autograd.grad(aim, list(leaves.values()), allow_unused=True)
+        if self.habits.writes:
+            for name, leaf in leaves.items():  # which may have been given other memory
+                params[name].copy_(leaf.detach())
         grads = {
             k: torch.zeros_like(v) if g is None else g
             for (k, v), g in zip(params.items(), found, strict=True)

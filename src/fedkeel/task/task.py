@@ -96,6 +96,7 @@ class Task:
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
         few = data.take(np.arange(min(2, len(data)))).to(dtype)
         _check_loss(network, _check_output(network, type(module).__name__, few), few.y)
+        network.observe(few.x)
         network.try_layout(few.x)
         return network
 

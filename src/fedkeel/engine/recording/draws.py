@@ -8,7 +8,7 @@ masks, draws nothing itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel.method.context import Ints
-from fedkeel.task.network import Network
+from fedkeel.task.network import Batch, Network
 
 aten = torch.ops.aten
 
@@ -35,12 +35,15 @@ class Draw:
         chance: of a one, in [0, 1].
         dtype: of its zeros and ones.
         device: where it lies.
+        order: its axes, but that of lanes, from the slowest to the fastest in memory, which is how
+            torch fills it; () in their own order.
     """
 
     shape: tuple[int, ...]
     chance: float
     dtype: torch.dtype
     device: torch.device
+    order: tuple[int, ...] = ()
 
     def make(self, sources: Sources, real: Ints | None = None) -> Tensor:
         """Return a mask.
@@ -56,13 +59,22 @@ class Draw:
         new = torch.empty if real is None else torch.zeros
         out = new(self.shape, dtype=self.dtype, device=self.device)
         if sources is None:
-            _fill(out if real is None else out[: real[0]], self.chance, None)
+            self._fill(out if real is None else out[: real[0]], None)
             return out
         if len(sources) < len(out):
             raise RuntimeError("unexpected random operation: a mask")
         for number, (lane, source) in enumerate(zip(out, sources, strict=False)):
-            _fill(lane if real is None else lane[: real[number]], self.chance, source)
+            self._fill(lane if real is None else lane[: real[number]], source)
         return out
+
+    def _fill(self, out: Tensor, source: torch.Generator | None) -> None:
+        order = self.order
+        if order == tuple(sorted(order)):
+            _fill(out, self.chance, source)
+            return
+        turned = out.new_empty([out.shape[axis] for axis in order])
+        lies = turned.permute([order.index(axis) for axis in range(out.ndim)])
+        out.copy_(lies.bernoulli_(self.chance, generator=source))
 
 
 class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -100,7 +112,9 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _mask(self, like: Tensor, chance: float, dtype: torch.dtype) -> Tensor:
-        return self._give(Draw(tuple(like.shape), chance, dtype, like.device))
+        strides = like.stride()
+        order = tuple(sorted(range(like.ndim), key=lambda axis: -strides[axis]))
+        return self._give(Draw(tuple(like.shape), chance, dtype, like.device, order))
 
 
 class Drawn:
@@ -109,18 +123,23 @@ class Drawn:
     Args:
         sources: what they are drawn from.
         real: as `Draw.make` means it.
+        orders: of the masks of one forward pass, as `Draw` has them; () as they come.
     """
 
-    def __init__(self, sources: Sources, real: Ints | None = None) -> None:
+    def __init__(
+        self, sources: Sources, real: Ints | None = None, orders: Sequence[tuple[int, ...]] = ()
+    ) -> None:
         self.draws: list[Draw] = []
         self.masks: list[Tensor] = []
         self.others = 0  # random operations that make no mask
-        self._sources, self._real = sources, real
+        self._sources, self._real, self._orders = sources, real, orders
 
     def fresh(self) -> Drawing:
         """Return what draws masks and notes them."""
 
         def give(draw: Draw) -> Tensor:
+            if self._orders:  # recorded steps may lay out what they drop from in another way
+                draw = replace(draw, order=self._orders[len(self.draws) % len(self._orders)])
             self.draws.append(draw)
             self.masks.append(draw.make(self._sources, self._real))
             return self.masks[-1].clone()
@@ -138,34 +157,47 @@ class Drawn:
         self.others += 1
 
 
-def by_example(network: Network, x: Tensor) -> bool | None:
-    """Return whether all that a network draws in training is masks, each example's for itself.
+@dataclass(frozen=True)
+class Masks:
+    """What a network and its loss draw in training, in one forward pass.
+
+    Args:
+        by_example: whether all of it is masks, each example's for itself.
+        orders: of each mask, as `Draw` has them.
+    """
+
+    by_example: bool
+    orders: tuple[tuple[int, ...], ...] = ()
+
+
+def masks(network: Network, batch: Batch) -> Masks | None:
+    """Return what a network draws in training; None where that is nothing.
 
     Args:
         network: the model.
-        x: [B, ...] a few inputs.
-
-    Returns:
-        None where nothing is drawn.
+        batch: a few examples.
     """
     found: list[Drawn] = []
+    twice = Batch(torch.cat([batch.x, batch.x]), torch.cat([batch.y, batch.y]))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for batch in (x, torch.cat([x, x])):
+        for one in (batch, twice):
             found.append(Drawn(None))
             try:
                 with found[-1].fresh():
-                    network.logits(network.params, network.throwaway(network.buffers), batch)
+                    network.loss(network.params, network.throwaway(network.buffers), one)
             except Exception:  # whatever a module does with so few examples
-                return False
-    one, other = (each.draws for each in found)
-    if found[0].others or len(one) != len(other):
-        return False
-    if not one:
+                return Masks(False)
+    few, more = (each.draws for each in found)
+    orders = tuple(draw.order for draw in few)
+    if found[0].others or len(few) != len(more):
+        return Masks(False, orders)
+    if not few:
         return None
-    b = len(x)
-    return all(m.shape == (b, *m.shape[1:]) for m in one) and all(
-        n.shape == (2 * b, *m.shape[1:]) for m, n in zip(one, other, strict=True)
+    b = len(batch.x)
+    each = all(m.shape == (b, *m.shape[1:]) for m in few) and all(
+        n.shape == (2 * b, *m.shape[1:]) for m, n in zip(few, more, strict=True)
     )
+    return Masks(each, orders)
 
 
 def _fill(out: Tensor, chance: float, source: torch.Generator | None) -> Tensor:

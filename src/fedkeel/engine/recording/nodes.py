@@ -53,6 +53,42 @@ def base(node: fx.Node) -> fx.Node:
     return node
 
 
+def memory(node: fx.Node) -> fx.Node:
+    """Return the node that made the memory in which this one's value lies."""
+    while node.op == "call_function" and node.all_input_nodes and (is_view(node) or _gives(node)):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _gives(node: fx.Node) -> bool:
+    """Return whether an operation returns the argument that it has written to."""
+    known = schema(node)
+    return known is not None and any(
+        one.alias_info is not None and one.alias_info.is_write for one in known.returns
+    )
+
+
+def written(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes whose memory is written to by a later one."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and mutates(node):
+            found.update(memory(one) for one in _targets(node))
+    return found
+
+
+def _targets(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operation writes to; all where it does not say which."""
+    declared = [
+        node.args[place] if place < len(node.args) else node.kwargs.get(one.name)
+        for place, one in enumerate(schema(node).arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
+    flat = [one for given in declared for one in (given if isinstance(given, list) else [given])]
+    found = [one for one in flat if isinstance(one, fx.Node)]
+    return found or node.all_input_nodes
+
+
 def form(node: fx.Node) -> tuple[Any, ...] | None:
     """Return shape, strides and type of a tensor; None of anything else."""
     value = node.meta.get("val")

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.recording.nodes import form, is_random, is_view, mutates, schema, turns
+from fedkeel.engine.recording.nodes import (
+    form,
+    is_random,
+    is_view,
+    memory,
+    mutates,
+    schema,
+    turns,
+    written,
+)
 from fedkeel.engine.recording.updates import accumulate
 
 aten = torch.ops.aten
@@ -95,14 +104,17 @@ _SMALL = 1 << 16
 
 
 def fold(module: fx.GraphModule) -> None:
-    """Work out once what depends on the arguments' forms alone."""
+    """Work out once what depends on the arguments' forms alone, and is not written to later."""
     graph = module.graph
+    changed = written(graph)
     known: dict[fx.Node, Tensor] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op != "call_function" or schema(node) is None or not isinstance(value, Tensor):
             continue
         if is_random(node) or mutates(node) or value.numel() > _SMALL:
+            continue
+        if memory(node) in changed:
             continue
         if node.target in _BLANK:
             given = node.args[0].meta["val"]

@@ -57,8 +57,10 @@ class CGC(UpdateTransform, Broadcast, ServerState):
     Cost: three passes over the update.
     Laws: where the angle is acute enough nothing changes; where it is not, <g_k, g^{t-1}> = C.
     Deviations: in round 1 there is no g^0 and the paper does not say what then; nothing is done.
-        Where g^{t-1} is zero on a group no u meets the constraint; the group stays as it is. The
-        printed line 6 writes g_k^{t-1}; the text means the server's.
+        Where g^{t-1} is zero on a group no u meets the constraint; the group stays as it is. So it
+        does where g^{t-1} is the rounding of a zero, as on a bias before batch normalisation: at
+        most 32 times the type's precision, beside the whole of g^{t-1}. The printed line 6 writes
+        g_k^{t-1}; the text means the server's.
 
     Example:
         >>> import fedkeel
@@ -77,12 +79,14 @@ class CGC(UpdateTransform, Broadcast, ServerState):
     def transform_update(self, delta: Tree, round: Round) -> Tree:
         """Return the projected update."""
         server = tree.leaves(round.sent, "g")
+        least = _rounding(server)
         out = dict(delta)
         active = []
         for names in tree.group_names(list(delta), self.groups):
             mine, theirs = _pick(delta, names), _pick(server, names)
             inner = tree.dot(mine, theirs) / round.lr
-            v = qp.halfspace(inner, tree.dot(theirs, theirs), self.margin)
+            size = tree.dot(theirs, theirs)
+            v = qp.halfspace(inner, torch.where(size > least, size, 0.0), self.margin)
             out.update({k: torch.add(mine[k], theirs[k] * (v * round.lr)) for k in names})
             active.append((v > 0).to(inner.dtype))
         round.note("active", torch.stack(active).mean())
@@ -124,7 +128,8 @@ class SGC(AggregateTransform):
     Laws: without conflict it is FedAvg, bit for bit. Optimality conditions hold.
     Deviations: where no z meets the constraints, as the paper, the mean is kept, and the record
         has the share of such groups (`infeasible`). With one client for each class that is so on
-        the classifier's bias, taken by itself, in every round without CGC and in the first with it.
+        the classifier's bias, taken by itself, in every round without CGC and in the first with it;
+        and on a bias before batch normalisation, whose updates are the rounding of zeros.
         The paper's solver also refuses programmes that have an answer, where the updates are
         linearly dependent: `singular = "keep"`.
 
@@ -150,12 +155,15 @@ class SGC(AggregateTransform):
         coefficients: dict[str, span.Floats] = {}
         infeasible = active = 0
         groups = cohort.groups(self.groups)
+        least = float(_rounding(delta)) if bound > 0 else -1.0
         for names in groups:
             inner = updates.against(delta, names)
             if (inner >= bound).all():
                 continue
             gram, noise = updates.gram(names), span.noise(updates.rows, names)
-            if self.singular == "keep" and qp.singular(gram, noise):
+            if (np.diagonal(gram) <= least).any() or (
+                self.singular == "keep" and qp.singular(gram, noise)
+            ):
                 infeasible += 1
                 continue
             solution = qp.project(gram, inner, bound, noise)
@@ -173,11 +181,19 @@ class SGC(AggregateTransform):
         for names in groups:  # an answer of zero comes out as rounding, which would bind CGC
             if names[0] in coefficients:
                 before, after = _pick(delta, names), _pick(out, names)
-                eps = torch.finfo(after[names[0]].dtype).eps
-                rounding = max(100 * span.noise(updates.rows, names), 32 * eps)
+                rounding = max(100 * span.noise(updates.rows, names), 32 * _eps(after))
                 if tree.dot(after, after) <= rounding**2 * tree.dot(before, before):
                     out.update(tree.zeros_like(after))
         return out
+
+
+def _eps(tree_: Tree) -> float:
+    return torch.finfo(next(iter(tree_.values())).dtype).eps
+
+
+def _rounding(whole: Tree) -> torch.Tensor:
+    """Return [] the squared norm below which a group of a vector is the rounding of a zero."""
+    return (32 * _eps(whole)) ** 2 * tree.dot(whole, whole)
 
 
 def _pick(tree_: Tree, names: Sequence[str]) -> Tree:

@@ -1,0 +1,61 @@
+"""Whether batches may be filled up with examples of weight 0: tried, not looked up.
+
+Batch normalisation forbids it, and so does whatever a module or a loss of one's own makes of a
+batch as a whole: a mean over it, a sum of its weights, a count of what it has seen.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedkeel.engine.recording.draws import Drawn, Masks
+from fedkeel.task.network import Batch, Network
+from fedkeel.tree import Tree
+
+_MORE = 2
+"""Examples by which the batch is filled up."""
+
+
+def bears_padding(network: Network, batch: Batch, masks: Masks | None) -> bool:
+    """Return whether padding changes nothing: neither loss and gradients nor buffers.
+
+    Args:
+        network: the model.
+        batch: a few examples, all real.
+        masks: what the network draws in training; None where that is nothing.
+    """
+    if masks is not None and not masks.by_example:
+        return False
+    b, more = len(batch.x), torch.arange(_MORE) % len(batch.x)
+    weight = torch.ones(b + _MORE, dtype=network.dtype, device=batch.x.device)
+    weight[b:] = 0.0
+    filled = Batch(_longer(batch.x, more), _longer(batch.y, more), weight)
+    drawn = Drawn(None, orders=masks.orders if masks else ())
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with drawn.fresh():
+                plain = _learned(network, batch)
+            with drawn.again([_longer(mask, more) for mask in drawn.masks]):
+                padded = _learned(network, filled)
+    except Exception:  # a loss that is a mean already, for one
+        return False
+    return all(_same(one, padded[name]) for name, one in plain.items())
+
+
+def _longer(t: Tensor, more: Tensor) -> Tensor:
+    return torch.cat([t, t[more.to(t.device)]])
+
+
+def _learned(network: Network, batch: Batch) -> Tree:
+    buffers = network.throwaway(network.buffers)
+    loss, grads = network.value_and_grad(network.params, buffers, batch, "eager")
+    return {"loss": loss, **{f"gradient {k}": g for k, g in grads.items()}, **buffers}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    rough = torch.finfo(one.dtype).eps ** 0.5
+    size = max(float(one.abs().max()), float(other.abs().max())) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=rough, atol=rough * size, equal_nan=True)

@@ -1,0 +1,78 @@
+"""What a module does in a forward pass beside returning scores: found out by two of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.task.functional import Functional
+from fedkeel.tree import Tree, clone
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a module does to itself in a forward pass in training.
+
+    Args:
+        writes: whether it writes to its parameters, as one that bounds their norm does.
+        remembers: where it keeps what is neither parameter nor buffer and changes; "" nowhere.
+    """
+
+    writes: bool = False
+    remembers: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why its steps cannot be recorded; "" where they can."""
+        if self.writes:
+            return "the model writes to its parameters in its forward pass"
+        if not self.remembers:
+            return ""
+        changes = f"the model changes {self.remembers} in its forward pass"
+        return f"{changes}, which is no buffer: what one client leaves there, the next one finds"
+
+
+def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits:
+    """Call a copy of a module twice, alike.
+
+    Args:
+        module: in training mode; it is left as it is.
+        params: its parameters.
+        buffers: its buffers.
+        x: [B, ...] a few inputs.
+    """
+    own = copy.deepcopy(module)
+    call, before, found = Functional(own), _attributes(own), []
+    given = clone(params)
+    places = {name: t.data_ptr() for name, t in given.items()}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for one in (given, clone(params)):
+                torch.default_generator.manual_seed(0)
+                found.append(call(one, clone(buffers), x))
+    except Exception:  # it says so where it is trained
+        return Habits()
+    writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
+    after = _attributes(own)
+    changed = next((name for name, value in after.items() if before.get(name) != value), "")
+    if not changed and not torch.equal(*(out.nan_to_num() for out in found)):
+        changed = "something of its own"
+    return Habits(writes, changed)
+
+
+def _attributes(module: nn.Module) -> Mapping[str, Any]:
+    """Return numbers, texts and what is written to tensors, of all modules, by their names."""
+    found: dict[str, Any] = {}
+    for path, sub in module.named_modules():
+        for key, value in vars(sub).items():
+            name = f"{path}.{key}" if path else key
+            if isinstance(value, (bool, int, float, str)):
+                found[name] = value
+            elif isinstance(value, Tensor):
+                found[name] = value._version
+    return found
