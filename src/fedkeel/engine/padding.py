@@ -57,5 +57,5 @@ def _same(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, other)
     rough = torch.finfo(one.dtype).eps ** 0.5
-    size = max(float(one.abs().max()), float(other.abs().max())) if one.numel() else 0.0
+    size = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=rough, atol=rough * size, equal_nan=True)

@@ -59,14 +59,18 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
         return Habits()
     writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
     after = _attributes(own)
-    changed = next((name for name, value in after.items() if before.get(name) != value), "")
+    changed = next((k for k, value in after.items() if k in before and before[k] != value), "")
+    changed = changed.split()[0] if changed else ""
     if not changed and not torch.equal(*(out.nan_to_num() for out in found)):
         changed = "something of its own"
     return Habits(writes, changed)
 
 
 def _attributes(module: nn.Module) -> Mapping[str, Any]:
-    """Return numbers, texts and what is written to tensors, of all modules, by their names."""
+    """Return numbers, texts and how often tensors were written to, of all modules, by their names.
+
+    A tensor that is put in another one's place goes by another name: it may never be looked at.
+    """
     found: dict[str, Any] = {}
     for path, sub in module.named_modules():
         for key, value in vars(sub).items():
@@ -74,5 +78,5 @@ def _attributes(module: nn.Module) -> Mapping[str, Any]:
             if isinstance(value, (bool, int, float, str)):
                 found[name] = value
             elif isinstance(value, Tensor):
-                found[name] = value._version
+                found[f"{name} {id(value)}"] = value._version
     return found

@@ -180,10 +180,12 @@ class Network:
     def logits(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Tensor:
         """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place.
 
-        What a module writes to its parameters lasts where their gradient is taken, and nowhere else.
+        What a module writes to its parameters lasts where their gradient is taken, and only there.
         """
         if self.habits.writes:
-            params = {k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()}
+            params = {
+                k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
+            }
         return self._functions[train](params, buffers, x)
 
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
