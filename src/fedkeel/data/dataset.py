@@ -38,7 +38,8 @@ class Dataset:
         label_names: Y names for the labels, empty where they are just numbers.
         columns: names of a table's columns, in the order of the inputs; empty of anything else.
         scale: mean and deviation that were taken off the inputs and that they were divided by: one
-            for each channel, column or pixel. None where nothing was, or not the same everywhere.
+            for each channel, column or pixel, with a deviation of 1e30 for what never varied and
+            became 0. None where nothing was, or not the same everywhere.
     """
 
     x: Tensor

@@ -116,7 +116,8 @@ class RunRecord:
         data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``shape``,
             ``fingerprint``; ``columns`` of a table in the order of the inputs; ``scale``, the
             ``mean`` that was taken off each channel, column or pixel and the ``deviation`` that it
-            was divided by, none where nothing was.
+            was divided by, none where nothing was. What was the same in all training examples
+            became 0, whatever it is in others: its deviation is written as 1e30.
         partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
             ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples; ``attempts`` that a
             draw took; ``says``, all that in words.

@@ -68,7 +68,7 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     people = _people(pairs) if settings.client is not None else None
     train = _join([pair.train for pair in pairs], train_x, pairs, people and people[0], "training")
     test = _join([pair.test for pair in pairs], test_x, pairs, people and people[1], "test")
-    told = None if scale is None else (tuple(scale.mean.tolist()), tuple(scale.std.tolist()))
+    told = None if scale is None else scale.plain()
     columns = pairs[0].train.columns
     return replace(train, columns=columns, scale=told), replace(test, columns=columns, scale=told)
 
