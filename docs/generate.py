@@ -361,7 +361,7 @@ def _type(kind: Any, table: str, many: bool = False) -> str:  # noqa: ANN401 - a
     if origin in (Union, types.UnionType):
         words = [_type(one, table, many) for one in inside if one is not type(None)]
         if table == "object" and type(None) in inside:
-            words.append("null")
+            words.append(f"null{plural}")
         return " or ".join(words)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(one)}`" for one in inside)

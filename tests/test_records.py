@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_what_is_written_is_read_back(folder: RunFolder) -> None:
     assert folder.exists()
     assert folder.read_run() == record()
-    rows = [row(0), row(1, per_client={"top1": [0.5, 1.0]}, train_loss=0.1, dropped=[3])]
+    rows = [row(0), row(1, per_client={"top1": [0.5, None]}, train_loss=0.1, dropped=[3])]
     for one in rows:
         folder.append(one)
     assert folder.rows() == rows
