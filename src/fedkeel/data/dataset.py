@@ -133,7 +133,7 @@ def dataset(
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
-    xs = x if isinstance(x, Tensor) else _numbers(x, name)
+    xs = x.detach().cpu() if isinstance(x, Tensor) else _numbers(x, name)
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
     ys = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
