@@ -185,7 +185,7 @@ def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
         raise ModelError(
             f"{name} cannot take the data.",
             got=f"inputs of shape {list(x.shape)}: {_first_line(error)}",
-            do="check the first layer against the shape of one example",
+            do=_remedy(error, x),
         ) from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x):
         raise ModelError(
@@ -202,6 +202,16 @@ def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
             do="change the last layer, or check the label column",
         )
     return out
+
+
+def _remedy(error: Exception, x: Tensor) -> str:
+    """Return what to do about inputs that a network cannot take."""
+    if "Long" in str(error) and x.is_floating_point():  # what nn.Embedding asks for
+        return (
+            "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
+            "file has no such inputs, and forward() can begin with x.long()"
+        )
+    return "check the first layer against the shape of one example"
 
 
 def _shown(out: object) -> str:
