@@ -243,22 +243,29 @@ def lost(entry: Entry) -> list[str]:
 
 
 def repeat(entries: Sequence[Entry]) -> list[str]:
-    """Return the commands that make these numbers again."""
+    """Return the commands that make these numbers again, in a folder of their own."""
     runs = [run for entry in entries for run in entry.runs]
     if len(runs) == 1:
-        return [f"fedkeel run {_quoted(runs[0].folder + '/config.toml')}"]
+        return [f"fedkeel run {_config(runs[0])} --out runs/again"]
     methods = list(dict.fromkeys(entry.first.method for entry in entries))
     first = min(entries[0].runs, key=lambda run: run.record.seed)
     seeds = max(len(entry.runs) for entry in entries)
     told = []
     if len(methods) == len(entries):
         told.append(
-            f"fedkeel compare {_quoted(first.folder + '/config.toml')} "
-            f"--methods {_quoted(', '.join(methods))} --seeds {seeds}"
+            f"fedkeel compare {_config(first)} --methods {_quoted(', '.join(methods))} "
+            f"--seeds {seeds} --out runs/again"
         )
     else:
-        told += [f"fedkeel run {_quoted(run.folder + '/config.toml')}" for run in runs[:60]]
+        told += [
+            f"fedkeel run {_config(run)} --out {_quoted(f'runs/again/{run.folder}')}"
+            for run in runs[:60]
+        ]
     return told
+
+
+def _config(run: Run) -> str:
+    return _quoted(f"{run.path}/config.toml")
 
 
 def runs_table(entries: Sequence[Entry]) -> list[dict[str, str]]:

@@ -27,6 +27,8 @@ class Run:
         rows: one a round.
         summary: its figures.
         common: digest of the settings that are neither method nor seed.
+        path: of its folder as it was given, the name alone of an absolute one; "" where it has
+            none. Pages are passed on, and are not to tell where somebody keeps files.
     """
 
     folder: str
@@ -34,6 +36,7 @@ class Run:
     rows: tuple[RoundRecord, ...]
     summary: Summary
     common: str = ""
+    path: str = ""
 
     @property
     def finished(self) -> bool:
@@ -164,7 +167,9 @@ def _read(given: Path | RunFolder, target: float | None) -> Run:
     figures = summarise(
         rows, record.target if target is None else target, model_bytes=int(size) if size else None
     )
-    return Run(folder.path.resolve().name, record, rows, figures, folder.common())
+    name = folder.path.resolve().name
+    path = name if folder.path.is_absolute() else folder.path.as_posix()
+    return Run(name, record, rows, figures, folder.common(), path)
 
 
 def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:
