@@ -5,7 +5,8 @@
       run.json        what ran: method, citations, data, model, environment, engine, status
       rounds.jsonl    one row a round
       model.safetensors  the trained model, once the run is finished: the module's whole state dict
-      checkpoint/     round-000120/: arrays.safetensors and state.json, written aside and renamed
+      checkpoint/     round-00000120/: arrays.safetensors and state.json, written aside and
+                      renamed
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
       report.html     written by the report
