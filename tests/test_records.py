@@ -280,6 +280,18 @@ def test_a_checkpoint_is_read_back_and_older_ones_go(folder: RunFolder) -> None:
     assert [p.name for p in (folder.path / "checkpoint").iterdir()] == ["round-00000012"]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_every_file_has_the_usual_mode(folder: RunFolder, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder.save(checkpoint(1))
+        folder.save_model(checkpoint(1).arrays)
+    finally:
+        os.umask(before)
+    for file in folder.path.rglob("*.safetensors"):
+        assert file.stat().st_mode & 0o777 == 0o666 & ~umask, file
+
+
 def test_nothing_is_pickled(folder: RunFolder) -> None:
     folder.save(checkpoint(1))
     files = [p for p in folder.path.rglob("*") if p.is_file()]
