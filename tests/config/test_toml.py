@@ -252,6 +252,18 @@ def test_overrides(text: str, path: str, value: object) -> None:
     assert type(here) is type(value)
 
 
+def test_a_setting_is_taken_away() -> None:
+    before = values()
+    assert "lr" in before["local"]
+    assert "lr" not in override(before, ["local.lr=unset"])["local"]
+    assert override(before, ['name="unset"'])["name"] == "unset"
+    with pytest.raises(ConfigError, match=r"'local.lrr' is not set[^$]*did you mean 'lr'"):
+        override(before, ["local.lrr=unset"])
+    with pytest.raises(ConfigError, match="is not set"):
+        override(before, ["nothing.of_it=unset"])
+    assert "lr" in before["local"]
+
+
 def test_later_overrides_win_and_others_stay() -> None:
     after = override(values(), ["local.lr=0.5", "local.lr=0.25", "seed=3"])
     assert after == values(local__lr=0.25, seed=3)

@@ -16,7 +16,11 @@ from fedkeel.errors import ConfigError, did_you_mean
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
 SET = typer.Option(
-    None, "-s", "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1."
+    None,
+    "-s",
+    "--set",
+    metavar="KEY=VALUE",
+    help="Change a setting, e.g. local.lr=0.1; KEY=unset takes away what the file sets.",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
