@@ -47,6 +47,13 @@ class Raw:
         """Whether the inputs are images [N, C, H, W]."""
         return self.x.ndim == 4
 
+    def ordered(self, columns: tuple[str, ...]) -> Raw:
+        """Return the examples with a table's columns in another order."""
+        if columns == self.columns:
+            return self
+        places = [self.columns.index(name) for name in columns]
+        return replace(self, x=self.x[:, places], columns=columns)
+
     def take(self, rows: Ints) -> Raw:
         """Return the examples of the given rows."""
         return replace(
