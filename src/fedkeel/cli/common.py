@@ -7,8 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from fedkeel.config import Experiment, load
 from fedkeel.errors import ConfigError, did_you_mean
@@ -24,6 +26,15 @@ SET = typer.Option(
 )
 JSON = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
+
+
+class Group(TyperGroup):
+    """Commands; of a misspelled one the nearest is named once, by click where it does so itself."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: ANN401 - click's
+        """Return the command that is called."""
+        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
+        return super().resolve_command(ctx, args)
 
 
 def experiment(path: Path | None, preset: str | None, overrides: list[str] | None) -> Experiment:
