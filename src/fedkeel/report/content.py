@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.errors import counted
 from fedkeel.records.rows import RunRecord
 from fedkeel.report.runs import Entry, Run, differences, settings
 from fedkeel.report.summary import Stat, finite, rounds_to_share
@@ -16,7 +17,6 @@ from fedkeel.report.svg import sparkline
 from fedkeel.report.tables import Row
 from fedkeel.report.words import (
     NOTHING,
-    count,
     duration,
     megabytes,
     number,
@@ -82,7 +82,7 @@ def facts(entries: Sequence[Entry]) -> list[str]:
         f"{train:,} training examples" if isinstance(train, int) else "",
         _partition(common),
         _model(model) if "model" in common else "",
-        count(first.rounds, "round") if "rounds" in common else "",
+        counted(first.rounds, "round") if "rounds" in common else "",
         common.get("participation", ""),
     ]
     return [one for one in told if one and one != NOTHING]

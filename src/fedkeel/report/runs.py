@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord
 from fedkeel.report.summary import Group, Summary, summarise
-from fedkeel.report.words import NOTHING, count, setting
+from fedkeel.report.words import NOTHING, setting
 
 _PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
 """What of a partition is a setting; the rest of its record is what came out of it, by seed."""
@@ -54,7 +54,7 @@ class Run:
 
         A run that says it is running may have been killed: the words claim no more than is known.
         """
-        done = f"{self.summary.rounds:,} of {count(self.record.rounds, 'round')}"
+        done = f"{self.summary.rounds:,} of {counted(self.record.rounds, 'round')}"
         words = {
             "finished": f"ended early, {done}" if self.early else "finished",
             "running": f"not finished when this page was written, {done}",

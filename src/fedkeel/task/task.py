@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
-from fedkeel.errors import ModelError, did_you_mean
+from fedkeel.errors import ModelError, counted, did_you_mean
 from fedkeel.rng import torch_seed
 from fedkeel.task.network import Loss, Network, cross_entropy, module_names
 
@@ -146,7 +146,7 @@ def _check_buffers(module: nn.Module, policy: Buffers) -> None:
         return
     raise ModelError(
         f"{type(module).__name__} has buffers, which clients with different data disagree on.",
-        got=f"{len(names)} buffers, such as {names[0]!r}",
+        got=f"{counted(len(names), 'buffer')}, such as {names[0]!r}",
         expected="none, or a policy for them",
         do="set model.buffers = 'average' or 'local', or use fedkeel.replace_batch_norm(module)",
     )
@@ -197,8 +197,8 @@ def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
     if out.shape[1] < data.classes:
         raise ModelError(
             f"The output of {name} does not fit the labels.",
-            got=f"{out.shape[1]} outputs for {data.classes} classes",
-            expected=f"at least {data.classes} outputs",
+            got=f"{counted(out.shape[1], 'output')} for {counted(data.classes, 'class')}",
+            expected=f"at least {counted(data.classes, 'output')}",
             do="change the last layer, or check the label column",
         )
     return out
