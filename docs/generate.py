@@ -46,9 +46,10 @@ SETTINGS = """\
 # The experiment file
 
 What `fedkeel run`, `compare`, `tune`, `check`, `data inspect` and `flower` read. They take
-changes with `-s KEY=VALUE`, by dotted key: `-s local.lr=0.05 -s partition.alpha=0.5`. An unknown
-key is an error that names the nearest known one. `config.toml` in a run folder is such a file,
-with every default written out.
+changes with `-s KEY=VALUE`, by dotted key: `-s local.lr=0.05 -s partition.alpha=0.5`. `unset`
+takes away what the file sets, so that its default counts: `-s local.epochs=unset -s local.steps=9`.
+An unknown key is an error that names the nearest known one. `config.toml` in a run folder is such
+a file, with every default written out.
 
 Only `rounds`, `data.source`, `model.name`, `local.lr`, `local.epochs` or `local.steps`, and what
 the kind of partition asks for are needed. Relative paths, and modules such as `my_net` in
@@ -361,7 +362,7 @@ def _type(kind: Any, table: str, many: bool = False) -> str:  # noqa: ANN401 - a
     if origin in (Union, types.UnionType):
         words = [_type(one, table, many) for one in inside if one is not type(None)]
         if table == "object" and type(None) in inside:
-            words.append("null")
+            words.append(f"null{plural}")
         return " or ".join(words)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(one)}`" for one in inside)

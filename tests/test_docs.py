@@ -114,6 +114,15 @@ def test_every_field_of_a_record_is_explained(fresh: Path) -> None:
     assert found["run.json"] == [f.name for f in fields(RunRecord)]
 
 
+def test_what_was_tuned_is_shown_on_other_seeds() -> None:
+    for page in (DOCS / "tune.md", DOCS / "choosing.md"):
+        shown = re.findall(
+            r"^ +(fedkeel compare \S*/best/.*)$", page.read_text("utf-8"), re.MULTILINE
+        )
+        assert len(shown) > 1
+        assert all(" -s seed=" in command for command in shown)
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)

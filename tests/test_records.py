@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_what_is_written_is_read_back(folder: RunFolder) -> None:
     assert folder.exists()
     assert folder.read_run() == record()
-    rows = [row(0), row(1, per_client={"top1": [0.5, 1.0]}, train_loss=0.1, dropped=[3])]
+    rows = [row(0), row(1, per_client={"top1": [0.5, None]}, train_loss=0.1, dropped=[3])]
     for one in rows:
         folder.append(one)
     assert folder.rows() == rows
@@ -278,6 +278,18 @@ def test_a_checkpoint_is_read_back_and_older_ones_go(folder: RunFolder) -> None:
         np.testing.assert_array_equal(found.arrays[name], array)
         assert found.arrays[name].dtype == array.dtype
     assert [p.name for p in (folder.path / "checkpoint").iterdir()] == ["round-00000012"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_every_file_has_the_usual_mode(folder: RunFolder, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder.save(checkpoint(1))
+        folder.save_model(checkpoint(1).arrays)
+    finally:
+        os.umask(before)
+    for file in folder.path.rglob("*.safetensors"):
+        assert file.stat().st_mode & 0o777 == 0o666 & ~umask, file
 
 
 def test_nothing_is_pickled(folder: RunFolder) -> None:

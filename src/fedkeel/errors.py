@@ -108,3 +108,14 @@ def did_you_mean(word: str, known: Iterable[str], limit: int = 12) -> str:
     close = nearest(word, names)
     shown = ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
     return (f"did you mean {close!r}? " if close else "") + f"known: {shown}"
+
+
+def counted(value: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "seed"), counted(3, "class"), counted(1200, "client")
+    ('one seed', '3 classes', '1,200 clients')
+    """
+    if value == 1:
+        return f"one {noun}"
+    return f"{value:,} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -181,6 +182,13 @@ def test_one_expression() -> None:
     assert "li2020fedprox" in entries
 
 
+def test_a_method_without_a_paper_has_nothing_to_cite(folder: Path) -> None:
+    shutil.copy(Path(__file__).parents[2] / "examples" / "own_method.py", folder / "uncited.py")
+    done = call("methods", "uncited:Agreement", "--bibtex")
+    assert (done.out, done.code) == ("", 0)
+    assert "uncited:Agreement names no paper" in done.err
+
+
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_every_method_can_be_described(name: str) -> None:
     done = call("methods", name)
@@ -218,6 +226,15 @@ def test_check_hints_at_columns_of_large_numbers(folder: Path) -> None:
     words = (*words, "-s", "partition.kind=iid", "-s", "partition.clients=8")
     assert "column 'dose' goes up to 3,950" in call(*words).out
     assert "hint" not in call(*words, "-s", "data.normalize=standardize").out
+
+
+def test_check_hints_at_one_class_alone(folder: Path) -> None:
+    (folder / "own.csv").write_text("age,label\n" + "".join(f"{i % 7},well\n" for i in range(60)))
+    words = ("check", "toy.toml", "-s", "data.source=own.csv")
+    words = (*words, "-s", "partition.kind=iid", "-s", "partition.clients=8")
+    done = call(*words).out
+    assert "all training examples have the label 'well'" in done
+    assert "one class\n" in done
 
 
 # --- data -----------------------------------------------------------------------------------------

@@ -284,3 +284,10 @@ def test_a_word_that_there_is_not(folder: Path, words: tuple[str, ...]) -> None:
     assert done.out == ""
     assert 1 <= len(done.err.splitlines()) <= 4
     assert "Usage: fedkeel" in done.err
+
+
+@pytest.mark.parametrize("words", [("rum",), ("data", "lst")])
+def test_the_nearest_command_is_named_once(words: tuple[str, ...]) -> None:
+    done = call(*words)
+    assert done.code == 2
+    assert done.err.count("Did you mean") == 1

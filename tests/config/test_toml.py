@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from config.examples import values
-from fedkeel.config import Experiment, build, load, override, paths, to_toml
+from fedkeel.config import Data, Experiment, build, load, override, paths, to_toml
 from fedkeel.config.mistakes import SYNONYMS
 from fedkeel.errors import ConfigError
 
@@ -104,7 +104,7 @@ def test_missing_keys(changes: dict[str, Any], key: str) -> None:
         ({"data__shape": [1, 2, "x"]}, "data.shape", "'x'", "a valid integer"),
         ({"partition__sizes": "big"}, "partition.sizes", "'big'", "'equal' or 'power', or a list"),
         ({"model__args": 3}, "model.args", "3", "a table"),
-        ({"compare__methods": "fedavg"}, "compare.methods", "'fedavg'", "a list"),
+        ({"compare__methods": 3}, "compare.methods", "3", "a list"),
         ({"compare__methods": ["x", 3]}, "compare.methods", "3", "a valid string"),
         ({"engine__dtype": "half"}, "engine.dtype", "'half'", "'float32' or 'float64'"),
     ],
@@ -250,6 +250,33 @@ def test_overrides(text: str, path: str, value: object) -> None:
         here = here[name]
     assert here == value
     assert type(here) is type(value)
+
+
+def test_one_text_is_a_list_of_one() -> None:
+    given = values(data__source="a.csv", data__drop="patient", compare__methods="fedavg")
+    made = build(Experiment, given, "try.toml")
+    assert (made.data.drop, made.data.source) == (("patient",), "a.csv")
+    assert made.compare.methods == ("fedavg",)
+    assert Data(source="nodes", labels="sick").labels == ("sick",)
+
+
+def test_the_nearest_word_is_named() -> None:
+    assert refusal(partition__kind="dirchlet").do == "did you mean 'dirichlet'?"
+    assert refusal(local__batch_size="al").do == "did you mean 'all'?"
+    assert refusal(data__normalize="xyz").do is None
+    assert refusal(rounds="al").do is None
+
+
+def test_a_setting_is_taken_away() -> None:
+    before = values()
+    assert "lr" in before["local"]
+    assert "lr" not in override(before, ["local.lr=unset"])["local"]
+    assert override(before, ['name="unset"'])["name"] == "unset"
+    with pytest.raises(ConfigError, match=r"'local.lrr' is not set[^$]*did you mean 'lr'"):
+        override(before, ["local.lrr=unset"])
+    with pytest.raises(ConfigError, match="is not set"):
+        override(before, ["nothing.of_it=unset"])
+    assert "lr" in before["local"]
 
 
 def test_later_overrides_win_and_others_stay() -> None:

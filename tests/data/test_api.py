@@ -46,6 +46,13 @@ def test_same_as_the_settings(made, settings):
     assert clients.how == expected.how
 
 
+def test_a_tensor_with_gradients_is_taken_as_its_numbers():
+    x = torch.ones(60, 2, requires_grad=True)
+    clients = api.iid(x * 2, torch.from_numpy(Y), clients=4)
+    assert not clients.data.x.requires_grad
+    assert clients.data.fingerprint() == dataset(2 * np.ones((60, 2)).astype("f4"), Y).fingerprint()
+
+
 def test_tensors_are_taken():
     clients = api.dirichlet(torch.zeros(60, 2), torch.from_numpy(Y), clients=4, alpha=0.5)
     assert clients.sizes.sum() == 60

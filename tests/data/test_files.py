@@ -172,7 +172,10 @@ def test_test_data_that_do_not_fit(table, tmp_path):
         ("label\n1\n2\n", ("no columns beside 'label'",)),
         ("age,label\n", ("no examples", "age, label")),
         ("age,label\n1,0\n2\n", ("cannot be read", "Expected 2 columns, got 1")),
+        ("age,label\n1,0\n2\n", ("as many values", "double quotes")),
         ("age;label\n1;0\n2;1\n", ("not separated by commas", "'age;label'")),
+        ("a;b;label\n1,5;2,5;0\n", ("not separated by commas", "sep=';'", 'decimal=","')),
+        ('age,label\n"1,5",0\n', ("column 'age' holds text", "with a point: 1.5")),
         ("", ("is empty",)),
     ],
 )
@@ -191,6 +194,14 @@ def test_a_table_in_another_encoding(tmp_path, text):
     path = tmp_path / "a.csv"
     path.write_bytes(text.encode("latin-1"))
     refused(lambda: loaded(path), str(path))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("text", ["größe,label\n1,0\n", "größe;label\n1,5;0\n"])
+def test_csv_in_another_encoding(tmp_path, text, encoding):
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode(encoding))
+    refused(lambda: loaded(path), "a.csv", "not text in UTF-8", "Latin-1", "iconv")
 
 
 def test_parquet_that_is_damaged(tmp_path):

@@ -62,6 +62,25 @@ def test_what_inputs_were_standardised_by_is_known(tmp_path: Path) -> None:
     torch.testing.assert_close((plain.x - mean) / deviation, train.x)
 
 
+def test_several_tables_are_joined_by_the_names_of_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("a,b,label\n" + "1,2,x\n1,2,y\n" * 5)
+    (tmp_path / "two.csv").write_text("b,label,a\n" + "2,x,1\n2,y,1\n" * 5)
+    train, test = load(Data(source=(str(tmp_path / "one.csv"), str(tmp_path / "two.csv"))))
+    assert train.columns == test.columns == ("a", "b")
+    for half in (train, test):
+        torch.testing.assert_close(half.x, torch.tensor([[1.0, 2.0]]).expand_as(half.x))
+
+
+def test_a_number_that_float32_does_not_hold_is_named_with_its_column(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("a,b,label\n" + "1,2,x\n1,2,y\n" * 5 + "1,1e39,x\n")
+    with pytest.raises(DataError) as caught:
+        load(Data(source=str(tmp_path / "own.csv")))
+    for words in ("too large for float32", "1e+39 in column 'b'", "standardize"):
+        assert words in str(caught.value)
+    train, _ = load(Data(source=str(tmp_path / "own.csv"), normalize="standardize"))
+    assert torch.isfinite(train.x).all()
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_columns_can_be_left_out(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"own.{suffix}"

@@ -80,6 +80,16 @@ def test_a_constant_column_becomes_zero_also_where_it_is_another_constant():
     assert test[0, 1].item() == pytest.approx((1 - 1.2) / 0.6, rel=1e-6)
 
 
+def test_what_is_recorded_does_to_new_data_what_was_done_to_these():
+    train = torch.tensor([[0.1, 1.0]] * 9 + [[0.1, 3.0]])
+    new = torch.tensor([[7.0, 1.0], [0.1, 2.0]])
+    found = images.measure(train)
+    mean, deviation = (torch.tensor(one, dtype=torch.float64) for one in found.plain())
+    by_hand = ((new - mean) / deviation).to(torch.float32)
+    found.apply_(new)
+    torch.testing.assert_close(by_hand, new)
+
+
 def test_the_scale_is_that_of_its_channel():
     x = torch.ones(2, 2, 3, 3)
     images.scale((1.0, 0.5), (1.0, 0.25)).apply_(x)

@@ -142,9 +142,9 @@ def _clients(rng, clients, level):
     top1 = np.clip(level + 0.12 * rng.standard_normal(clients), 0, 1).round(3).tolist()
     return {
         "examples": [0.0] + [50.0] * (clients - 1),
-        "top1": top1,
-        "top3": top1,
-        "loss": [1.0] * clients,
+        "top1": [None, *top1[1:]],
+        "top3": [None, *top1[1:]],
+        "loss": [None] + [1.0] * (clients - 1),
     }
 
 

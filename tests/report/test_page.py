@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 import fedkeel.report.page as page
 from fedkeel.errors import RunError
+from fedkeel.report.content import repeat
 from fedkeel.report.page import render, write
 from fedkeel.report.runs import load
 
@@ -179,6 +180,21 @@ def test_only_folder_names_are_shown(make, tmp_path):
     assert not re.search(r"/srv|/home|/usr", html)
     assert "scans.npz" in html
     assert "fedkeel run fedavg-s0/config.toml" in html
+
+
+def test_the_command_that_does_it_again_names_the_folder_as_it_was_given(
+    make, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    place = Path("runs")
+    one = make.save(place, make.record(), make.rows(rounds=2))
+    two = make.save(place, make.record("momentum"), make.rows(rounds=2))
+    assert repeat(load([one])) == ["fedkeel run runs/fedavg-s0/config.toml --out runs/again"]
+    (both,) = repeat(load([one, two]))
+    assert both.startswith(
+        "fedkeel compare runs/fedavg-s0/config.toml --methods 'fedavg, momentum'"
+    )
+    assert both.endswith("--out runs/again")
 
 
 def test_a_single_run_shows_its_figures_large(make, tmp_path):

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError, DataError, FedkeelError, ModelError
@@ -54,6 +55,34 @@ def test_tokens_are_int64(kind: type) -> None:
     assert np.array_equal(data.x.numpy(), x)
     assert data.to(torch.float64) is data
     assert data.take(np.array([3, 1])).x.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        partial(fk.iid, clients=4),
+        partial(fk.dirichlet, clients=4, alpha=1.0),
+        partial(fk.by_classes, clients=4, k=2),
+        partial(fk.by_client, client_ids=np.arange(24) % 4),
+    ],
+)
+def test_every_division_takes_tokens(divide: partial) -> None:
+    x, y = text(24, seed=0)
+    made = divide(x, y, tokens=True)
+    assert len(made) == 4
+    assert made.data.x.dtype == torch.int64
+    assert divide(x, y).data.x.dtype == torch.float32
+
+
+def test_the_way_out_is_named_where_a_network_asks_for_whole_numbers() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Embedding(SIGNS, 4), nn.Flatten(), nn.Linear(4 * LENGTH, SIGNS))
+
+    x, y = text(24, seed=0)
+    with pytest.raises(ModelError, match=r"fk\.dataset\(x, y, tokens=True\).*experiment file"):
+        run(task=fk.Task(net), clients=fk.iid(x, y, clients=4, classes=SIGNS))
+    made = fk.iid(x, y, clients=4, classes=SIGNS, tokens=True)
+    assert run(task=fk.Task(net), clients=made, rounds=1).record.status == "finished"
 
 
 def test_without_the_word_whole_numbers_are_numbers() -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fedkeel.cli.bench import bench
 from fedkeel.cli.check import check
+from fedkeel.cli.common import Group
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
 from fedkeel.cli.flower import app as flower
@@ -28,6 +29,7 @@ from fedkeel.version import __version__
 
 app = typer.Typer(
     name="fedkeel",
+    cls=Group,
     help="Federated learning on non-IID data: methods, compared and combined.",
     no_args_is_help=True,
     add_completion=False,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document, experiment
+from fedkeel.errors import counted
 
 LARGE = 100.0
 """Size of an input from which a table is taken to want another scale."""
@@ -38,9 +39,10 @@ def check(
     model = record.model
     print(record.describe)
     print()
+    about = record.data
     print(
-        f"data         {' + '.join(record.data['sources'])}: {record.data['train']} training and "
-        f"{record.data['test']} test examples, {record.data['classes']} classes"
+        f"data         {' + '.join(about['sources'])}: {about['train']} training and "
+        f"{counted(about['test'], 'test example')}, {counted(about['classes'], 'class')}"
     )
     print(f"partition    {record.partition.get('says', record.partition['kind'])}")
     print(
@@ -49,21 +51,29 @@ def check(
     )
     print(f"local        {record.local}")
     print(f"cohort       {record.participation}")
-    count = record.engine["workers"]
-    print(f"engine       {record.engine['kind']}, {count} process{'es' if count > 1 else ''}")
+    print(f"engine       {record.engine['kind']}, {counted(record.engine['workers'], 'process')}")
     print(f"down         {_parts(needs.down, model['bytes'])}  for each client and round")
     print(f"up           {_parts(needs.up, model['bytes'])}  for each client and round")
-    print(f"traffic      {size(total)} in {rounds} rounds")
+    print(f"traffic      {size(total)} in {counted(rounds, 'round')}")
     print(
         f"state        {size(needs.client_state)} x {needs.clients} clients "
         + (f"and {size(needs.table)} x {needs.clients} at the server " if needs.table else "")
         + (f"on disk (at most {size(needs.disk)}), " if needs.disk else "in memory, ")
         + f"{size(needs.server_state)} at the server"
     )
-    told = _unscaled(prepared.world.federation.data)
-    if told:
-        print(told)
+    data = prepared.world.federation.data
+    for told in filter(None, (_one_class(data), _unscaled(data))):
+        print(f"hint         {told}")
     print("everything fits together; nothing was trained")
+
+
+def _one_class(data: Any) -> str:  # noqa: ANN401 - a Dataset, imported late
+    """Return a hint where all training examples have one label."""
+    found = data.y.unique().tolist()
+    if len(found) > 1:
+        return ""
+    label = data.label_names[found[0]] if data.label_names else found[0]
+    return f"all training examples have the label {label!r}: every model is right by saying so"
 
 
 def _unscaled(data: Any) -> str:  # noqa: ANN401 - a Dataset, imported late
@@ -75,7 +85,7 @@ def _unscaled(data: Any) -> str:  # noqa: ANN401 - a Dataset, imported late
     if float(sizes[column]) < LARGE:
         return ""
     return (
-        f"hint         column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
+        f"column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
         'normalize = "standardize" in [data] brings all columns to one scale'
     )
 

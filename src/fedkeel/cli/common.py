@@ -7,8 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from fedkeel.config import Experiment, load
 from fedkeel.errors import ConfigError, did_you_mean
@@ -16,10 +18,23 @@ from fedkeel.errors import ConfigError, did_you_mean
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
 SET = typer.Option(
-    None, "-s", "--set", metavar="KEY=VALUE", help="Change a setting, e.g. local.lr=0.1."
+    None,
+    "-s",
+    "--set",
+    metavar="KEY=VALUE",
+    help="Change a setting, e.g. local.lr=0.1; KEY=unset takes away what the file sets.",
 )
 JSON = typer.Option(False, "--json", help="Print one JSON document on standard output.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
+
+
+class Group(TyperGroup):
+    """Commands; of a misspelled one the nearest is named once, by click where it does so itself."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: ANN401 - click's
+        """Return the command that is called."""
+        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
+        return super().resolve_command(ctx, args)
 
 
 def experiment(path: Path | None, preset: str | None, overrides: list[str] | None) -> Experiment:

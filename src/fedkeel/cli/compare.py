@@ -17,6 +17,7 @@ from fedkeel.cli.common import (
     say,
     stderr,
 )
+from fedkeel.errors import counted
 
 
 def compare(
@@ -45,7 +46,6 @@ def compare(
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.page import write
     from fedkeel.report.tables import to_text
-    from fedkeel.report.words import count
 
     chosen = experiment(path, preset, settings)
     expressions = split(methods) if methods is not None else list(chosen.compare.methods)
@@ -67,7 +67,9 @@ def compare(
     say(console, f"runs    {out}")
     say(console, f"report  {page}")
     if found.others:
-        told = f"{out} also holds {count(found.others, 'run')} of earlier calls with other settings"
+        told = (
+            f"{out} also holds {counted(found.others, 'run')} of earlier calls with other settings"
+        )
         say(console, f"{told}: `fedkeel report` takes their folders")
     for failure in found.failures:
         say(console, f"failed  {failure}")

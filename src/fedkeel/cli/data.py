@@ -11,9 +11,19 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document, experiment, say, stderr
+from fedkeel.cli.common import (
+    EXPERIMENT,
+    JSON,
+    PRESET,
+    SET,
+    Group,
+    document,
+    experiment,
+    say,
+    stderr,
+)
 
-app = typer.Typer(help="Data: list known sets, download one, inspect a partition.")
+app = typer.Typer(cls=Group, help="Data: list known sets, download one, inspect a partition.")
 
 
 @app.command("list")

@@ -12,6 +12,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    Group,
     document,
     experiment,
     say,
@@ -19,7 +20,7 @@ from fedkeel.cli.common import (
 )
 from fedkeel.errors import ConfigError, RunError
 
-app = typer.Typer(no_args_is_help=True, help="A federation of nodes, with Flower.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="A federation of nodes, with Flower.")
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from fedkeel.cli.common import JSON, document
+from fedkeel.cli.common import JSON, document, say, stderr
 
 
 def methods(
@@ -22,7 +22,11 @@ def methods(
     if expression is None:
         document(_listed()) if as_json else _print_list()
     elif bibtex:
-        print(entries(keys(parse(expression))))
+        found = keys(parse(expression))
+        if found:
+            print(entries(found))
+        else:
+            say(stderr(), f"{expression} names no paper: there is nothing to cite")
     elif as_json:
         document(_objects(expression))
     else:

@@ -26,9 +26,10 @@ from fedkeel.config.settings import (
 )
 from fedkeel.config.space import Choices, Metric, Range, Space, Value
 from fedkeel.config.stop import Stop
-from fedkeel.config.toml import build, load, override, to_toml
+from fedkeel.config.toml import UNSET, build, load, override, to_toml
 
 __all__ = [
+    "UNSET",
     "Buffers",
     "Choices",
     "Cohort",

@@ -33,7 +33,14 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _tuples(cls, values: object) -> object:
-        """Take TOML's arrays as the tuples that frozen settings are made of."""
+        """Take TOML's arrays as the tuples that settings are made of, and one text as a list."""
         if not isinstance(values, Mapping):
             return values
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        texts = {k for k, field in cls.model_fields.items() if field.annotation == tuple[str, ...]}
+
+        def plain(key: str, value: object) -> object:
+            if isinstance(value, str) and key in texts:
+                return (value,)
+            return tuple(value) if isinstance(value, list) else value
+
+        return {k: plain(k, v) for k, v in values.items()}

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from fedkeel.errors import ConfigError, did_you_mean
+from fedkeel.errors import ConfigError, did_you_mean, nearest
 
 SYNONYMS = {
     "learning_rate": "lr",
@@ -81,7 +82,18 @@ def readable(
     same = [e for e in found if e["loc"][:depth] == first["loc"][:depth]]
     words = _PYTHON if where is None else _TOML
     expected = ", or ".join(dict.fromkeys(_wanted(e["msg"], words) for e in same))
-    return ConfigError(f"{source}: {key!r} cannot be used.", got=shown, expected=expected)
+    return ConfigError(
+        f"{source}: {key!r} cannot be used.", got=shown, expected=expected, do=_close(same)
+    )
+
+
+def _close(errors: Sequence[ErrorDetails]) -> str | None:
+    """Return the nearest of the words that a setting takes, None where none is close."""
+    for error in errors:
+        if error["type"] == "literal_error" and isinstance(error["input"], str):
+            word = nearest(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+            return f"did you mean {word!r}?" if word else None
+    return None
 
 
 def _wanted(message: str, words: _Words) -> str:

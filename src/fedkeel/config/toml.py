@@ -13,9 +13,12 @@ from pydantic import ValidationError
 from fedkeel.config.base import Settings
 from fedkeel.config.mistakes import readable
 from fedkeel.config.settings import Experiment
-from fedkeel.errors import ConfigError
+from fedkeel.errors import ConfigError, did_you_mean
 
 _S = TypeVar("_S", bound=Settings)
+
+UNSET = "unset"
+"""A setting that is laid over another with this word for a value takes it away."""
 
 
 def build(kind: type[_S], values: Mapping[str, Any], where: str) -> _S:
@@ -41,7 +44,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     Args:
         path: the file.
         overrides: ``key=value`` with dotted keys, e.g. ``local.lr=0.1``; values are TOML, and text
-            that is not TOML is taken as it stands.
+            that is not TOML is taken as it stands, and ``unset`` takes away what the file sets.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or holds a setting that cannot be used.
@@ -69,6 +72,8 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     {'local': {'lr': 0.5}, 'name': 'try'}
     >>> override({}, ['tune.space."local.lr"=[0.1, 0.2]'])
     {'tune': {'space': {'local.lr': [0.1, 0.2]}}}
+    >>> override({"local": {"lr": 0.1, "epochs": 1}}, ["local.epochs=unset", "local.steps=5"])
+    {'local': {'lr': 0.1, 'steps': 5}}
     """
     out = _copy(values)
     for text in overrides:
@@ -90,8 +95,19 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
             if not isinstance(below, dict):
                 raise ConfigError(f"{key!r} cannot be set: {name!r} is not a table.", got=below)
             here = below
-        here[leaf] = value
+        if value == UNSET == raw.strip():  # in quotes it is a text
+            _take_away(here, leaf, key.strip())
+        else:
+            here[leaf] = value
     return out
+
+
+def _take_away(table: dict[str, Any], leaf: str, key: str) -> None:
+    if leaf not in table:
+        raise ConfigError(
+            f"{key!r} is not set, so that it cannot be unset.", do=did_you_mean(leaf, table)
+        )
+    del table[leaf]
 
 
 def _words(key: str) -> list[str]:

@@ -38,7 +38,8 @@ class Dataset:
         label_names: Y names for the labels, empty where they are just numbers.
         columns: names of a table's columns, in the order of the inputs; empty of anything else.
         scale: mean and deviation that were taken off the inputs and that they were divided by: one
-            for each channel, column or pixel. None where nothing was, or not the same everywhere.
+            for each channel, column or pixel, with a deviation of 1e30 for what never varied and
+            became 0. None where nothing was, or not the same everywhere.
     """
 
     x: Tensor
@@ -132,7 +133,7 @@ def dataset(
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
-    xs = x if isinstance(x, Tensor) else _numbers(x, name)
+    xs = x.detach().cpu() if isinstance(x, Tensor) else _numbers(x, name)
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
     ys = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")

@@ -171,7 +171,8 @@ def make_folder(out: Path) -> None:
     """
     if RunFolder(out).exists():
         raise RunError(
-            f"{out} holds a run, not a comparison or a search.", do="choose another folder (--out)"
+            f"{out} holds a run, not a comparison or a search.",
+            do="choose another name (-s name=...), or another folder (--out)",
         )
     try:
         out.mkdir(parents=True, exist_ok=True)

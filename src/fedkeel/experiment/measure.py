@@ -84,9 +84,9 @@ class Measure:
             return None if row.test is None else row.test.top1
         if row.per_client is None:
             return None
-        counts = row.per_client["examples"]
-        hits = sum(n * top1 for n, top1 in zip(counts, row.per_client["top1"], strict=True))
-        return hits / sum(counts)
+        pairs = zip(row.per_client["examples"], row.per_client["top1"], strict=True)
+        known = [(n, top1) for n, top1 in pairs if n and top1 is not None]
+        return sum(n * top1 for n, top1 in known) / sum(n for n, _ in known) if known else None
 
 
 def _held_out(federation: Federation, share: float, seed: int) -> Federation:

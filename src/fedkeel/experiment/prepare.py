@@ -22,7 +22,7 @@ from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
 from fedkeel.engine.rounds import rehearse
 from fedkeel.engine.world import World
-from fedkeel.errors import ModelError
+from fedkeel.errors import ModelError, counted
 from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.room import place
 from fedkeel.method.client import Bench
@@ -144,7 +144,7 @@ def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
     if test.classes > outputs:
         raise ModelError(
             "The model's output does not fit the test labels.",
-            got=f"{outputs} outputs for {test.classes} classes",
+            got=f"{counted(outputs, 'output')} for {counted(test.classes, 'class')}",
             do="change the last layer, or check the test labels",
         )
 

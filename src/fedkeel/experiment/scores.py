@@ -28,11 +28,16 @@ def on_test(
     return everything, dict(zip(world.test.sources, by_group(measured, group, groups), strict=True))
 
 
-def on_clients(engine: Engine, world: World, server: Server) -> dict[str, list[float]]:
-    """Return the scores on each client's own examples, as columns of one entry for each client."""
+def on_clients(engine: Engine, world: World, server: Server) -> dict[str, list[float | None]]:
+    """Return the scores on each client's own examples, as columns of one entry for each client.
+
+    A client without examples to measure on has 0 of them, and None for its scores.
+    """
     found = by_group(*_measure(engine, world, server, "clients"))
-    columns = ("examples", "top1", "top3", "loss")
-    return {name: [float(getattr(s, name) or 0.0) for s in found] for name in columns}
+    columns: dict[str, list[float | None]] = {"examples": [float(s.examples) for s in found]}
+    for name in ("top1", "top3", "loss"):
+        columns[name] = [getattr(s, name) if s.examples else None for s in found]
+    return columns
 
 
 def _measure(

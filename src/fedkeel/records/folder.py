@@ -5,7 +5,8 @@
       run.json        what ran: method, citations, data, model, environment, engine, status
       rounds.jsonl    one row a round
       model.safetensors  the trained model, once the run is finished: the module's whole state dict
-      checkpoint/     round-000120/: arrays.safetensors and state.json, written aside and renamed
+      checkpoint/     round-00000120/: arrays.safetensors and state.json, written aside and
+                      renamed
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
       report.html     written by the report
@@ -245,7 +246,7 @@ class RunFolder:
         """Write a checkpoint aside, see that it and the rows are on the disk, and rename it."""
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        save_file(checkpoint.arrays, aside / "arrays.safetensors")
+        _save_arrays(checkpoint.arrays, aside / "arrays.safetensors")
         state = {"round": checkpoint.round, **checkpoint.state}
         (aside / "state.json").write_text(json.dumps(state), encoding="utf-8")
         rows = self.path / "rounds.jsonl"
@@ -256,7 +257,7 @@ class RunFolder:
     def save_model(self, arrays: Arrays) -> None:
         """Write the trained model."""
         aside = self.path / f".{MODEL}.{os.getpid()}"
-        save_file({name: one.copy(order="C") for name, one in arrays.items()}, aside)
+        _save_arrays({name: one.copy(order="C") for name, one in arrays.items()}, aside)
         _synchronise(aside)
         os.replace(aside, self.path / MODEL)
 
@@ -310,6 +311,17 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def _save_arrays(arrays: Arrays, path: Path) -> None:
+    """Write a safetensors file that others may read as they may any other: the library's may not.
+
+    The usual mode of a file is what the umask makes of one that is made in the usual way.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(arrays, path)
+    path.chmod(mode)
 
 
 def _synchronise(path: Path) -> None:

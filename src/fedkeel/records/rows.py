@@ -59,7 +59,9 @@ class RoundRecord:
         test: scores on the test set; None where the round was not evaluated.
         sources: scores on the test examples of each source, where there are several.
         per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
-            ``top3`` and ``loss``, each with one entry for each client.
+            ``top3`` and ``loss``, each with one entry for each client. One without examples to
+            measure on, such as a client too small to hold any out, has 0 examples and None for the
+            others.
         notes: diagnostics by ``part.name``, such as ``fedgc.sgc.infeasible``.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
@@ -77,7 +79,7 @@ class RoundRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     test: Scores | None = None
     sources: dict[str, Scores] = field(default_factory=dict)
-    per_client: dict[str, list[float]] | None = None
+    per_client: dict[str, list[float | None]] | None = None
     notes: dict[str, float] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
 
@@ -116,7 +118,8 @@ class RunRecord:
         data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``shape``,
             ``fingerprint``; ``columns`` of a table in the order of the inputs; ``scale``, the
             ``mean`` that was taken off each channel, column or pixel and the ``deviation`` that it
-            was divided by, none where nothing was.
+            was divided by, none where nothing was. What was the same in all training examples
+            became 0, whatever it is in others: its deviation is written as 1e30.
         partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
             ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples; ``attempts`` that a
             draw took; ``says``, all that in words.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.errors import counted
 from fedkeel.records.rows import RunRecord
 from fedkeel.report.runs import Entry, Run, differences, settings
 from fedkeel.report.summary import Stat, finite, rounds_to_share
@@ -16,7 +17,6 @@ from fedkeel.report.svg import sparkline
 from fedkeel.report.tables import Row
 from fedkeel.report.words import (
     NOTHING,
-    count,
     duration,
     megabytes,
     number,
@@ -82,7 +82,7 @@ def facts(entries: Sequence[Entry]) -> list[str]:
         f"{train:,} training examples" if isinstance(train, int) else "",
         _partition(common),
         _model(model) if "model" in common else "",
-        count(first.rounds, "round") if "rounds" in common else "",
+        counted(first.rounds, "round") if "rounds" in common else "",
         common.get("participation", ""),
     ]
     return [one for one in told if one and one != NOTHING]
@@ -243,22 +243,29 @@ def lost(entry: Entry) -> list[str]:
 
 
 def repeat(entries: Sequence[Entry]) -> list[str]:
-    """Return the commands that make these numbers again."""
+    """Return the commands that make these numbers again, in a folder of their own."""
     runs = [run for entry in entries for run in entry.runs]
     if len(runs) == 1:
-        return [f"fedkeel run {_quoted(runs[0].folder + '/config.toml')}"]
+        return [f"fedkeel run {_config(runs[0])} --out runs/again"]
     methods = list(dict.fromkeys(entry.first.method for entry in entries))
     first = min(entries[0].runs, key=lambda run: run.record.seed)
     seeds = max(len(entry.runs) for entry in entries)
     told = []
     if len(methods) == len(entries):
         told.append(
-            f"fedkeel compare {_quoted(first.folder + '/config.toml')} "
-            f"--methods {_quoted(', '.join(methods))} --seeds {seeds}"
+            f"fedkeel compare {_config(first)} --methods {_quoted(', '.join(methods))} "
+            f"--seeds {seeds} --out runs/again"
         )
     else:
-        told += [f"fedkeel run {_quoted(run.folder + '/config.toml')}" for run in runs[:60]]
+        told += [
+            f"fedkeel run {_config(run)} --out {_quoted(f'runs/again/{run.folder}')}"
+            for run in runs[:60]
+        ]
     return told
+
+
+def _config(run: Run) -> str:
+    return _quoted(f"{run.path}/config.toml")
 
 
 def runs_table(entries: Sequence[Entry]) -> list[dict[str, str]]:

@@ -9,10 +9,11 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from fedkeel.errors import counted
 from fedkeel.records.rows import RunRecord
 from fedkeel.report import palette
 from fedkeel.report.drawing import Drawing, Key, bare, cut, text, thin
-from fedkeel.report.words import count, percent
+from fedkeel.report.words import percent
 
 SHOWN_CLIENTS = 600
 SHOWN_CLASSES = 120
@@ -195,7 +196,7 @@ def _axes(figure: go.Figure, clients: list[str], classes: list[str]) -> None:
 
 def _told(histogram: NDArray[np.int64], drawn: int) -> str:
     sizes = histogram.sum(axis=1)
-    told = f"{count(len(sizes), 'client')} with {_range(sizes)} examples each"
+    told = f"{counted(len(sizes), 'client')} with {_range(sizes)} examples each"
     part = "" if drawn == len(sizes) else f"; {drawn:,} of them are drawn"
     return f"Share of each of {histogram.shape[1]:,} classes by client. {told}{part}."
 

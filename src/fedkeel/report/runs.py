@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord
 from fedkeel.report.summary import Group, Summary, summarise
-from fedkeel.report.words import NOTHING, count, setting
+from fedkeel.report.words import NOTHING, setting
 
 _PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
 """What of a partition is a setting; the rest of its record is what came out of it, by seed."""
@@ -27,6 +27,8 @@ class Run:
         rows: one a round.
         summary: its figures.
         common: digest of the settings that are neither method nor seed.
+        path: of its folder as it was given, the name alone of an absolute one; "" where it has
+            none. Pages are passed on, and are not to tell where somebody keeps files.
     """
 
     folder: str
@@ -34,6 +36,7 @@ class Run:
     rows: tuple[RoundRecord, ...]
     summary: Summary
     common: str = ""
+    path: str = ""
 
     @property
     def finished(self) -> bool:
@@ -51,7 +54,7 @@ class Run:
 
         A run that says it is running may have been killed: the words claim no more than is known.
         """
-        done = f"{self.summary.rounds:,} of {count(self.record.rounds, 'round')}"
+        done = f"{self.summary.rounds:,} of {counted(self.record.rounds, 'round')}"
         words = {
             "finished": f"ended early, {done}" if self.early else "finished",
             "running": f"not finished when this page was written, {done}",
@@ -164,7 +167,9 @@ def _read(given: Path | RunFolder, target: float | None) -> Run:
     figures = summarise(
         rows, record.target if target is None else target, model_bytes=int(size) if size else None
     )
-    return Run(folder.path.resolve().name, record, rows, figures, folder.common())
+    name = folder.path.resolve().name
+    path = name if folder.path.is_absolute() else folder.path.as_posix()
+    return Run(name, record, rows, figures, folder.common(), path)
 
 
 def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:

@@ -12,8 +12,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedkeel.errors import counted
 from fedkeel.report.summary import Group, Stat, paired, tied
-from fedkeel.report.words import NOTHING, count, number, spread
+from fedkeel.report.words import NOTHING, number, spread
 
 _NAME = 27
 
@@ -233,7 +234,7 @@ def _marked(groups: Sequence[Group], column: Column) -> list[int]:
 
 def _seeds(rows: Sequence[Row]) -> str:
     if len({row["seeds"] for row in rows}) == 1:
-        return f"{count(rows[0]['seeds'], 'seed')} each"
+        return f"{counted(rows[0]['seeds'], 'seed')} each"
     return ", ".join(f"{row['method']} {row['seeds']}" for row in rows)
 
 

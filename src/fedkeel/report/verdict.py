@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from fedkeel.errors import counted
 from fedkeel.report.summary import Group, Stat, paired, tied
 from fedkeel.report.words import (
     Name,
     Sentence,
-    count,
     join,
     names,
     number,
@@ -189,7 +189,7 @@ def _accuracy(best: Stat) -> str:
 
 
 def _seeds(best: Stat) -> str:
-    return count(best.count, "seed")
+    return counted(best.count, "seed")
 
 
 def _caution(status: Status, leader: Group, others: Sequence[_Standing]) -> list[Sentence]:
@@ -204,7 +204,7 @@ def _caution(status: Status, leader: Group, others: Sequence[_Standing]) -> list
     what = "nothing" if fewest == 1 else "little"
     return [
         (
-            f"{count(fewest, 'seed').capitalize()} {verb} {what} about the spread between seeds: "
+            f"{counted(fewest, 'seed').capitalize()} {verb} {what} about the spread between seeds: "
             "take this as a hint, and run at least three before claiming a winner.",
         )
     ]

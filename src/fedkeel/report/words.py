@@ -120,15 +120,6 @@ def points(difference: float) -> str:
     return f"{text} point{'' if text == '1.0' else 's'}"
 
 
-def count(value: int, noun: str) -> str:
-    """Return a count with its noun.
-
-    >>> count(1, "seed"), count(3, "seed"), count(1200, "client")
-    ('one seed', '3 seeds', '1,200 clients')
-    """
-    return f"one {noun}" if value == 1 else f"{value:,} {noun}s"
-
-
 def megabytes(value: float | None) -> str:
     """Return bytes as a size with its unit, by powers of ten.
 

@@ -14,12 +14,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedkeel import config
-from fedkeel.config import Settings
+from fedkeel.config import UNSET, Settings
 
 ID = r"^[a-z0-9][a-z0-9.-]*$"
-
-UNSET = "unset"
-"""A setting that is laid over another with this value takes it away."""
 
 Number = float | Literal["never", "failed"]
 """A published number; ``never`` where a target was not reached, ``failed`` where training did."""

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
-from fedkeel.errors import ModelError, did_you_mean
+from fedkeel.errors import ModelError, counted, did_you_mean
 from fedkeel.rng import torch_seed
 from fedkeel.task.network import Loss, Network, cross_entropy, module_names
 
@@ -147,7 +147,7 @@ def _check_buffers(module: nn.Module, policy: Buffers) -> None:
         return
     raise ModelError(
         f"{type(module).__name__} has buffers, which clients with different data disagree on.",
-        got=f"{len(names)} buffers, such as {names[0]!r}",
+        got=f"{counted(len(names), 'buffer')}, such as {names[0]!r}",
         expected="none, or a policy for them",
         do="set model.buffers = 'average' or 'local', or use fedkeel.replace_batch_norm(module)",
     )
@@ -186,7 +186,7 @@ def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
         raise ModelError(
             f"{name} cannot take the data.",
             got=f"inputs of shape {list(x.shape)}: {_first_line(error)}",
-            do="check the first layer against the shape of one example",
+            do=_remedy(error, x),
         ) from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x):
         raise ModelError(
@@ -198,11 +198,21 @@ def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
     if out.shape[1] < data.classes:
         raise ModelError(
             f"The output of {name} does not fit the labels.",
-            got=f"{out.shape[1]} outputs for {data.classes} classes",
-            expected=f"at least {data.classes} outputs",
+            got=f"{counted(out.shape[1], 'output')} for {counted(data.classes, 'class')}",
+            expected=f"at least {counted(data.classes, 'output')}",
             do="change the last layer, or check the label column",
         )
     return out
+
+
+def _remedy(error: Exception, x: Tensor) -> str:
+    """Return what to do about inputs that a network cannot take."""
+    if "Long" in str(error) and x.is_floating_point():  # what nn.Embedding asks for
+        return (
+            "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
+            "file has no such inputs, and forward() can begin with x.long()"
+        )
+    return "check the first layer against the shape of one example"
 
 
 def _shown(out: object) -> str:

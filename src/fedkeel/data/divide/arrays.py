@@ -10,6 +10,7 @@ Each function checks the arrays, divides them as `partition.divide` does, and re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ def iid(
     holdout: float = 0.0,
     seed: int = 0,
     classes: int | None = None,
+    tokens: bool = False,
 ) -> Federation:
     """Divide examples at random among clients; see `partition.iid`.
 
@@ -46,12 +48,14 @@ def iid(
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the partition.
         classes: number of classes; the largest label + 1 where it is not given.
+        tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
     >>> iid([[0.0], [1.0], [2.0]], [0, 1, 0], clients=3).sizes
     array([1, 1, 1])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma}
-    return _divide("iid", dataset(x, y, classes=classes), seed, holdout, clients=clients, **more)
+    data = dataset(x, y, classes=classes, tokens=tokens)
+    return _divide("iid", data, seed, holdout, clients=clients, **more)
 
 
 def dirichlet(
@@ -64,6 +68,7 @@ def dirichlet(
     holdout: float = 0.0,
     seed: int = 0,
     classes: int | None = None,
+    tokens: bool = False,
 ) -> Federation:
     """Divide each class by a Dirichlet draw over clients; see `dirichlet.dirichlet`.
 
@@ -76,9 +81,11 @@ def dirichlet(
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the partition.
         classes: number of classes; the largest label + 1 where it is not given.
+        tokens: whether inputs are whole numbers >= 0 that the model looks up.
     """
     more = {"clients": clients, "alpha": alpha, "min_size": min_size}
-    return _divide("dirichlet", dataset(x, y, classes=classes), seed, holdout, **more)
+    data = dataset(x, y, classes=classes, tokens=tokens)
+    return _divide("dirichlet", data, seed, holdout, **more)
 
 
 def by_classes(
@@ -92,6 +99,7 @@ def by_classes(
     holdout: float = 0.0,
     seed: int = 0,
     classes: int | None = None,
+    tokens: bool = False,
 ) -> Federation:
     """Give each client examples of k classes; see `partition.classes`.
 
@@ -105,13 +113,14 @@ def by_classes(
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the partition.
         classes: number of classes; the largest label + 1 where it is not given.
+        tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
     >>> by_classes([[0.0], [1.0], [2.0]], [0, 1, 0], clients=2, k=1).histogram()
     array([[2, 0],
            [0, 1]])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma, "classes_per_client": k}
-    data = dataset(x, y, classes=classes)
+    data = dataset(x, y, classes=classes, tokens=tokens)
     return _divide("classes", data, seed, holdout, clients=clients, **more)
 
 
@@ -123,6 +132,7 @@ def by_client(
     holdout: float = 0.0,
     seed: int = 0,
     classes: int | None = None,
+    tokens: bool = False,
 ) -> Federation:
     """Make one client of each distinct id.
 
@@ -133,6 +143,7 @@ def by_client(
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the hold-out.
         classes: number of classes; the largest label + 1 where it is not given.
+        tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
     Raises:
         DataError: there is not one id for each example, or an id is missing.
@@ -140,10 +151,11 @@ def by_client(
     >>> by_client([[0.0], [1.0], [2.0]], [0, 1, 0], ["b", "a", "b"]).names
     ('a', 'b')
     """
-    ids = _ids(client_ids, len(dataset(x, y, classes=classes)))
+    data = dataset(x, y, classes=classes, tokens=tokens)
+    ids = _ids(client_ids, len(data))
     names, client = np.unique(ids, return_inverse=True)
     named = tuple(str(name) for name in names)
-    data = dataset(x, y, classes=classes, client=client.astype(np.int64), clients=named)
+    data = replace(data, client=client.astype(np.int64), clients=named)
     return _divide("client", data, seed, holdout)
 
 

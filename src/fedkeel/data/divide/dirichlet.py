@@ -23,7 +23,7 @@ from fedkeel.data.divide.shared import (
     legacy,
     members,
 )
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 from fedkeel.rng import generator
 
 _ATTEMPTS = 10_000
@@ -108,7 +108,7 @@ def dirichlet_attempts(
                 return lists, attempt
     raise DataError(
         f"dirichlet: {limit:,} attempts gave no partition with that minimum size.",
-        got=f"a smallest client of {best} examples at best",
+        got=f"a smallest client of {counted(best, 'example')} at best",
         expected=f"min_size {min_size} (alpha {alpha:g}, {clients} clients, {len(y)} examples)",
         do="use a smaller min_size, a larger alpha or fewer clients",
     )

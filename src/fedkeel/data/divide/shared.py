@@ -10,7 +10,7 @@ from numpy.random import Generator, RandomState
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeel.data.dataset import Ints
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 
 Floats = NDArray[np.float64]
 Lists = list[Ints]
@@ -53,7 +53,7 @@ def check_clients(n: int, clients: int) -> None:
     if not 1 <= clients <= n:
         raise DataError(
             "That number of clients cannot be made.",
-            got=f"{clients} clients for {n} examples",
+            got=f"{counted(clients, 'client')} for {counted(n, 'example')}",
             expected=f"1..{n} clients, so that each has an example",
         )
 

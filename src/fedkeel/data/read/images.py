@@ -10,6 +10,9 @@ from torch import Tensor
 from fedkeel.errors import DataError
 
 _LUMA = (0.299, 0.587, 0.114)  # red, green, blue; ITU-R BT.601
+CONSTANT = 1e30
+"""Deviation on record of what was the same in all training examples: (x - mean) / it is nothing."""
+
 _ROWS = 1024  # examples handled at a time, so that no copy of a whole set is made
 
 
@@ -33,6 +36,11 @@ class Scale:
         x.sub_(mean).div_(torch.where(std == 0, torch.ones_like(std), std))
         if bool(constant.any()):
             x[:, constant] = 0
+
+    def plain(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and deviation for the record: (x - mean) / deviation does as `apply_`."""
+        std = torch.where(self.std == 0, torch.full_like(self.std, CONSTANT), self.std)
+        return tuple(self.mean.tolist()), tuple(std.tolist())
 
 
 def scale(mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:

@@ -57,7 +57,7 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     _possible(settings)
     pairs = [_limited(_pair(text, settings, seed, cache), settings) for text in settings.sources]
     pairs = _named_apart(pairs, settings.sources)
-    _same_columns(pairs)
+    pairs = _same_columns(pairs)
     if settings.augment != "none" and not all(pair.train.is_image for pair in pairs):
         raise DataError(
             f"data.augment = {settings.augment!r} is for images, and the data are none.",
@@ -68,7 +68,7 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     people = _people(pairs) if settings.client is not None else None
     train = _join([pair.train for pair in pairs], train_x, pairs, people and people[0], "training")
     test = _join([pair.test for pair in pairs], test_x, pairs, people and people[1], "test")
-    told = None if scale is None else (tuple(scale.mean.tolist()), tuple(scale.std.tolist()))
+    told = None if scale is None else scale.plain()
     columns = pairs[0].train.columns
     return replace(train, columns=columns, scale=told), replace(test, columns=columns, scale=told)
 
@@ -205,17 +205,26 @@ def _named_apart(pairs: Sequence[_Pair], texts: Sequence[str]) -> list[_Pair]:
     return [replace(pair, name=text) for pair, text in zip(pairs, texts, strict=True)]
 
 
-def _same_columns(pairs: Sequence[_Pair]) -> None:
-    """Refuse to join tables with other columns, or tables with images."""
+def _same_columns(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Return tables with their columns in the order of the first.
+
+    Raises:
+        DataError: one has other columns, or they are tables and images.
+    """
     first = pairs[0]
     for pair in pairs[1:]:
         odd = sorted(set(first.train.columns) ^ set(pair.train.columns))
-        if odd or first.train.columns != pair.train.columns:
+        if odd:
             raise DataError(
                 f"{first.name} and {pair.name} cannot be joined: their columns differ.",
-                got=f"{odd[0]!r} in only one of them" if odd else "another order of the columns",
-                expected="the same columns in the same order",
+                got=f"{odd[0]!r} in only one of them",
+                expected="the same columns, in any order",
             )
+    order = first.train.columns
+    return [
+        replace(pair, train=pair.train.ordered(order), test=pair.test.ordered(order))
+        for pair in pairs
+    ]
 
 
 def _same_labels(pairs: Sequence[_Pair]) -> list[_Pair]:
@@ -277,7 +286,22 @@ def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor, Sca
         flat = train.flatten(1), test.flatten(1)
         scale = images.measure(flat[0], _AWAY)
         _apply(scale, flat)
-    return train.to(torch.float32), test.to(torch.float32), scale
+    names = pairs[0].train.columns
+    return _single(train, names), _single(test, names), scale
+
+
+def _single(x: Tensor, columns: Sequence[str]) -> Tensor:
+    """Return inputs as float32, which training is in; refuse a number that is too large for it."""
+    out = x.to(torch.float32)
+    if x.dtype == out.dtype or not bool(out.isinf().any()):
+        return out
+    at = tuple(torch.nonzero(out.isinf())[0].tolist())
+    raise DataError(
+        "An input is too large for float32, in which models are trained.",
+        got=f"{x[at].item():g}" + (f" in column {columns[at[1]]!r}" if columns else ""),
+        expected=f"numbers of at most {torch.finfo(torch.float32).max:.3g}",
+        do='normalize = "standardize" in [data], or divide the column by a large number',
+    )
 
 
 def _apply(scale: Scale, halves: tuple[Tensor, Tensor]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.data.dataset import Ints
-from fedkeel.errors import DataError, did_you_mean
+from fedkeel.errors import DataError, counted, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,13 @@ class Raw:
     def is_image(self) -> bool:
         """Whether the inputs are images [N, C, H, W]."""
         return self.x.ndim == 4
+
+    def ordered(self, columns: tuple[str, ...]) -> Raw:
+        """Return the examples with a table's columns in another order."""
+        if columns == self.columns:
+            return self
+        places = [self.columns.index(name) for name in columns]
+        return replace(self, x=self.x[:, places], columns=columns)
 
     def take(self, rows: Ints) -> Raw:
         """Return the examples of the given rows."""
@@ -117,7 +124,8 @@ def stratified(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints
     if quota.sum() == 0:
         raise DataError(
             "There are too few examples to set some aside for testing.",
-            got=f"{len(y)} examples in {len(classes)} classes, test_fraction {fraction}",
+            got=f"{counted(len(y), 'example')} in {counted(len(classes), 'class')}, "
+            f"test_fraction {fraction}",
             do="give test data (data.test), more examples, or a larger data.test_fraction",
         )
     test = np.zeros(len(y), dtype=bool)

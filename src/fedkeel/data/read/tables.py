@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -190,18 +191,21 @@ def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, 
     import pyarrow as pa  # slow to import
     from pyarrow import csv, parquet
 
+    is_csv = path.suffix.lower() == ".csv"
     try:
-        is_csv = path.suffix.lower() == ".csv"
+        if is_csv:
+            _first_line(path)
         found = csv.read_csv(path) if is_csv else parquet.read_table(path)
         names = list(found.column_names)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
+        if is_csv and isinstance(error, pa.ArrowInvalid):
+            raise DataError(
+                f"{path} cannot be read.",
+                got=reason(error),
+                expected="in every row as many values as the first line has names",
+                do="put commas between values alone, or a text with a comma between double quotes",
+            ) from None
         raise damaged(path, reason(error), f"a {path.suffix.lower()[1:]} file") from None
-    if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
-        raise DataError(
-            f"{path}: the columns are not separated by commas.",
-            got=f"first line {names[0][:60]!r}",
-            expected="a comma between two columns, and a point in decimal numbers",
-        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{path} has two columns named {twice!r}.", expected="one name for each")
@@ -223,6 +227,33 @@ def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, 
     return columns
 
 
+def _first_line(path: Path) -> None:
+    """Refuse a CSV file whose first line is in another encoding, or has other separators."""
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        names = line.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise _not_utf8(path, f"the first line {line.strip()[:40]!r}") from None
+    other = next((mark for mark in (";", "\t") if mark in names), None)
+    if "," not in names and other is not None:
+        raise DataError(
+            f"{path}: the columns are not separated by commas.",
+            got=f"first line {names[:60]!r}",
+            expected="a comma between two columns, and a point in decimal numbers",
+            do=f'write it anew, e.g. pandas.read_csv("{path.name}", sep={other!r}, decimal=",")'
+            '.to_csv("new.csv", index=False)',
+        )
+
+
+def _not_utf8(path: Path, what: str) -> DataError:
+    return DataError(
+        f"{path}: {what} is not text in UTF-8.",
+        why="it is in another encoding, such as Latin-1 or UTF-16",
+        do="save the file in the encoding UTF-8, e.g. iconv -f LATIN1 -t UTF-8 OLD.csv > NEW.csv",
+    )
+
+
 def _plain(path: Path, name: str, column: _Column) -> _Column:
     """Return a column as one array, with what the codes of categories stand for in their place."""
     import pyarrow as pa
@@ -231,10 +262,7 @@ def _plain(path: Path, name: str, column: _Column) -> _Column:
     if pa.types.is_dictionary(whole.type):
         whole = whole.dictionary_decode()
     if pa.types.is_binary(whole.type):  # what pyarrow makes of text in another encoding
-        raise DataError(
-            f"{path}: column {name!r} is not text in UTF-8.",
-            do="save the file in the encoding UTF-8",
-        )
+        raise _not_utf8(path, f"column {name!r}")
     return whole
 
 
@@ -245,11 +273,14 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         row, text = _first_text(column)
+        comma = re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text)
         raise DataError(
             f"{path}: column {name!r} holds text.",
             got=f"{text[:40]!r} in row {row} (counted from 0)",
             expected="numbers in every column but those of labels and clients",
-            do="replace the text by numbers, or name the column in data.drop, data.label or "
+            do=f"write decimal numbers with a point: {text.strip().replace(',', '.')}"
+            if comma
+            else "replace the text by numbers, or name the column in data.drop, data.label or "
             "data.client",
         )
     _no_gaps(path, name, column)

@@ -98,7 +98,7 @@ class CharLSTM(nn.Module):
             raise ModelError(
                 "CharLSTM reads characters as whole numbers.",
                 got=f"inputs of type {x.dtype}",
-                do="make the data with dataset(..., tokens=True)",
+                do="in Python: fk.dataset(..., tokens=True), or fk.iid(..., tokens=True) and so on",
             )
         out: Tensor = self.fc(self.lstm(self.embed(x))[:, -1])
         return out
