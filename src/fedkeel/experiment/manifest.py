@@ -13,6 +13,7 @@ import torch
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset
+from fedkeel.errors import counted
 from fedkeel.experiment.choose import choose
 from fedkeel.experiment.prepare import cores
 from fedkeel.experiment.prepared import Prepared
@@ -89,9 +90,9 @@ def _scale(data: Dataset) -> dict[str, list[float]] | None:
 
 def _local_words(local: config.Local) -> str:
     if local.epochs:
-        work = _counted(local.epochs, "epoch")
+        work = counted(local.epochs, "epoch")
     else:
-        work = f"{_counted(local.steps or 0, 'step')} ({local.sampling})"
+        work = f"{counted(local.steps or 0, 'step')} ({local.sampling})"
     words = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
     if local.momentum:
         words.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
@@ -100,10 +101,6 @@ def _local_words(local: config.Local) -> str:
     if local.schedule.kind != "constant":
         words.append(f"{local.schedule.kind} schedule")
     return ", ".join(words)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _participation_words(prepared: Prepared) -> str:
