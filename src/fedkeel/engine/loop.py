@@ -97,7 +97,7 @@ def train_client(
 
 
 def seed(number: int) -> None:
-    """Seed what a module's own dropout draws from.
+    """Seed what a module draws from, its own dropout or noise.
 
     `torch.manual_seed` also notes, for each kind of accelerator that is not in use, who called it:
     that takes longer than a step of a small network.
@@ -326,7 +326,10 @@ def examples(world: World, split: Split) -> int:
 
 
 def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, start: int) -> Tensor:
-    """Return [n, 3] of the examples from `start` on, at most `world.shard` of them."""
+    """Return [n, 3] of the examples from `start` on, at most `world.shard` of them.
+
+    A module that draws in evaluation too draws the same for them each time, wherever that is.
+    """
     rows, _, _ = evaluated(world, split)
     part = slice(start, start + world.shard)
     if rows is None:
@@ -334,7 +337,9 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]
-    return metrics.measure(world.bench.network, params, buffers, x, y)
+    with torch.random.fork_rng(devices=[]):
+        seed(torch_seed(world.seed, f"evaluation.{split}", client=start))
+        return metrics.measure(world.bench.network, params, buffers, x, y)
 
 
 def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:
