@@ -103,6 +103,21 @@ def test_a_server_part_is_named_and_the_run_has_failed(method: str, words: str) 
 
 @pytest.mark.parametrize(
     ("method", "words"),
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None:
+    """In the last round too, of which no client would be left to tell."""
+    out = Path("run")
+    words = r"diverged in round 2: the server's step left a model that is not finite"
+    with pytest.raises(TrainingError, match=words) as said:
+        start(prepared("mine:Change(how='nan')", rounds=rounds), out)
+    assert "mean, change, addition" in said.value.why
+    assert said.value.got == "NaN or infinity in 'fc1.weight'"
+    folder = RunFolder(out)
+    assert (folder.read_run().status, folder.read_run().message) == ("failed", said.value.what)
+    assert [row.round for row in folder.rows()] == [0, 1]
+    assert not (out / "model.safetensors").exists()
+
+
     [
         ("mine:Apply(how='init')", "What apply remembers at the server is no state"),
         ("mine:Send", "What send sends to the clients is no state"),

@@ -61,6 +61,7 @@ def test_what_has_the_form_is_taken() -> None:
     assert form.span(PART, sums, sums) is sums
     assert form.pair(PART, (PARAMS, {})) == (PARAMS, {})
     form.states("keeps", {"mine": {}, "other": {"x": {"y": torch.zeros(1)}}})
+    form.finite(1, [PART], {"a": torch.full((2,), 3e38), "n": torch.tensor(3)})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -165,6 +165,31 @@ def same(told: str, before: Mapping[str, State], after: Mapping[str, State]) -> 
         expected=f"{old.get(path)}",
         why="it has the same names, shapes and types each time",
     )
+
+
+def finite(round: int, makers: Iterable[Part], model: Tree) -> None:
+    """Refuse a global model with NaN or infinity, made of clients' updates that had none.
+
+    A sum is one pass and takes no memory; it may overflow where every entry is finite.
+
+    Args:
+        round: rounds completed with this one.
+        makers: the parts that made it.
+        model: parameters and buffers.
+
+    Raises:
+        TrainingError: names these parts.
+    """
+    for name, t in model.items():
+        if t.is_floating_point() and not t.sum().isfinite() and not t.isfinite().all():
+            raise TrainingError(
+                f"Training diverged in round {round}: the server's step left a model that is not "
+                "finite.",
+                got=f"NaN or infinity in {name!r}",
+                why="every update that counted was finite; this was made of them by "
+                + ", ".join(dict.fromkeys(part.name for part in makers)),
+                do="lower the server's learning rate, or look at what these parts do",
+            )
 
 
 @contextmanager

@@ -240,8 +240,9 @@ def server_round(
             ``server``, when something else does.
 
     Raises:
-        TrainingError: there were replies and none of them is finite; or a part raised something, or
-            returned something of another form than is asked for.
+        TrainingError: there were replies and none of them is finite; or a part raised something,
+            returned something of another form than is asked for, or left a model with NaN or
+            infinity.
     """
     finite = replies.finite
     excluded = sorted(int(c) for c in replies.clients[~finite])
@@ -277,6 +278,8 @@ def server_round(
         updates = Sums(replies.delta, weights=raw[keep])
     with form.named(f"The server's step in round {server.round + 1} failed"):
         after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
+    makers = (*plan.cohort_transforms, plan.reduction, *plan.aggregate_transforms)
+    form.finite(after.round, (*makers, plan.server_optimiser), {**after.params, **after.buffers})
     return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
