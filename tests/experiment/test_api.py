@@ -90,6 +90,13 @@ class Own(nn.Module):
         return self.classifier(self.features(x))
 
 
+class Needy(nn.Linear):
+    """Cannot be made without an argument."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(5 // width, 3)
+
+
 def test_a_class_and_an_instance() -> None:
     by_class = run(model=Own)
     assert by_class.record.model["name"] == "Own"
@@ -364,6 +371,9 @@ def test_a_mistake_is_said_in_four_lines(
 
 def test_an_output_folder_is_a_path() -> None:
     with pytest.raises(ConfigError, match="'out' is no folder"):
+        ({"task": fk.Task(Needy)}, ModelError, "Task(lambda: Needy(...))"),
+        ({"task": fk.Task(Needy)}, ModelError, "model 'Needy' cannot be built\n  got TypeError: "),
+        ({"task": fk.Task(partial(Needy, 0))}, ModelError, "'Needy' cannot be built\n  got Zero"),
         run(out=3)
 
 
