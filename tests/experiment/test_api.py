@@ -182,8 +182,18 @@ def test_a_folder_is_kept_and_used_again(tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
     assert same(first, run("scaffold", out=str(tmp_path / "run")))
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
-    with pytest.raises(RunError, match="holds another run"):
+    with pytest.raises(RunError, match="holds another run") as refused:
         run("fedavg", out=tmp_path / "run")
+    assert "in Python out=..." in refused.value.do
+    for more, why in (
+        ({"clients": federation(seed=1)}, "the training data differ; nothing is written over"),
+        (
+            {"test": held(50)},
+            "the model or how it is written, the division or the test data differ",
+        ),
+    ):
+        with pytest.raises(RunError, match=why):
+            run("scaffold", out=tmp_path / "run", **more)
 
 
 def test_an_unfinished_run_is_continued_or_refused(tmp_path: Path) -> None:
@@ -203,8 +213,10 @@ def test_an_unfinished_run_is_continued_or_refused(tmp_path: Path) -> None:
         run("scaffold", rounds=4, task=task, out=out, engine=engine)
     done = RunFolder(out).read_run()
     assert done.status == "failed"
-    with pytest.raises(RunError, match="unfinished"):
+    with pytest.raises(RunError, match="unfinished") as refused:
         run("scaffold", rounds=4, task=task, out=out, resume=False)
+    assert "resume=True" in refused.value.do
+    assert "out=..." in refused.value.do
     result = run("scaffold", rounds=4, task=task, out=out)
     assert [row.test for row in result.rows] == [row.test for row in whole.rows]
     assert all(torch.equal(whole.params[k], result.params[k]) for k in whole.params)
@@ -225,25 +237,6 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert all(r.folder is not None and r.folder.parent == tmp_path for r in found.results)
 
 
-# --- where it is called ---------------------------------------------------------------------------
-
-
-def test_it_may_be_called_in_a_thread() -> None:
-    """Where no signal can be heard: a notebook server, a web application."""
-    found: list[Result] = []
-    thread = threading.Thread(target=lambda: found.append(run()))
-    thread.start()
-    thread.join(60)
-    assert same(found[0], run())
-
-
-def test_it_shows_nothing_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -> None:
-    run()
-    assert capfd.readouterr() == ("", "")
-    run(progress=True)
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("fedavg seed 0: ")
 # --- interrupts -----------------------------------------------------------------------------------
 
 
@@ -298,6 +291,25 @@ def test_what_was_asked_to_end_begins_nothing_more() -> None:
         assert not fresh.is_set()
 
 
+# --- where it is called ---------------------------------------------------------------------------
+
+
+def test_it_may_be_called_in_a_thread() -> None:
+    """Where no signal can be heard: a notebook server, a web application."""
+    found: list[Result] = []
+    thread = threading.Thread(target=lambda: found.append(run()))
+    thread.start()
+    thread.join(60)
+    assert same(found[0], run())
+
+
+def test_it_shows_nothing_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -> None:
+    run()
+    assert capfd.readouterr() == ("", "")
+    run(progress=True)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedavg seed 0: ")
 
 
 def test_it_leaves_signals_and_threads_as_they_were() -> None:
@@ -359,6 +371,9 @@ def refused_in_four_lines(
         ({"task": fk.Task(Net, head="fc9")}, ModelError, "fc2"),
         ({"task": fk.Task(nn.ReLU())}, ModelError, "no parameters"),
         ({"task": fk.Task(lambda: 3)}, ModelError, "torch.nn.Module"),
+        ({"task": fk.Task(Needy)}, ModelError, "Task(lambda: Needy(...))"),
+        ({"task": fk.Task(Needy)}, ModelError, "model 'Needy' cannot be built\n  got TypeError: "),
+        ({"task": fk.Task(partial(Needy, 0))}, ModelError, "'Needy' cannot be built\n  got Zero"),
         ({"weights": "sizes"}, ConfigError, "weights"),
         *WRONG_KIND,
     ],
@@ -371,9 +386,6 @@ def test_a_mistake_is_said_in_four_lines(
 
 def test_an_output_folder_is_a_path() -> None:
     with pytest.raises(ConfigError, match="'out' is no folder"):
-        ({"task": fk.Task(Needy)}, ModelError, "Task(lambda: Needy(...))"),
-        ({"task": fk.Task(Needy)}, ModelError, "model 'Needy' cannot be built\n  got TypeError: "),
-        ({"task": fk.Task(partial(Needy, 0))}, ModelError, "'Needy' cannot be built\n  got Zero"),
         run(out=3)
 
 

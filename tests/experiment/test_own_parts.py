@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.errors import TrainingError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.tune import tune
+from fedkeel.method import outside
 from fedkeel.records.folder import RunFolder
 from toys import Net, federation, held, prepared
 
@@ -101,8 +103,6 @@ def test_a_server_part_is_named_and_the_run_has_failed(method: str, words: str) 
     assert len(said.value.lines()) <= 4
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None:
     """In the last round too, of which no client would be left to tell."""
@@ -118,6 +118,8 @@ def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None
     assert not (out / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
     [
         ("mine:Apply(how='init')", "What apply remembers at the server is no state"),
         ("mine:Send", "What send sends to the clients is no state"),
@@ -154,6 +156,15 @@ def test_a_comparison_goes_on_with_the_other_methods() -> None:
     assert [r.record.method for r in found.results] == ["fedavg"]
     assert found.failures[0].startswith("mine:Change, seed 0: change (Change) does not return")
     assert len(json.loads(Path("both/comparison.json").read_text())["runs"]) == 2
+
+
+def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:
+    start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
+    Path("mine.py").write_text(PARTS + "# another line\n")
+    del sys.modules["mine"]
+    outside._digest.cache_clear()
+    with pytest.raises(RunError, match=r"the method's own code \(mine\.py\), the model or"):
+        start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
 
 
 def test_a_search_goes_on_with_the_other_methods() -> None:

@@ -22,7 +22,7 @@ from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
 from fedkeel.records.comparison import runs_of, write_index
-from fedkeel.records.folder import RunFolder
+from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.report.runs import Entry, Run, load
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
@@ -170,15 +170,11 @@ def make_folder(out: Path) -> None:
         RunError: it cannot be made, or it is that of a run.
     """
     if RunFolder(out).exists():
-        raise RunError(
-            f"{out} holds a run, not a comparison or a search.", do="choose another folder (--out)"
-        )
+        raise RunError(f"{out} holds a run, not a comparison or a search.", do=ANOTHER)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"{out} cannot be written to.", got=error, do="choose another folder (--out)"
-        ) from None
+        raise RunError(f"{out} cannot be written to.", got=error, do=ANOTHER) from None
 
 
 def folder_of(prepared: Prepared) -> str:
