@@ -153,9 +153,7 @@ def compare(
     methods = [one.method for one in wanted.values()]
     ordered = [results[key] for method in methods for key in results if key[0] == method]
     if not ordered:
-        raise TrainingError(
-            "No run of the comparison could be finished.", got="; ".join(failures[:2])
-        )
+        raise TrainingError("No run of the comparison could be finished.", got="; ".join(failures))
     others = 0
     if out is not None:
         folders = [made[key] for method in methods for key in made if key[0] == method]
