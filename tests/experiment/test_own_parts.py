@@ -130,7 +130,7 @@ def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None
             "mine:Keep(how='shape')",
             r"(?s)What keep keeps for a client has another form.*\[3\] of float.*\[2\] of float",
         ),
-        ("mine:Keep(how='name')", r"(?s)What keep keeps .*keep/c: None; expected \[2\]"),
+        ("mine:Keep(how='name')", r"(?s)What keep keeps .*keep/c: nothing; expected \[2\]"),
         ("mine:Keep(how='kind')", r"(?s)What keep keeps .*\[2\] of int64; expected \[2\] of float"),
     ],
 )

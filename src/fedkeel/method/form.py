@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 
+import torch
 from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.roles import Part
+from fedkeel.own import one_line, where_raised
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 
@@ -62,8 +61,17 @@ def _alike(found: object, like: Tensor) -> bool:
 def _form(found: object) -> str:
     """Return the shape and type of a tensor in words, or what else it is."""
     if isinstance(found, Tensor):
-        return f"{list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+        return _words(found.shape, found.dtype)
     return f"an object of type {type(found).__name__}"
+
+
+def _words(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
+
+
+def _shown(forms: Mapping[str, tuple[torch.Size, torch.dtype]], path: str) -> str:
+    """Return the form of what stands at a path in words."""
+    return _words(*forms[path]) if path in forms else "nothing"
 
 
 def span(part: Part, found: Span, updates: Span) -> Span:
@@ -155,14 +163,17 @@ def same(told: str, before: Mapping[str, State], after: Mapping[str, State]) -> 
         TrainingError: names the part, and the first tensor that differs.
     """
     states(told, after)
-    old, new = ({path: _form(t) for path, t in tree.walk(dict(found))} for found in (before, after))
+    old, new = (
+        {path: (t.shape, t.dtype) for path, t in tree.walk(dict(found))}
+        for found in (before, after)
+    )
     if old == new:
         return
     path = next(p for p in {**old, **new} if old.get(p) != new.get(p))
     raise TrainingError(
         f"What {path.split('/')[0]} {told} has another form than before.",
-        got=f"{path}: {new.get(path)}",
-        expected=f"{old.get(path)}",
+        got=f"{path}: {_shown(new, path)}",
+        expected=_shown(old, path),
         why="it has the same names, shapes and types each time",
     )
 
@@ -213,22 +224,11 @@ def named(where: str) -> Iterator[None]:
 def told(where: str, error: Exception) -> TrainingError:
     """Return an error that says where and in which part another was raised."""
     part = _part_of(error.__traceback__)
-    text = str(error).strip().splitlines()
-    frames = traceback.extract_tb(error.__traceback__)
-    last = next((f for f in reversed(frames) if not f.filename.startswith(_LIBRARIES)), frames[-1])
     return TrainingError(
         where + (f", in {part}." if part else "."),
-        got=f"{type(error).__name__}: {text[0] if text else ''}",
-        why=f"raised in {last.name}, line {last.lineno} of {last.filename}",
+        got=one_line(error),
+        why=f"raised in {where_raised(error)}",
     )
-
-
-_LIBRARIES = (
-    "<",
-    str(Path(__file__).parents[1]),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-)
-"""Where files lie that a user has not written; lines in others say more."""
 
 
 def _part_of(trace: TracebackType | None) -> str:
