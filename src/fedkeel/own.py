@@ -8,6 +8,8 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -76,6 +78,27 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+_LIBRARIES = (
+    "<",
+    str(Path(__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
+"""Where files lie that a user has not written."""
+
+
+def where_raised(error: BaseException) -> str:
+    """Return function, line and file in which an error was raised.
+
+    It is the last line that a user wrote, where there is one: it says more than those of libraries
+    that it called.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"line {error.lineno} of {error.filename}"
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((f for f in reversed(frames) if not f.filename.startswith(_LIBRARIES)), frames[-1])
+    return f"{last.name}, line {last.lineno} of {last.filename}"
+
+
 def _module(path: str, place: str, wanted: Wanted) -> ModuleType:
     noun = wanted.noun
     try:
@@ -98,6 +121,7 @@ def _module(path: str, place: str, wanted: Wanted) -> ModuleType:
         raise wanted.error(
             f"{noun} {path!r}: the module {place!r} cannot be imported",
             got=one_line(error),
+            why=f"raised in {where_raised(error)}",
             do=f"correct it until 'python -c \"import {place}\"' works",
         ) from error
 

@@ -95,14 +95,20 @@ def map_tensors(f: Callable[[Tensor], Tensor], state: Mapping[str, Tensor | Stat
 def walk(state: Mapping[str, Tensor | State], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) for every tensor, with the path's parts joined by '/'.
 
+    Raises:
+        TypeError: something else than a tensor or a state stands there.
+
     >>> [path for path, _ in walk({"a": {"w": torch.zeros(1)}, "n": torch.zeros(())})]
     ['a/w', 'n']
     """
     for k, v in state.items():
         if isinstance(v, Tensor):
             yield prefix + k, v
-        else:
+        elif isinstance(v, Mapping):
             yield from walk(v, f"{prefix}{k}/")
+        else:
+            kind = type(v).__name__
+            raise TypeError(f"{prefix}{k} is of type {kind}, no tensor and no dict of tensors")
 
 
 def unwalk(flat: Mapping[str, Tensor]) -> State:

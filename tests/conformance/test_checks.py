@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedkeel.conformance import CHECKS, ConformanceError, check_method
 from fedkeel.conformance.checks import Check
-from fedkeel.errors import CompositionError
+from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method import grammar, registry, server
 from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
 from fedkeel.method.registry import Recipe
@@ -170,12 +170,17 @@ class MoreWhenFull(Broken, Broadcast, ServerState):
         return {"n": torch.zeros(1 + int(state["n"]))}
 
 
-def failed(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> dict[str, str]:
-    """Check a part under the name ``broken``; the checks that failed, with what they said."""
+def entered(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> None:
+    """Enter a part under the name ``broken``."""
     recipes = {**registry.REGISTRY, "broken": Recipe("mcmahan2017", "broken", {"": kind})}
     monkeypatch.setattr(registry, "REGISTRY", recipes)
     monkeypatch.setattr(grammar, "REGISTRY", recipes)
     kind.__doc__ = kind.__doc__ if kind is NoDocstring else Broken.__doc__
+
+
+def failed(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> dict[str, str]:
+    """Check a part under the name ``broken``; the checks that failed, with what they said."""
+    entered(monkeypatch, kind)
     with pytest.raises(ConformanceError, match="'broken' fails") as found:
         check_method("broken")
     pairs = [one.split(": ", 1) for one in str(found.value.got).split("; ")]
@@ -192,7 +197,6 @@ def failed(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> dict[str, str]:
         (CountsSteps, "padded steps change nothing"),
         (Uphill, "loss falls on a convex problem"),
         (NoDocstring, "its docstring says what it is"),
-        (GrowingState, "state keeps its form"),
         (OtherType, "state keeps its form"),
         (Forgets, "a killed run goes on as if it had not been"),
         (MoreWhenFull, "recorded bytes are the bytes on the wire"),
@@ -202,6 +206,14 @@ def test_a_broken_part_is_caught(
     monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str
 ) -> None:
     assert check in failed(monkeypatch, kind)
+
+
+def test_a_clients_state_that_grows_is_refused_before_any_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered(monkeypatch, GrowingState)
+    with pytest.raises(TrainingError, match="What broken keeps for a client has another form"):
+        check_method("broken")
 
 
 def replies_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:

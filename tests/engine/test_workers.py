@@ -22,7 +22,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.server import server_message
-from toys import MODELS, Kills, NaN, Raises, children, federation, held, prepared, same
+from toys import MODELS, Kills, NaN, Noisy, Raises, children, federation, held, prepared, same
 
 METHODS = ["fedavg", "scaffold", "gradma", "fedgc", "fedreg", "fednova+fedgh", "fedprox+momentum"]
 LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
@@ -178,6 +178,23 @@ def test_evaluations_agree(split: str, buffers: str) -> None:
         assert torch.equal(a, two.evaluate(params, moved, split))
         assert a.shape[1] == 3
         assert not torch.equal(a, one.evaluate(network.params, network.buffers, split))
+
+
+@pytest.mark.parametrize("split", ["test", "clients"])
+def test_noise_in_evaluation_is_that_of_the_seed(split: str) -> None:
+    ready = prepared(model=Noisy, test=held(61))
+    network = ready.world.bench.network
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    with Sequential(ready.world, ready.spec, 4) as one, pool(ready, 3) as two:
+        found = one.evaluate(network.params, {}, split)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        torch.manual_seed(2)
+        assert torch.equal(found, one.evaluate(network.params, {}, split))
+        assert torch.equal(found, two.evaluate(network.params, {}, split))
+    other = prepared(model=Noisy, test=held(61), seed=1)
+    with Sequential(other.world, other.spec, 4) as three:
+        assert not torch.equal(found, three.evaluate(network.params, {}, split))
 
 
 # --- errors ---------------------------------------------------------------------------------------

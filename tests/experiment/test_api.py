@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
 from fedkeel.experiment.compare import Comparison
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.rounds import Result
 from fedkeel.records.folder import RunFolder
 from toys import Net, federation, held, same
@@ -84,6 +88,13 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
+
+
+class Needy(nn.Linear):
+    """Cannot be made without an argument."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(5 // width, 3)
 
 
 def test_a_class_and_an_instance() -> None:
@@ -171,8 +182,18 @@ def test_a_folder_is_kept_and_used_again(tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
     assert same(first, run("scaffold", out=str(tmp_path / "run")))
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
-    with pytest.raises(RunError, match="holds another run"):
+    with pytest.raises(RunError, match="holds another run") as refused:
         run("fedavg", out=tmp_path / "run")
+    assert "in Python out=..." in refused.value.do
+    for more, why in (
+        ({"clients": federation(seed=1)}, "the training data differ; nothing is written over"),
+        (
+            {"test": held(50)},
+            "the model or how it is written, the division or the test data differ",
+        ),
+    ):
+        with pytest.raises(RunError, match=why):
+            run("scaffold", out=tmp_path / "run", **more)
 
 
 def test_an_unfinished_run_is_continued_or_refused(tmp_path: Path) -> None:
@@ -192,8 +213,10 @@ def test_an_unfinished_run_is_continued_or_refused(tmp_path: Path) -> None:
         run("scaffold", rounds=4, task=task, out=out, engine=engine)
     done = RunFolder(out).read_run()
     assert done.status == "failed"
-    with pytest.raises(RunError, match="unfinished"):
+    with pytest.raises(RunError, match="unfinished") as refused:
         run("scaffold", rounds=4, task=task, out=out, resume=False)
+    assert "resume=True" in refused.value.do
+    assert "out=..." in refused.value.do
     result = run("scaffold", rounds=4, task=task, out=out)
     assert [row.test for row in result.rows] == [row.test for row in whole.rows]
     assert all(torch.equal(whole.params[k], result.params[k]) for k in whole.params)
@@ -212,6 +235,60 @@ def test_a_comparison(tmp_path: Path) -> None:
     ]
     assert [row["method"] for row in found.rows] == ["fedavg", "fedgh"]
     assert all(r.folder is not None and r.folder.parent == tmp_path for r in found.results)
+
+
+# --- interrupts -----------------------------------------------------------------------------------
+
+
+def interrupting(left: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss that has somebody press Ctrl-C when so many calls are left."""
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return nn.functional.cross_entropy(logits, y, reduction="none")
+
+    return loss
+
+
+@pytest.mark.parametrize("when", ["in the middle", "in the last round"])
+def test_an_interrupt_saves_the_run_and_reaches_the_caller(tmp_path: Path, when: str) -> None:
+    left = [0]
+    task, out = fk.Task(Net, loss=interrupting(left)), tmp_path / "run"
+    whole = run("scaffold", rounds=4, task=task)
+    calls = -left[0]
+    left[0] = calls // 2 if when == "in the middle" else calls - 1
+    with pytest.raises(KeyboardInterrupt):
+        run("scaffold", rounds=4, task=task, out=out)
+    done = RunFolder(out).read_run()
+    assert done.status == ("interrupted" if when == "in the middle" else "finished")
+    assert (RunFolder(out).rows()[-1].round < 4) == (done.status == "interrupted")
+    result = run("scaffold", rounds=4, task=task, out=out)
+    assert [row.test for row in result.rows] == [row.test for row in whole.rows]
+    assert all(torch.equal(whole.params[k], result.params[k]) for k in whole.params)
+
+
+def test_an_interrupt_ends_a_run_in_memory_too() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(task=fk.Task(Net, loss=interrupting([30])), rounds=9)
+
+
+def test_an_interrupt_ends_a_comparison(tmp_path: Path) -> None:
+    for out in (None, tmp_path):
+        with pytest.raises(KeyboardInterrupt):
+            compare(["fedavg", "fedgh"], task=fk.Task(Net, loss=interrupting([30])), out=out)
+    assert len(json.loads((tmp_path / "comparison.json").read_text())["runs"]) == 1
+
+
+def test_what_was_asked_to_end_begins_nothing_more() -> None:
+    with interrupts(lambda: None) as outer:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert outer.wait(5)
+        with interrupts(lambda: None) as inner:
+            assert inner.is_set()
+    with interrupts(lambda: None) as fresh:
+        assert not fresh.is_set()
 
 
 # --- where it is called ---------------------------------------------------------------------------
@@ -236,8 +313,6 @@ def test_it_shows_nothing_where_nobody_looks(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_it_leaves_signals_and_threads_as_they_were() -> None:
-    import signal
-
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
     run(engine=fk.Engine(kind="workers", workers=2))
@@ -296,6 +371,9 @@ def refused_in_four_lines(
         ({"task": fk.Task(Net, head="fc9")}, ModelError, "fc2"),
         ({"task": fk.Task(nn.ReLU())}, ModelError, "no parameters"),
         ({"task": fk.Task(lambda: 3)}, ModelError, "torch.nn.Module"),
+        ({"task": fk.Task(Needy)}, ModelError, "Task(lambda: Needy(...))"),
+        ({"task": fk.Task(Needy)}, ModelError, "model 'Needy' cannot be built\n  got TypeError: "),
+        ({"task": fk.Task(partial(Needy, 0))}, ModelError, "'Needy' cannot be built\n  got Zero"),
         ({"weights": "sizes"}, ConfigError, "weights"),
         *WRONG_KIND,
     ],

@@ -273,8 +273,8 @@ def test_an_interrupt_in_a_run_that_diverges_ends_the_comparison(
 
 def test_all_methods_diverge() -> None:
     with pytest.raises(TrainingError, match="No run of the comparison") as found:
-        compare(settings(**TOO_FAST), ingredients(EXPLODES), ["fedavg", "fedprox"], 1)
-    assert "fedavg, seed 0" in found.value.got
+        compare(settings(**TOO_FAST), ingredients(EXPLODES), ["fedavg", "fedprox", "fedgh"], 1)
+    assert all(f"{name}, seed 0: " in found.value.got for name in ("fedavg", "fedprox", "fedgh"))
     assert len(found.value.lines()) <= 4
 
 

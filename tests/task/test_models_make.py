@@ -95,6 +95,8 @@ def test_own_network_in_a_package(here):
         ("empty:Net", {}, "write a torch.nn.Module there"),
         ("hungry:Net", {}, "imports 'no_such_package'"),
         ("invalid:Net", {}, "SyntaxError"),
+        ("invalid:Net", {}, "raised in line 1 of "),
+        ("failing:Net", {}, "raised in <module>, line 2 of "),
         ("failing:Net", {}, "RuntimeError: on purpose"),
         ("my_net:Plain", {}, "another class"),
         ("my_net:built", {}, "an object of Linear"),
@@ -110,7 +112,7 @@ def test_own_network_refused(here, name, args, said):
     (here / "empty.py").write_text("x = 1\n")
     (here / "hungry.py").write_text("import no_such_package\n")
     (here / "invalid.py").write_text("def :\n")
-    (here / "failing.py").write_text("raise RuntimeError('on purpose')\n")
+    (here / "failing.py").write_text("\nraise RuntimeError('on purpose')\n")
     path = list(sys.path)
     with pytest.raises(ModelError) as caught:
         make(name, (4,), 2, args)

@@ -79,6 +79,8 @@ def check_method(expression: str, weights: Weights | None = None) -> list[Check]
     Raises:
         ConformanceError: names every check that failed.
         CompositionError: the method cannot be composed.
+        TrainingError: it cannot take a first step, or what it keeps for a client has another form
+            after it.
     """
     with arithmetic("float32"):  # tiny tensors: more threads only wait for each other
         stand = Stand(expression, weights)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +16,7 @@ from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip, crops
 from fedkeel.engine.world import Job, Split, World
 from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.method import form
 from fedkeel.method.client import (
     Client,
     Progress,
@@ -28,7 +27,7 @@ from fedkeel.method.client import (
     client_survey,
 )
 from fedkeel.method.context import ByPart, Facts, Ints, Message
-from fedkeel.method.roles import Capability, Part
+from fedkeel.method.roles import Capability
 from fedkeel.rng import generator, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
@@ -73,6 +72,8 @@ def train_client(
         with torch.random.fork_rng(devices=[]):
             seed(torch_seed(world.seed, "torch", message.round, job.client))
             client, progress, used = _begin(world, message, job, mine, rows, planned)
+            form.states("prepares", client.prepared)
+            form.states("carries from step to step", progress.carry)
             augment = generator(world.seed, "augment", message.round, job.client)
             normal = noise(world, message, job.client)
             turn = passes(world, job, planned)
@@ -88,6 +89,9 @@ def train_client(
                 progress = client_step(client, progress, batch, *places, noise=normal())
                 clock.lap("steps")
             reply = client_finish(client, progress, len(planned))
+            form.states("keeps for a client", reply.mine)
+            if mine is None:  # later ones are compared with the first reply, see `engine.rows`
+                form.same("keeps for a client", client.mine, reply.mine)
             clock.lap("upload")
             return reply, len(planned), sum(len(positions) for positions in planned)
     except FedkeelError:
@@ -97,7 +101,7 @@ def train_client(
 
 
 def seed(number: int) -> None:
-    """Seed what a module's own dropout draws from.
+    """Seed what a module draws from, its own dropout or noise.
 
     `torch.manual_seed` also notes, for each kind of accelerator that is not in use, who called it:
     that takes longer than a step of a small network.
@@ -163,7 +167,9 @@ def survey_client(world: World, message: Message, job: Job, mine: ByPart | None)
             seed(torch_seed(world.seed, "survey", message.round, job.client))
             about = facts(world, job.client)
             everything = partial(_batch, world, rows)
-            return client_survey(world.bench, message, mine, about, everything)
+            answers = client_survey(world.bench, message, mine, about, everything)
+            form.states("answers to its survey", answers)
+            return answers
     except FedkeelError:
         raise
     except Exception as error:
@@ -291,26 +297,8 @@ def sent(reply: Reply) -> State:
 
 def _named(error: Exception, client: int, step: int) -> TrainingError:
     """Return an error that says at which client and step, and in which part, it happened."""
-    part = _part_of(error.__traceback__)
-    where = f"client {client}, " + (f"step {step}" if step else "before its first step")
-    text = str(error).strip().splitlines()
-    found = traceback.extract_tb(error.__traceback__)
-    return TrainingError(
-        f"Training failed at {where}" + (f", in {part}." if part else "."),
-        got=f"{type(error).__name__}: {text[0] if text else ''}",
-        why=f"raised in {found[-1].name}, line {found[-1].lineno} of {found[-1].filename}",
-    )
-
-
-def _part_of(trace: TracebackType | None) -> str:
-    """Return the name of the innermost part that was running."""
-    name = ""
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Part):
-            name = owner.name
-        trace = trace.tb_next
-    return name
+    when = f"step {step}" if step else "before its first step"
+    return form.told(f"Training failed at client {client}, {when}", error)
 
 
 def evaluated(world: World, split: Split) -> tuple[Ints | None, Ints, int]:
@@ -335,7 +323,10 @@ def examples(world: World, split: Split) -> int:
 
 
 def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, start: int) -> Tensor:
-    """Return [n, 3] of the examples from `start` on, at most `world.shard` of them."""
+    """Return [n, 3] of the examples from `start` on, at most `world.shard` of them.
+
+    A module that draws in evaluation too draws the same for them each time, wherever that is.
+    """
     rows, _, _ = evaluated(world, split)
     part = slice(start, start + world.shard)
     if rows is None:
@@ -343,7 +334,9 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
     else:
         index = torch.from_numpy(rows[part])
         x, y = world.federation.data.x[index], world.federation.data.y[index]
-    return metrics.measure(world.bench.network, params, buffers, x, y)
+    with torch.random.fork_rng(devices=[]):
+        seed(torch_seed(world.seed, f"evaluation.{split}", client=start))
+        return metrics.measure(world.bench.network, params, buffers, x, y)
 
 
 def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:

@@ -18,6 +18,7 @@ from fedkeel.engine.world import Job, Tick, Trained, World
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.server import Replies, surveyed, with_answers
+from fedkeel.records.folder import ANOTHER
 from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
 
 
@@ -179,7 +180,7 @@ class RoundBuffers:
             raise RunError(
                 "The checkpoint does not hold the clients' state that this engine needs.",
                 why="in a federation of nodes it lies on the nodes, elsewhere with the run",
-                do="go on as the run was begun, or choose another folder (--out)",
+                do=f"go on as the run was begun, or {ANOTHER}",
             )
         self.store.restore(own)
         self._done[:] = 0

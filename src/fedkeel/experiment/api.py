@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -15,6 +16,7 @@ from fedkeel.errors import ConfigError, DataError
 from fedkeel.experiment.compare import Comparison
 from fedkeel.experiment.compare import compare as _compare
 from fedkeel.experiment.execute import start
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.progress import Watcher, watcher
@@ -71,6 +73,8 @@ def run(
 
     Raises:
         FedkeelError: with what was given, what was expected, why, and what to do.
+        KeyboardInterrupt: after Ctrl-C or a polite kill, when the round at hand has ended and, with
+            `out`, everything is saved: the same call goes on there. A second one ends it at once.
     """
     settings = _settings(
         method=method,
@@ -84,7 +88,7 @@ def run(
         engine=engine or config.Engine(),
     )
     prepared = prepare(settings, _ingredients(task, clients, test))
-    with _watcher(progress) as watching:
+    with _following(progress) as watching:
         return start(prepared, _folder(out), resume, watching)
 
 
@@ -132,6 +136,7 @@ def compare(
 
     Raises:
         FedkeelError: as in `run`, before anything has run.
+        KeyboardInterrupt: as in `run`; the same call takes the runs that are there in `out`.
     """
     given = split(methods) if isinstance(methods, str) else methods
     wanted = config.build(config.Compare, {"methods": given, "seeds": seeds}, "compare")
@@ -147,7 +152,7 @@ def compare(
         engine=engine or config.Engine(),
     )
     ingredients = _ingredients(task, clients, test)
-    with _watcher(progress) as watching:
+    with _following(progress) as watching:
         return _compare(settings, ingredients, wanted.methods, wanted.seeds, _folder(out), watching)
 
 
@@ -225,6 +230,12 @@ def _folder(out: str | Path | None) -> Path | None:
     raise ConfigError("'out' is no folder.", got=_shown(out), expected="a path, or None")
 
 
-def _watcher(progress: bool | None) -> Watcher:
+@contextmanager
+def _following(progress: bool | None) -> Iterator[Watcher]:
+    """Give what follows a call; an interrupt that the call has ended on cleanly is raised then."""
     console = Console(stderr=True)
-    return watcher(console, quiet=not (console.is_terminal if progress is None else progress))
+    quiet = not (console.is_terminal if progress is None else progress)
+    with watcher(console, quiet=quiet) as watching, interrupts(watching.stopping) as stop:
+        yield watching
+    if stop.is_set():
+        raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from fedkeel.experiment.progress import Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
 from fedkeel.records.comparison import runs_of, write_index
-from fedkeel.records.folder import RunFolder
+from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.report.runs import Entry, Run, load
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
@@ -153,9 +153,7 @@ def compare(
     methods = [one.method for one in wanted.values()]
     ordered = [results[key] for method in methods for key in results if key[0] == method]
     if not ordered:
-        raise TrainingError(
-            "No run of the comparison could be finished.", got="; ".join(failures[:2])
-        )
+        raise TrainingError("No run of the comparison could be finished.", got="; ".join(failures))
     others = 0
     if out is not None:
         folders = [made[key] for method in methods for key in made if key[0] == method]
@@ -172,14 +170,12 @@ def make_folder(out: Path) -> None:
     if RunFolder(out).exists():
         raise RunError(
             f"{out} holds a run, not a comparison or a search.",
-            do="choose another name (-s name=...), or another folder (--out)",
+            do=f"{ANOTHER}, or with the command another name (-s name=...)",
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"{out} cannot be written to.", got=error, do="choose another folder (--out)"
-        ) from None
+        raise RunError(f"{out} cannot be written to.", got=error, do=ANOTHER) from None
 
 
 def folder_of(prepared: Prepared) -> str:

@@ -16,8 +16,10 @@ from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import REUSED, Silent, Watcher
 from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result, Run
-from fedkeel.records.folder import RunFolder, deciding
+from fedkeel.method.outside import fingerprint
+from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.rows import RunRecord
+from fedkeel.version import __version__
 
 
 def start(
@@ -72,7 +74,7 @@ def start(
             raise RunError(
                 f"{out} holds this run, unfinished.",
                 got=f"{done} of {found.rounds} rounds, {found.status}",
-                do="add --resume to go on with it, or choose another folder (--out)",
+                do=f"add --resume (in Python resume=True) to go on with it, or {ANOTHER}",
             )
         check_disk(prepared, out)
         asked = prepared.settings.engine
@@ -94,13 +96,13 @@ def _found(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
         raise RunError(
             f"{folder} holds another run.",
             got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
-            why=f"{_difference(folder, prepared)}; nothing is written over",
-            do="choose another folder (--out), or another name (-s name=...)",
+            why=f"{_difference(folder, found, prepared)}; nothing is written over",
+            do=f"{ANOTHER}, or with the command another name (-s name=...)",
         )
     return found
 
 
-def _difference(folder: RunFolder, prepared: Prepared) -> str:
+def _difference(folder: RunFolder, found: RunRecord, prepared: Prepared) -> str:
     """Return what sets a run apart from the one in the folder, in words."""
     before, now = folder.deciding(), deciding(config.to_toml(prepared.settings))
     told = [
@@ -109,9 +111,21 @@ def _difference(folder: RunFolder, prepared: Prepared) -> str:
         if now.get(key) != before.get(key)
     ]
     if not before or not told:
-        return "the data, the model or how it is written differ, or the version"
+        return _no_setting(found, prepared)
     more = f", and {len(told) - 3} more" if len(told) > 3 else ""
     return "; ".join(told[:3]) + more
+
+
+def _no_setting(found: RunRecord, prepared: Prepared) -> str:
+    """Return what may set a run apart from one of the same settings, in words."""
+    version = found.environment.get("fedkeel")
+    if version != __version__:
+        return f"the version is {__version__}, there {version}"
+    if found.data.get("fingerprint") != prepared.world.federation.data.fingerprint():
+        return "the training data differ"
+    files = [f"{module.replace('.', '/')}.py" for module in fingerprint(prepared.plan.parts)]
+    method = f"the method's own code ({', '.join(files)}), " if files else ""
+    return f"{method}the model or how it is written, the division or the test data differ"
 
 
 def _reused(

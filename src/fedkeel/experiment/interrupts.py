@@ -29,7 +29,8 @@ def be_patient() -> None:
 def interrupts(told: Callable[[], None]) -> Iterator[threading.Event]:
     """Turn the first interrupt into an event that is set, and the second into an exception.
 
-    One within another sets the events of both.
+    One within another sets the events of both, and begins with its event set where the outer one's
+    is: what has been asked to end begins nothing more.
 
     Args:
         told: called at the first one, in a thread of its own: the interrupt may have come in the
@@ -54,6 +55,8 @@ def interrupts(told: Callable[[], None]) -> Iterator[threading.Event]:
             telling.append(threading.Thread(target=told, daemon=True))
             telling[-1].start()
 
+    if any(one.is_set() for one in _open):
+        stop.set()
     before = {s: signal.signal(s, handle) for s in POLITE}
     _open.append(stop)
     try:

@@ -146,8 +146,8 @@ def check_disk(prepared: Prepared, folder: Path | None) -> None:
         "The state of the clients would not fit on the disk.",
         got=f"{_rows_words(prepared)}; with what a checkpoint keeps, {size(needed)}",
         expected=f"at most {size(free)}, which is free in {there}",
-        do="choose a folder on another disk (--out), use fewer clients or rounds, a smaller model, "
-        "or a method without client state",
+        do="choose a folder on another disk (--out, in Python out=...), use fewer clients or "
+        "rounds, a smaller model, or a method without client state",
     )
 
 

@@ -21,11 +21,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeGuard
 
-from fedkeel.errors import CompositionError, TrainingError
+from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import entries
+from fedkeel.method.form import whole as whole
 from fedkeel.method.roles import ROLES, Part
 from fedkeel.own import Wanted, file_digest, find
-from fedkeel.tree import Tree
 
 GROUP = "fedkeel.methods"
 """Entry points of packages that bring methods."""
@@ -74,31 +74,6 @@ def fingerprint(parts: Iterable[Part]) -> dict[str, str]:
     """
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
     return {kind.__module__: _digest(kind.__module__) for kind in kinds if _outside(kind)}
-
-
-def whole(part: Part, found: Tree, params: Tree) -> Tree:
-    """Return what a part made of the parameters, a tensor for each of them.
-
-    Raises:
-        TrainingError: names the part, and which it leaves out or adds.
-    """
-    if isinstance(found, dict) and found.keys() == params.keys():
-        return found
-    got = f"an object of type {type(found).__name__}"
-    if isinstance(found, dict):
-        odd = {"without": [k for k in params if k not in found]}
-        odd["with"] = [k for k in found if k not in params]
-        got = ", ".join(
-            f"{word} {', '.join(map(repr, names[:4]))}" + (" and more" if len(names) > 4 else "")
-            for word, names in odd.items()
-            if names
-        )
-    raise TrainingError(
-        f"{part.name} ({type(part).__name__}) does not return a tensor for each parameter.",
-        got=got,
-        expected=f"a dict with the names of the {len(params)} parameters",
-        do="return a tree of the same names as the one it is given, zeros where nothing is meant",
-    )
 
 
 def _outside(kind: type) -> bool:

@@ -11,6 +11,7 @@ from fedkeel import tree
 from fedkeel.clock import Lap
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, TrainingError
+from fedkeel.method import form
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
     Bools,
@@ -114,10 +115,18 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
         average: whether buffers are averaged.
     """
     params = tree.clone(network.params)
-    memory: ByPart = {p.name: p.init_server(params, population) for p in plan.server_states}
-    optimiser = plan.server_optimiser
-    memory[optimiser.name] = optimiser.init_optimiser(params, population)
+    memory = _first_memory(plan, params, population)
     return Server(params, tree.clone(network.buffers) if average else {}, memory)
+
+
+def _first_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
+    """Return what the parts remember before the first round."""
+    optimiser = plan.server_optimiser
+    with form.named("The server's memory cannot be begun"):
+        memory: ByPart = {p.name: p.init_server(params, population) for p in plan.server_states}
+        memory[optimiser.name] = optimiser.init_optimiser(params, population)
+    form.states("remembers at the server", memory)
+    return memory
 
 
 def begun_anew(plan: Plan, server: Server, population: Population) -> Server:
@@ -125,12 +134,9 @@ def begun_anew(plan: Plan, server: Server, population: Population) -> Server:
 
     For when a client has lost what it kept: what is left of it in a sum cannot be taken out.
     """
-    memory = dict(server.memory)
-    fresh = {p.name: p.init_server(server.params, population) for p in plan.server_states}
-    optimiser = plan.server_optimiser
-    fresh[optimiser.name] = optimiser.init_optimiser(server.params, population)
-    memory.update({name: state for name, state in fresh.items() if name in plan.mirrored})
-    return replace(server, memory=memory)
+    fresh = _first_memory(plan, server.params, population)
+    mirrored = {name: state for name, state in fresh.items() if name in plan.mirrored}
+    return replace(server, memory={**server.memory, **mirrored})
 
 
 def owned(server: Server) -> Server:
@@ -140,11 +146,18 @@ def owned(server: Server) -> Server:
 
 
 def server_message(plan: Plan, server: Server, lr: float) -> Message:
-    """Return what the clients of the next round receive."""
-    sent = {part.name: part.message(of(server.memory, part.name)) for part in plan.broadcasts}
+    """Return what the clients of the next round receive.
+
+    Raises:
+        TrainingError: names the part that raised something, or that sends something of no use.
+    """
     params, dispatch = server.params, plan.dispatch
-    if dispatch is not None:
-        params = dispatch.dispatch(params, of(server.memory, dispatch.name), lr)
+    with form.named(f"The message of round {server.round + 1} cannot be made"):
+        sent = {part.name: part.message(of(server.memory, part.name)) for part in plan.broadcasts}
+        form.states("sends to the clients", sent)
+        if dispatch is not None:
+            found = dispatch.dispatch(params, of(server.memory, dispatch.name), lr)
+            params = form.whole(dispatch, found, params)
     return Message(params, server.buffers, sent, server.round, lr)
 
 
@@ -193,7 +206,10 @@ def with_answers(message: Message, answers: ByPart) -> Message:
 
 def server_rows(plan: Plan, params: Tree) -> ByPart:
     """Return what is remembered of a client of which nothing is known yet."""
-    return {part.name: part.init_row(params) for part in plan.tables}
+    with form.named("What is remembered of a client cannot be begun"):
+        rows = {part.name: part.init_row(params) for part in plan.tables}
+    form.states("remembers of a client", rows)
+    return rows
 
 
 def server_round(
@@ -224,7 +240,9 @@ def server_round(
             ``server``, when something else does.
 
     Raises:
-        TrainingError: there were replies and none of them is finite.
+        TrainingError: there were replies and none of them is finite; or a part raised something,
+            returned something of another form than is asked for, or left a model with NaN or
+            infinity.
     """
     finite = replies.finite
     excluded = sorted(int(c) for c in replies.clients[~finite])
@@ -258,7 +276,10 @@ def server_round(
     updates = Span(replies.delta)
     if replies.summed:
         updates = Sums(replies.delta, weights=raw[keep])
-    after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
+    with form.named(f"The server's step in round {server.round + 1} failed"):
+        after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
+    makers = (*plan.cohort_transforms, plan.reduction, *plan.aggregate_transforms)
+    form.finite(after.round, (*makers, plan.server_optimiser), {**after.params, **after.buffers})
     return Aggregated(after, excluded, notes, replies.clients, rows)
 
 
@@ -286,43 +307,33 @@ def _aggregate(
 
     lap("server")
     for transform in plan.cohort_transforms:
-        updates = transform.transform_cohort(updates, view(transform.name))
+        updates = form.span(
+            transform, transform.transform_cohort(updates, view(transform.name)), updates
+        )
     lap("projection")
-    delta = plan.reduction.reduce(updates, view(plan.reduction.name))
+    reduction = plan.reduction
+    delta = form.whole(reduction, reduction.reduce(updates, view(reduction.name)), server.params)
     lap("server")
     for part in plan.aggregate_transforms:
         delta = part.transform_aggregate(delta, updates, view(part.name))
+        delta = form.whole(part, delta, server.params)
     lap("projection")
     optimiser = plan.server_optimiser
-    params, state = optimiser.apply(server.params, delta, updates, view(optimiser.name))
+    applied = optimiser.apply(server.params, delta, updates, view(optimiser.name))
+    params, state = form.pair(optimiser, applied)
+    params = form.whole(optimiser, params, server.params)
     memory: ByPart = {optimiser.name: state}
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
         memory[keeper.name] = keeper.next_server(outcome)
-    _check_form(server.memory, memory)
+    form.same("remembers at the server", server.memory, memory)
     known = {
         table.name: table.next_rows(Outcome(server.params, params, updates, view(table.name)))
         for table in plan.tables
     }
+    form.same("remembers of clients", rows, known)
     buffers = _mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), known
-
-
-def _check_form(before: ByPart, after: ByPart) -> None:
-    """Refuse a memory of another form than the last: a run that goes on could not take it up."""
-    old, new = (
-        {path: (list(t.shape), t.dtype) for path, t in tree.walk(dict(memory))}
-        for memory in (before, after)
-    )
-    if old == new:
-        return
-    path = next(p for p in {**old, **new} if old.get(p) != new.get(p))
-    raise TrainingError(
-        f"What {path.split('/')[0]} remembers at the server has another form than before.",
-        got=f"{path}: {new.get(path)}",
-        expected=f"{old.get(path)}",
-        why="what a part remembers has the same names, shapes and types each time",
-    )
 
 
 def raw_weights(kind: Weights, examples: Ints, processed: Ints) -> Floats:

@@ -47,6 +47,9 @@ Arrays = dict[str, NDArray[Any]]
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
 
+ANOTHER = "choose another folder (--out, in Python out=...)"
+"""What to do where a folder cannot be used."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -120,7 +123,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} holds files that this run would write over.",
                 got=", ".join(found),
-                do="choose another folder (--out)",
+                do=ANOTHER,
             )
 
     @contextmanager
@@ -145,7 +148,7 @@ class RunFolder:
                 if isinstance(error, BlockingIOError):
                     raise RunError(
                         f"{self.path} is being written by another process.",
-                        do="wait until it ends, or choose another folder (--out)",
+                        do=f"wait until it ends, or {ANOTHER}",
                     ) from None
             yield
 
@@ -164,7 +167,7 @@ class RunFolder:
 
     def _refused(self, error: OSError) -> RunError:
         what = f"{self.path} cannot be written to."
-        return RunError(what, got=error, do="choose another folder (--out)")
+        return RunError(what, got=error, do=ANOTHER)
 
     def write_run(self, record: RunRecord) -> None:
         """Write run.json."""

@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
-from fedkeel.errors import ModelError, counted, did_you_mean
+from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
+from fedkeel.own import one_line
 from fedkeel.rng import torch_seed
 from fedkeel.task.network import Loss, Network, cross_entropy, module_names
 
@@ -104,7 +105,19 @@ class Task:
     def _make(model: Callable[[], nn.Module], seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(seed, "init"))
-            module = model()
+            try:
+                module = model()
+            except FedkeelError:
+                raise
+            except Exception as error:  # a user's class may raise anything
+                named = getattr(model, "func", model)  # of a functools.partial
+                name = getattr(named, "__name__", type(named).__name__)
+                raise ModelError(
+                    f"model {name!r} cannot be built",
+                    got=one_line(error),
+                    do="make it alone in Python, without arguments; one that needs some is given "
+                    f"as a function: Task(lambda: {name}(...))",
+                ) from error
         if not isinstance(module, nn.Module):
             raise ModelError(
                 "The model function did not return a torch.nn.Module.",

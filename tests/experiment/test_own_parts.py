@@ -1,0 +1,185 @@
+"""Parts of one's own that return what they should not: the part is named, and others go on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.prepared import Ingredients
+from fedkeel.experiment.tune import tune
+from fedkeel.method import outside
+from fedkeel.records.folder import RunFolder
+from toys import Net, federation, held, prepared
+
+PARTS = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from fedkeel.method.roles import *
+
+class Mine:
+    paper: ClassVar[str] = ""
+
+@dataclass(frozen=True)
+class Change(Mine, AggregateTransform):
+    how: str = "none"
+    name: ClassVar[str] = "change"
+    aggregate_stage: ClassVar[Stage] = Stage.LIMIT
+    def transform_aggregate(self, delta, updates, cohort):
+        if self.how == "raises" and cohort.round == 1:
+            return {k: v @ v for k, v in delta.items()}
+        if self.how == "nan" and cohort.round == 1:
+            return {k: v * float("nan") for k, v in delta.items()}
+        return delta if self.how in ("raises", "nan") else None
+
+@dataclass(frozen=True)
+class Apply(Mine, ServerOptimiser):
+    how: str = "alone"
+    name: ClassVar[str] = "apply"
+    def init_optimiser(self, params, population):
+        return None if self.how == "init" else {"n": torch.zeros(())}
+    def apply(self, params, delta, updates, cohort):
+        new = {k: v + delta[k] for k, v in params.items()}
+        long = {k: v[None] for k, v in new.items()}
+        return {"alone": new, "state": (new, None), "shape": (long, {})}[self.how]
+
+@dataclass(frozen=True)
+class Send(Mine, ServerState, Broadcast):
+    name: ClassVar[str] = "send"
+    def init_server(self, params, population): return {}
+    def next_server(self, outcome): return {}
+    def message(self, state): return None
+
+@dataclass(frozen=True)
+class Rows(Mine, Table):
+    how: str = "shape"
+    name: ClassVar[str] = "rows"
+    def init_row(self, params): return None if self.how == "init" else {"r": torch.zeros(2)}
+    def next_rows(self, outcome): return {"r": torch.zeros(2)}
+
+@dataclass(frozen=True)
+class Keep(Mine, ClientState, Upload):
+    how: str = "shape"
+    name: ClassVar[str] = "keep"
+    def init_client(self, start): return {"c": torch.zeros(2)}
+    def next_client(self, round):
+        kind = torch.zeros(2, dtype=torch.int64)
+        wrong = {"shape": {"c": torch.zeros(3)}, "name": {"d": torch.zeros(2)}, "none": None}
+        return {**wrong, "kind": {"c": kind}}.get(self.how, {"c": torch.ones(2)})
+    def upload(self, round): return None if self.how == "sends" else {"u": torch.zeros(1)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("mine:Change", r"change \(Change\) does not return a tensor for each parameter"),
+        ("mine:Change(how='raises')", r"The server's step in round 2 failed, in change\."),
+        ("mine:Apply", r"apply \(Apply\) does not return a model and a state"),
+        ("mine:Apply(how='state')", "What apply remembers at the server is no state"),
+        ("mine:Apply(how='shape')", r"(?s)apply \(Apply\) does not .*expected \[6, 5\] of float32"),
+        ("mine:Rows", "What rows remembers of clients has another form than before"),
+    ],
+)
+def test_a_server_part_is_named_and_the_run_has_failed(method: str, words: str) -> None:
+    out = Path("run")
+    with pytest.raises(TrainingError, match=words) as said:
+        start(prepared(method), out)
+    record = RunFolder(out).read_run()
+    assert (record.status, record.message) == ("failed", said.value.what)
+    assert len(said.value.lines()) <= 4
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None:
+    """In the last round too, of which no client would be left to tell."""
+    out = Path("run")
+    words = r"diverged in round 2: the server's step left a model that is not finite"
+    with pytest.raises(TrainingError, match=words) as said:
+        start(prepared("mine:Change(how='nan')", rounds=rounds), out)
+    assert "mean, change, addition" in said.value.why
+    assert said.value.got == "NaN or infinity in 'fc1.weight'"
+    folder = RunFolder(out)
+    assert (folder.read_run().status, folder.read_run().message) == ("failed", said.value.what)
+    assert [row.round for row in folder.rows()] == [0, 1]
+    assert not (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("mine:Apply(how='init')", "What apply remembers at the server is no state"),
+        ("mine:Send", "What send sends to the clients is no state"),
+        ("mine:Rows(how='init')", "What rows remembers of a client is no state"),
+        ("mine:Keep(how='none')", "What keep keeps for a client is no state"),
+        ("mine:Keep(how='sends')", "uploads/keep is of type NoneType"),
+        (
+            "mine:Keep(how='shape')",
+            r"(?s)What keep keeps for a client has another form.*\[3\] of float.*\[2\] of float",
+        ),
+        ("mine:Keep(how='name')", r"(?s)What keep keeps .*keep/c: nothing; expected \[2\]"),
+        ("mine:Keep(how='kind')", r"(?s)What keep keeps .*\[2\] of int64; expected \[2\] of float"),
+    ],
+)
+def test_what_shows_in_the_rehearsal_is_refused_before_anything_runs(
+    method: str, words: str
+) -> None:
+    with pytest.raises(TrainingError, match=words):
+        prepared(method)
+
+
+def test_a_comparison_goes_on_with_the_other_methods() -> None:
+    found = fk.compare(
+        ["mine:Change", "fedavg"],
+        task=fk.Task(Net),
+        clients=federation(),
+        test=held(),
+        rounds=2,
+        seeds=1,
+        local=fk.Local(lr=0.05, epochs=1, batch_size=4),
+        engine=fk.Engine(kind="sequential"),
+        out="both",
+    )
+    assert [r.record.method for r in found.results] == ["fedavg"]
+    assert found.failures[0].startswith("mine:Change, seed 0: change (Change) does not return")
+    assert len(json.loads(Path("both/comparison.json").read_text())["runs"]) == 2
+
+
+def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:
+    start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
+    Path("mine.py").write_text(PARTS + "# another line\n")
+    del sys.modules["mine"]
+    outside._digest.cache_clear()
+    with pytest.raises(RunError, match=r"the method's own code \(mine\.py\), the model or"):
+        start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
+
+
+def test_a_search_goes_on_with_the_other_methods() -> None:
+    settings = config.Run(
+        name="toy",
+        rounds=2,
+        local=fk.Local(lr=0.05, epochs=1, batch_size=4),
+        cohort=fk.Cohort(clients=3),
+        engine=fk.Engine(kind="sequential"),
+    )
+    ingredients = Ingredients(fk.Task(Net), lambda seed: federation(seed=seed), held(), "toy")
+    space = config.Space(space={"local.lr": (0.01, 0.1)})
+    found = tune(settings, ingredients, ["mine:Change", "fedavg"], space, Path("out"))
+    assert [row.value is None for row in found.rows] == [True, False]
+    assert {trial.error for trial in found.trials} == {
+        "",
+        "change (Change) does not return a tensor for each parameter.",
+    }
