@@ -393,3 +393,21 @@ def test_the_rounding_of_a_zero_constrains_nothing(method: str, dtype: str) -> N
         for tensor in result.state_dict().values()
         if tensor.is_floating_point()
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "layer", "buffers", "word"),
+    [
+        ("dpsgd", lambda: nn.Dropout(0.5), "refuse", "dropout"),
+        ("fedcurv", lambda: nn.BatchNorm1d(12), "local", "batch normalisation"),
+    ],
+)
+def test_examples_by_themselves_need_a_model_that_bears_it(
+    method: str, layer: Callable[[], nn.Module], buffers: Any, word: str
+) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(24, 12), layer(), nn.Linear(12, 4))
+
+    task = fk.Task(model, buffers=buffers)
+    with pytest.raises(fk.FedkeelError, match=word):
+        run(task, ALIKE, False, method=method, engine={"kind": "sequential"})

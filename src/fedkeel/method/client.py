@@ -234,12 +234,7 @@ def client_step(
     )
     params = progress.params
     rule = plan.gradient_rule
-    try:
-        grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
-    except (KeyError, TypeError):
-        for penalty in plan.aim.penalties:  # which are added within
-            whole(penalty, penalty.penalty_gradient(params, step.view(penalty.name)), params)
-        raise
+    grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     if rule is not None:
         grads = whole(rule, grads, params)
     for part in plan.gradient_transforms:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method import form
+from fedkeel.method.examples import by_example
 from fedkeel.rng import generator
 from fedkeel.task.network import Autograd, Batch, Network, Output, batch_mean
 from fedkeel.tree import Groups, State, Tree
@@ -150,9 +151,8 @@ class Step:
         first = not self.seen
         buffers = self.buffers if first else self.network.throwaway(self.buffers)
         objective = None if self.aim.plain else self._objective
-        loss, grads = self.network.value_and_grad(
-            params, buffers, self.batch, self.autograd, objective
-        )
+        given = params, buffers, self.batch, self.autograd, objective
+        loss, grads = self.network.value_and_grad(*given)
         if first:
             self.seen.append(loss)
         return self._with_penalties(grads, params)
@@ -163,8 +163,8 @@ class Step:
         if criterion is None:
             losses = self.network.task_losses(output.logits, self.batch.y)
         else:
-            losses = criterion.criterion(output.logits, self.view(criterion.name))
-            losses = form.losses(criterion, losses, len(self.batch.x))
+            found = criterion.criterion(output.logits, self.view(criterion.name))
+            losses = form.losses(criterion, found, len(self.batch.x))
         total = batch_mean(losses, self.batch)
         for part in self.aim.terms:
             term = part.loss_term(output, params, self.view(part.name))
@@ -208,7 +208,7 @@ class Step:
             )
             return grads, value
 
-        grads, values = torch.func.vmap(one)(self.batch.x, self.batch.y)
+        grads, values = by_example(one, self.batch)
         if not self.seen:
             self.seen.append(batch_mean(values, self.batch))
         return dict(grads)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
+from fedkeel.method.examples import by_example
 from fedkeel.method.roles import (
     Broadcast,
     Capability,
@@ -163,7 +164,7 @@ def fisher(round: Round) -> Tree:
     total, count = tree.zeros_like(end), torch.zeros((), dtype=network.dtype)
     for piece, weight in whole.pieces(max(1, ENTRIES // tree.numel(end))):
         batch = piece.batch
-        found = torch.func.vmap(squared)(batch.x, batch.y)
+        found = by_example(squared, batch)
         ones = batch.x.new_ones(len(batch.x), dtype=network.dtype)
         real = ones if batch.weight is None else batch.weight
         total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
