@@ -180,10 +180,10 @@ def test_models_that_mix_examples_see_no_padding(model: Callable[[], nn.Module])
     agree(fk.Task(model, buffers="average"))
 
 
-def test_embeddings_that_count_how_often() -> None:
+@pytest.mark.parametrize("more", [{"scale_grad_by_freq": True}, {"sparse": True}])
+def test_embeddings(more: dict[str, bool]) -> None:
     def model() -> nn.Module:
-        often = nn.Embedding(20, 5, scale_grad_by_freq=True)
-        return nn.Sequential(often, nn.Flatten(), nn.Linear(30, 4))
+        return nn.Sequential(nn.Embedding(20, 5, **more), nn.Flatten(), nn.Linear(30, 4))
 
     agree(fk.Task(model), tokens=True)
 

@@ -50,7 +50,8 @@ def _longer(t: Tensor, more: Tensor) -> Tensor:
 def _learned(network: Network, batch: Batch) -> Tree:
     buffers = network.throwaway(network.buffers)
     loss, grads = network.value_and_grad(network.params, buffers, batch, "eager")
-    return {"loss": loss, **{f"gradient {k}": g for k, g in grads.items()}, **buffers}
+    dense = {f"gradient {k}": g.to_dense() if g.is_sparse else g for k, g in grads.items()}
+    return {"loss": loss, **dense, **buffers}
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
