@@ -47,7 +47,8 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
         x: [B, ...] a few inputs.
     """
     own = copy.deepcopy(module)
-    call, before, found = Functional(own), _attributes(own), []
+    call, before = Functional(own), _attributes(own)
+    found: list[Tensor] = []
     given = clone(params)
     places = {name: t.data_ptr() for name, t in given.items()}
     try:
@@ -61,7 +62,7 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
     after = _attributes(own)
     changed = next((k for k, value in after.items() if k in before and before[k] != value), "")
     changed = changed.split()[0] if changed else ""
-    if not changed and not torch.equal(*(out.nan_to_num() for out in found)):
+    if not changed and not torch.allclose(found[0], found[1], equal_nan=True):
         changed = "something of its own"
     return Habits(writes, changed)
 

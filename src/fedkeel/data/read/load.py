@@ -179,11 +179,10 @@ def _own(path: Path, settings: Data) -> tuple[Raw, Raw | None]:
         if second is None:
             return train, None
         return train, folders.read(second, settings.shape, like=train.label_names)
-    keys = settings.label, settings.client, settings.drop
-    train = tables.read(path, *keys)
+    train = tables.read(path, settings)
     if given is None:
         return train, None
-    return train, tables.read(given, *keys, like=train)
+    return train, tables.read(given, settings, like=train)
 
 
 def _limited(pair: _Pair, settings: Data) -> _Pair:

@@ -14,6 +14,7 @@ import torch
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from fedkeel.config import Data
 from fedkeel.data.dataset import dataset
 from fedkeel.data.read.formats import damaged, reason
 from fedkeel.data.read.raw import Raw, number, number_like
@@ -374,14 +375,8 @@ def _missing(path: Path, wanted: str, found: Sequence[str], what: str, key: str 
     return DataError(f"{path} has no {what} {wanted!r}.", do=f"{did_you_mean(wanted, found)}{hint}")
 
 
-def read(
-    path: Path,
-    label: str,
-    client: str | None,
-    drop: Sequence[str] = (),
-    like: Raw | None = None,
-) -> Raw:
+def read(path: Path, settings: Data, like: Raw | None = None) -> Raw:
     """Read a file of one's own by its suffix; see `table` and `arrays`."""
     if path.suffix.lower() in TABLES:
-        return table(path, label, client, drop, like)
-    return arrays(path, label, client, like)
+        return table(path, settings.label, settings.client, settings.drop, like)
+    return arrays(path, settings.label, settings.client, like)
