@@ -189,3 +189,22 @@ def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
     assert module.begun_with(there, engine) == {"kind": "sequential", "workers": 1, "chunk": None}
     chunked = {"kind": "vectorised", "workers": 2, "chunk": 8}
     assert module.begun_with(chunked, engine) == {**chunked, "workers": 1}
+
+
+def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
+    data = fk.dataset(torch.randn(155, 6), torch.arange(155) % 3)
+    ends = np.cumsum([0, 10, 20, 30, 40, 5, 50])
+    federation = fk.federation(
+        data, [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    )
+    task = fk.Task(lambda: nn.Sequential(nn.Linear(6, 3)))
+    settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
+    world = prepare(settings, Ingredients(task, lambda _: federation, data, "net")).world
+    jobs, share = module._chunk(world, 2, 4)  # a round of 5, 10, 30 and 50, say
+    assert [job.client for job in jobs] == [5, 2]
+    assert share == pytest.approx((50 + 30) / 2 / (155 / 6))
+    assert len(module._chunk(world, 8, 6)[0]) == 6
+    sizes = world.federation.sizes
+    assert module._forms(world, sizes) == 3  # batches of 8, of 4, and of 2
+    assert module._forms(world, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
+    assert module._forms(world, sizes[:1], lanes=4) == 2

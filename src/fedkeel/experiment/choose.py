@@ -20,7 +20,7 @@ from fedkeel.engine.world import Job, World
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepare import cores, learning_rate
 from fedkeel.experiment.prepared import Prepared
-from fedkeel.method.context import Ints, Message
+from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.method.server import server_message
 
 SHORT = 3.0
@@ -263,7 +263,6 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     began = time.perf_counter()
     slower, chunks = 0, Chunks(world, 1, device, exact.placed)
     sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
-    forms = _forms(world, world.federation.sizes)
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
@@ -278,12 +277,15 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         if lanes == 1 and known < ALONE * one:
             continue
         chunks = Chunks(world, lanes, device, chunks.placed)
-        some = jobs[:lanes] if lanes > 1 else jobs[:few]
-        share = shares[len(some)]
+        some, share = jobs[:few], shares[few]
+        if lanes > 1:
+            some, share = _chunk(world, lanes, per_round)
         first = _seconds(chunks, message, some, sums) / share  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(times)) / share
-        met = _forms(world, world.federation.sizes[[job.client for job in some]])
-        seconds += (first - seconds) * len(some) * (forms / met) / clients  # once in a run each
+        sizes_met = world.federation.sizes[[job.client for job in some]]
+        forms = _forms(world, world.federation.sizes, lanes) / _forms(world, sizes_met, lanes)
+        # once in a run each, by every process
+        seconds += (first - seconds) * len(some) * forms * workers / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
             break
@@ -306,23 +308,38 @@ def _exact(world: World, device: str) -> Trainer:
     return plain
 
 
-def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
-    """Return clients to be measured, those of about the mean work first, and what they stand for.
-
-    Clients differ in size, so the time of some is divided by their mean work, in means of all.
-
-    Returns:
-        The clients, and by the number n of the first ones their mean work, in examples, over that
-        of all clients.
-    """
+def _work(world: World) -> tuple[Ints, Floats]:
+    """Return the clients that have examples, and how many examples each processes in a round."""
     sizes, local = world.federation.sizes, world.bench.local
     some = np.flatnonzero(sizes)
     kinds, place = np.unique(sizes[some], return_inverse=True)
-    work = np.array([batches.processed(local, int(n)) for n in kinds], dtype=np.float64)[place]
+    return some, np.array([batches.processed(local, int(n)) for n in kinds], dtype=float)[place]
+
+
+def _chunk(world: World, lanes: int, per_round: int) -> tuple[list[Job], float]:
+    """Return clients as they share a chunk, and their mean work over that of all clients.
+
+    They are the longest of a typical round's, which has short and long ones: lanes wait for the
+    longest among them.
+    """
+    some, work = _work(world)
+    places = np.linspace(0, len(some) - 1, min(per_round, len(some))).astype(np.int64)
+    longest = np.argsort(work, kind="stable")[places][::-1][:lanes]
+    jobs = [Job(row=0, client=int(k), done=0) for k in some[longest]]
+    return jobs, float(work[longest].mean() / work.mean())
+
+
+def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
+    """Return clients of about the mean work, to be measured alone, and what they stand for.
+
+    Returns:
+        The clients, and by the number n of the first ones their mean work over that of all clients,
+        by which their time is divided.
+    """
+    some, work = _work(world)
     typical = np.argsort(np.abs(work - work.mean()), kind="stable")[:FEW]
-    order = [*typical, *np.setdiff1d(np.arange(len(some)), typical)]
-    means = np.cumsum(work[order]) / np.arange(1, len(some) + 1) / work.mean()
-    jobs = [Job(row=0, client=int(k), done=0) for k in some[order]]
+    means = np.cumsum(work[typical]) / np.arange(1, len(typical) + 1) / work.mean()
+    jobs = [Job(row=0, client=int(k), done=0) for k in some[typical]]
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
@@ -348,17 +365,22 @@ def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]
     return [*sizes[:1], 1, *sizes[1:], *whole]
 
 
-def _forms(world: World, clients: Ints) -> int:
+def _forms(world: World, clients: Ints, lanes: int = 1) -> int:
     """Return about how many forms of a step have to be recorded for clients of these sizes.
 
-    Where batches can be padded it is one, but that examples are prepared by the power of two.
+    Where batches can be padded, these are as wide as the widest, or a half of it, or a quarter; and
+    where clients end one before the other, lanes are halved. Examples that parts prepare are padded
+    to powers of two.
     """
-    if world.pads:
-        prepares = bool(world.bench.plan.preparations)
-        return len({int(n - 1).bit_length() for n in clients}) if prepares else 1
-    local = world.bench.local
-    sizes = (batches.sizes(local, int(n)) for n in np.unique(clients))
-    return len(set().union(*sizes))
+    local, kinds = world.bench.local, [int(n) for n in np.unique(clients[clients > 0])]
+    wide = set().union(*(batches.sizes(local, n) for n in kinds))
+    if not world.pads:
+        return len(wide)
+    if world.bench.plan.preparations:
+        return len({(n - 1).bit_length() for n in kinds})
+    halved = {int(math.log2(max(wide) / size)) for size in wide}
+    ends = {batches.steps(local, n) for n in kinds}
+    return len(halved) * (1 if len(ends) == 1 else 1 + int(math.log2(lanes)))
 
 
 def _seconds(train: Trainer, message: Message, jobs: list[Job], sums: bool = False) -> float:
