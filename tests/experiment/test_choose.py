@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
     data = fk.dataset(torch.randn(155, 6), torch.arange(155) % 3)
     ends = np.cumsum([0, 10, 20, 30, 40, 5, 50])
     federation = fk.federation(
-        data, [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        data, [np.arange(a, b) for a, b in pairwise(ends)]
     )
     task = fk.Task(lambda: nn.Sequential(nn.Linear(6, 3)))
     settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
