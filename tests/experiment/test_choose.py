@@ -195,9 +195,7 @@ def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
 def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
     data = fk.dataset(torch.randn(155, 6), torch.arange(155) % 3)
     ends = np.cumsum([0, 10, 20, 30, 40, 5, 50])
-    federation = fk.federation(
-        data, [np.arange(a, b) for a, b in pairwise(ends)]
-    )
+    federation = fk.federation(data, [np.arange(a, b) for a, b in pairwise(ends)])
     task = fk.Task(lambda: nn.Sequential(nn.Linear(6, 3)))
     settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
     world = prepare(settings, Ingredients(task, lambda _: federation, data, "net")).world
