@@ -482,3 +482,17 @@ def test_what_trains_is_not_refused(
     sizes: tuple[int, ...], model: object, local: dict[str, object]
 ) -> None:
     assert len(start(begin(sizes, model, **local)).rows) == 4
+
+
+def test_a_server_that_would_not_fit_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(*_: object) -> None:
+        raise AssertionError("the server was made")
+
+    monkeypatch.setattr("fedkeel.experiment.prepare.server_start", made)
+    with pytest.raises(RunError, match="would not fit") as found:
+        prepared("gradma", memory_gb=1e-7)
+    assert "at the server" in found.value.got
+    with pytest.raises(AssertionError):
+        prepared("gradma", memory_gb=1.0)

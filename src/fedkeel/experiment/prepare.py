@@ -24,7 +24,7 @@ from fedkeel.engine.rounds import rehearse
 from fedkeel.engine.world import World
 from fedkeel.errors import ModelError, counted
 from fedkeel.experiment.prepared import Ingredients, Prepared
-from fedkeel.experiment.room import place
+from fedkeel.experiment.room import check_server, place
 from fedkeel.method.client import Bench
 from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Population
@@ -95,6 +95,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.evaluation.batch_size,
         settings.engine.precision,
     )
+    check_server(plan, network.params, population, settings.engine)
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, bench, 0)
     spec = rehearse(world, server_message(plan, server, lr))

@@ -9,14 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedkeel import config
 from fedkeel.engine.buffers import Layout, Spec
 from fedkeel.engine.rounds import answered
 from fedkeel.engine.rows import SURVEY
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepared import Place, Prepared
-from fedkeel.method.server import server_message
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import Population
+from fedkeel.method.server import first_memory, server_message
 from fedkeel.records.folder import RunFolder
-from fedkeel.tree import nbytes
+from fedkeel.tree import Tree, nbytes
 
 AT_EASE = 10**9
 """Bytes of client state that are kept in memory unasked: a checkpoint writes all of them."""
@@ -101,7 +104,7 @@ def place(prepared: Prepared) -> Place:
     """
     needed, asked = estimate(prepared), prepared.settings.engine
     rows = needed.rows
-    budget = _free_bytes() if asked.memory_gb is None else int(asked.memory_gb * 1e9)
+    budget = _budget(asked)
     chosen: Place = "memory"
     if rows and asked.state == "disk":
         chosen = "disk"
@@ -116,7 +119,32 @@ def place(prepared: Prepared) -> Place:
     if rows and chosen == "memory":
         got = f"{_rows_words(prepared)} + {got} = {size(needed.resident)}"
         do = "raise engine.memory_gb, or set engine.state = 'disk'"
-    raise RunError(
+    raise _too_much(got, budget, do)
+
+
+def check_server(plan: Plan, params: Tree, population: Population, asked: config.Engine) -> None:
+    """Refuse a server that would not fit into memory, before it is made.
+
+    Raises:
+        RunError: it would not.
+    """
+    hollow = {k: v.to("meta") for k, v in params.items()}  # of the same form, without memory
+    try:
+        needed = nbytes(dict(first_memory(plan, hollow, population)))
+    except Exception:  # a part may look at numbers, which there are none of
+        return
+    budget = _budget(asked)
+    if budget is not None and needed > budget:
+        raise _too_much(f"{size(needed)} at the server", budget, "or raise engine.memory_gb")
+
+
+def _budget(asked: config.Engine) -> int | None:
+    """Return the bytes that state may take; None where nobody says."""
+    return _free_bytes() if asked.memory_gb is None else int(asked.memory_gb * 1e9)
+
+
+def _too_much(got: str, budget: int, do: str) -> RunError:
+    return RunError(
         "The state of the clients and the server would not fit into memory.",
         got=got,
         expected=f"at most {size(budget)}",

@@ -115,12 +115,12 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
         average: whether buffers are averaged.
     """
     params = tree.clone(network.params)
-    memory = _first_memory(plan, params, population)
+    memory = first_memory(plan, params, population)
     return Server(params, tree.clone(network.buffers) if average else {}, memory)
 
 
-def _first_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
-    """Return what the parts remember before the first round."""
+def first_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
+    """Return what the parts at the server remember before the first round."""
     optimiser = plan.server_optimiser
     with form.named("The server's memory cannot be begun"):
         memory: ByPart = {p.name: p.init_server(params, population) for p in plan.server_states}
@@ -134,7 +134,7 @@ def begun_anew(plan: Plan, server: Server, population: Population) -> Server:
 
     For when a client has lost what it kept: what is left of it in a sum cannot be taken out.
     """
-    fresh = _first_memory(plan, server.params, population)
+    fresh = first_memory(plan, server.params, population)
     mirrored = {name: state for name, state in fresh.items() if name in plan.mirrored}
     return replace(server, memory={**server.memory, **mirrored})
 
