@@ -491,6 +491,7 @@ def test_a_server_that_would_not_fit_is_refused_before_it_is_made(
         raise AssertionError("the server was made")
 
     monkeypatch.setattr("fedkeel.experiment.prepare.server_start", made)
+    monkeypatch.setattr(module, "AT_EASE", 0)
     with pytest.raises(RunError, match="would not fit") as found:
         prepared("gradma", memory_gb=1e-7)
     assert "at the server" in found.value.got

@@ -22,7 +22,8 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.tree import Tree, nbytes
 
 AT_EASE = 10**9
-"""Bytes of client state that are kept in memory unasked: a checkpoint writes all of them."""
+"""Bytes of client state that are kept in memory unasked: a checkpoint writes all of them. Where a
+server's state is larger, it is measured before it is made."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ def place(prepared: Prepared) -> Place:
 
 
 def check_server(plan: Plan, params: Tree, population: Population, asked: config.Engine) -> None:
-    """Refuse a server that would not fit into memory, before it is made.
+    """Refuse a large server that would not fit into memory, before it is made.
+
+    A smaller one is made, and counted with what clients keep: see `place`.
 
     Raises:
         RunError: it would not.
@@ -134,7 +137,7 @@ def check_server(plan: Plan, params: Tree, population: Population, asked: config
     except Exception:  # a part may look at numbers, which there are none of
         return
     budget = _budget(asked)
-    if budget is not None and needed > budget:
+    if budget is not None and needed > max(budget, AT_EASE):
         raise _too_much(f"{size(needed)} at the server", budget, "or raise engine.memory_gb")
 
 
