@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,3 +212,15 @@ def test_bzip2_that_is_cut_short(tmp_path):
     refused(lambda: formats.libsvm(Stored(path), (1, 1, 1)), "usps.bz2 cannot be read")
     path.write_bytes(gzip.compress(b"1 1:1\n"))
     refused(lambda: formats.libsvm(Stored(path), (1, 1, 1)), "usps.bz2 cannot be read")
+
+
+def test_an_encrypted_archive_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "own.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", b"12345")
+    raw = bytearray(path.read_bytes())
+    raw[6] |= 1  # the flag of encryption, here and in the directory
+    raw[raw.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match="encrypted"), Stored(path, "a").open() as stream:
+        stream.read()

@@ -17,8 +17,8 @@ from fedkeel import tree
 from fedkeel.config import Buffers, Local
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Facts, Message, Round, Step, of
+from fedkeel.method.form import whole
 from fedkeel.method.optim import LocalSGD, path_length
-from fedkeel.method.outside import whole
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
 
@@ -169,7 +169,6 @@ def client_start(
             by methods that prepare.
     """
     plan, start = bench.plan, message.params
-    own_start = tree.clone(start) if bench.network.habits.writes else start
     mine, buffers = kept(bench, message, mine)
     prepared: ByPart = {}
     if plan.preparations:
@@ -179,7 +178,7 @@ def client_start(
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
     progress = Progress(
-        params=own_start,
+        params=tree.clone(start) if bench.network.habits.writes else start,
         buffers=tree.clone(buffers),
         optimiser=bench.optimiser.init(start),
         carry={part.name: part.init_carry(start, of(mine, part.name)) for part in plan.carries},

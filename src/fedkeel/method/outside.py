@@ -23,7 +23,6 @@ from typing import TypeGuard
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import entries
-from fedkeel.method.form import whole as whole
 from fedkeel.method.roles import ROLES, Part
 from fedkeel.own import Wanted, file_digest, find
 

@@ -29,12 +29,12 @@ class Habits:
     @property
     def reason(self) -> str:
         """Why its steps cannot be recorded; "" where they can."""
-        if self.writes:
-            return "the model writes to its parameters in its forward pass"
-        if not self.remembers:
-            return ""
-        changes = f"the model changes {self.remembers} in its forward pass"
-        return f"{changes}, which is no buffer: what one client leaves there, the next one finds"
+        if self.remembers:
+            changes = f"the model changes {self.remembers} in its forward pass"
+            return (
+                f"{changes}, which is no buffer: what one client leaves there, the next one finds"
+            )
+        return "the model writes to its parameters in its forward pass" if self.writes else ""
 
 
 def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits:
@@ -60,24 +60,24 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
         return Habits()
     writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
     after = _attributes(own)
-    changed = next((k for k, value in after.items() if k in before and before[k] != value), "")
-    changed = changed.split()[0] if changed else ""
+    changed = next((k[0] for k, value in after.items() if before.get(k, value) != value), "")
     if not changed and not torch.allclose(found[0], found[1], equal_nan=True):
         changed = "something of its own"
     return Habits(writes, changed)
 
 
-def _attributes(module: nn.Module) -> Mapping[str, Any]:
-    """Return numbers, texts and how often tensors were written to, of all modules, by their names.
+def _attributes(module: nn.Module) -> Mapping[tuple[str, int], Any]:
+    """Return numbers, texts and how often tensors were written to, of all modules.
 
-    A tensor that is put in another one's place goes by another name: it may never be looked at.
+    They go by their names. A tensor that is put in another one's place, and which may never be
+    looked at, is told apart by a number.
     """
-    found: dict[str, Any] = {}
+    found: dict[tuple[str, int], Any] = {}
     for path, sub in module.named_modules():
         for key, value in vars(sub).items():
             name = f"{path}.{key}" if path else key
             if isinstance(value, (bool, int, float, str)):
-                found[name] = value
+                found[name, 0] = value
             elif isinstance(value, Tensor):
-                found[f"{name} {id(value)}"] = value._version
+                found[name, id(value)] = value._version
     return found

@@ -30,7 +30,8 @@ Pixels = NDArray[np.uint8]
 _AT_ONCE = 1 << 20  # bytes read at a time
 # Pillow's modes that are read, and how many channels they come to.
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
-_UNREADABLE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, KeyError, NotImplementedError)
+# A RuntimeError is what zipfile raises of members that are encrypted, or compressed in other ways.
+_UNREADABLE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, KeyError, RuntimeError)
 
 
 @dataclass(frozen=True)

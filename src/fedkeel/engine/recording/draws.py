@@ -134,6 +134,11 @@ class Drawn:
         self.others = 0  # random operations that make no mask
         self._sources, self._real, self._orders = sources, real, orders
 
+    @property
+    def ordered(self) -> bool:
+        """Whether it is known how masks lie in memory where a client trains alone."""
+        return bool(self._orders)
+
     def fresh(self) -> Drawing:
         """Return what draws masks and notes them."""
 

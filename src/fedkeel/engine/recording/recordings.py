@@ -177,6 +177,8 @@ def _record(
     with arithmetic("float32"):
         with drawn.fresh():
             expected = of_tensors(*values)
+        if drawn.draws and not drawn.ordered:
+            raise NotTheSame("how the masks lie in memory is not known")
         if drawn.draws and drawn.others:  # of which masks, drawn beforehand, would now come first
             raise NotTheSame("masks and other random numbers are drawn in turn")
         after, every = torch.random.get_rng_state(), [*values, *drawn.masks]
