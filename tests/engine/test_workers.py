@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.engine import workers as module
@@ -75,6 +75,22 @@ def test_so_do_they_in_float64_and_with_held_out_examples() -> None:
     one = start(prepared("fedgc", **more))
     assert one.params["fc1.weight"].dtype == torch.float64
     assert same(one, start(prepared("fedgc", **more, kind="workers", workers=2)))
+
+
+def test_so_do_they_where_a_module_lays_out_its_weights_in_its_own_way() -> None:
+    """What has gone through shared memory lies in order, and products round by how things lie."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(40, 5).t())
+            self.last = nn.Parameter(torch.randn(3, 40).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ self.first) @ self.last
+
+    one, two = (prepared(model=Transposed, rounds=5, kind=k) for k in ("sequential", "workers"))
+    assert same(start(one), start(two))
 
 
 def test_spawned_workers_make_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ to the disk, one after the other. tests/experiment/test_kill.py kills real proce
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -31,6 +32,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
+from fedkeel.method import form
 from fedkeel.records import folder as folders
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -447,6 +449,73 @@ def test_a_failed_evaluation_does_not_leave_a_round_out(
     result = start(ready, out, resume=True)
     assert [row.round for row in result.rows] == [0, 1, 2, 3, 4]
     assert same(whole, result)
+
+
+def test_a_failed_step_of_the_server_leaves_nothing_in_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts change theirs in place: what a round has begun must not be saved as the last one's."""
+    ready = prepared("gradma", rounds=5, checkpoint_seconds=1e6)
+    whole = start(ready)
+    finite, calls = form.finite, []
+
+    def third_fails(*args: object) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise TrainingError("Something went wrong, once.")
+        finite(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(form, "finite", third_fails)
+        with pytest.raises(TrainingError, match="once"):
+            start(ready, tmp_path / "run")
+    assert same(whole, start(ready, tmp_path / "run", resume=True))
+
+
+@pytest.mark.parametrize("at", range(1, 14, 2))
+def test_a_full_disk_is_said_and_costs_no_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Whatever is written when it is full, and whatever may be written afterwards."""
+    ready, out = prepared("scaffold", rounds=3), tmp_path / "run"
+    full, calls = OSError(errno.ENOSPC, "No space left on device"), []
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(1)
+            if len(calls) == at:
+                raise full
+            return real(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing(os.replace))
+        patch.setattr(folders, "save_file", failing(folders.save_file))
+        patch.setattr(RoundRecord, "line", failing(RoundRecord.line))
+        with pytest.raises(RunError, match="cannot be written to") as found:
+            start(ready, out)
+        assert "No space left" in str(found.value.got)
+    assert same(start(ready), start(ready, out, resume=True))
+    assert [row.round for row in RunFolder(out).rows()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("lost", [slice(0, 2), slice(2, None), slice(None)])
+def test_rows_that_were_lost_are_said(tmp_path: Path, lost: slice) -> None:
+    """Without them a run would end early at another round, and report another best."""
+    out = tmp_path / "run"
+    ready = stopped(out)
+    file = out / "rounds.jsonl"
+    good = file.read_text().splitlines(keepends=True)
+    left = good.copy()
+    del left[lost]
+    file.write_text("".join(left))
+    for _ in range(2):
+        with pytest.raises(RunError, match="lacks rounds"):
+            start(ready, out, resume=True)
+        assert file.read_text() == "".join(left)
+    file.write_text("".join(good))
+    assert same(start(ready), start(ready, out, resume=True))
 
 
 def test_a_run_whose_workers_died_goes_on(tmp_path: Path) -> None:

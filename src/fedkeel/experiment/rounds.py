@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,6 +114,7 @@ class Run:
         self._watcher, self._name = watcher, name
         self._server = owned(prepared.server)
         self._rows: list[RoundRecord] = []
+        self._whole = True  # false from a server's step until its round is recorded
         self._early = Early(self._settings.stop)
         self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
@@ -148,10 +149,12 @@ class Run:
                 while not (self._server.round >= rounds or self._early.reason or stop.is_set()):
                     self._round(engine)
             except FedkeelError as error:
-                self._finish(record, "failed", str(error.what), engine)
+                with suppress(RunError):  # a full disk, which has been said then
+                    self._finish(record, "failed", str(error.what), engine)
                 raise
             except KeyboardInterrupt:
-                self._finish(record, "interrupted", "stopped in the middle of a round", None)
+                with suppress(RunError):
+                    self._finish(record, "interrupted", "stopped in the middle of a round", None)
                 raise
             if self._server.round < rounds:
                 message = self._early.reason or "stopped on request"
@@ -222,6 +225,7 @@ class Run:
             clock.lap("train.survey")
         trained = engine.train(message, chosen.clients, tick)
         clock.lap("train")
+        self._whole = False  # parts may change in place what they remember
         result = server_round(
             self._prepared.plan,
             server,
@@ -235,7 +239,7 @@ class Run:
         after = result.server
         if trained.account is not None and trained.account.lost and self._prepared.plan.mirrored:
             after = begun_anew(self._prepared.plan, after, self._prepared.population)
-        self._server = after  # first: what fails from here on is not saved
+        self._server = after
         engine.commit(trained, result.clients)
         self._table.put(result)
         clock.lap("server")
@@ -247,6 +251,7 @@ class Run:
         training = shares("train", spent.pop("train"), trained.seconds)
         row = replace(row, seconds={**spent, **training})
         self._add(row)
+        self._whole = True
         self._watcher.row(self._name, row)
         self._save(engine, due=self._settings.engine.checkpoint_seconds)
 
@@ -319,19 +324,19 @@ class Run:
         )
 
     def _add(self, row: RoundRecord) -> None:
-        self._rows.append(row)
         if self._folder is not None:
             self._folder.append(row)
+        self._rows.append(row)
 
     def _save(self, engine: Engine, due: float) -> None:
         """Save a checkpoint if the last one is `due` seconds old.
 
-        Nothing is saved of a round that is not recorded, or before there is anything: what is
-        there already would be lost.
+        Nothing is saved of a round that is begun and not recorded, or before there is anything:
+        what is there already would be lost.
         """
         if self._folder is None or time.monotonic() - self._saved < due:
             return
-        if not self._rows or self._rows[-1].round != self._server.round:
+        if not self._rows or not self._whole:
             return
         arrays = {**packed(self._server), **engine.state(), **self._table.snapshot()}
         self._folder.save(Checkpoint(self._server.round, arrays, {"key": self._prepared.key}))

@@ -47,6 +47,8 @@ Arrays = dict[str, NDArray[Any]]
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
 
+_AGAIN = "take it from a copy, or delete {} to run again from the start"
+
 ANOTHER = "choose another folder (--out, in Python out=...)"
 """What to do where a folder cannot be used."""
 
@@ -161,7 +163,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / "config.toml", config)
-            self.write_run(record)
+            self._write_run(record)
         except OSError as error:
             raise self._refused(error) from None
 
@@ -169,8 +171,28 @@ class RunFolder:
         what = f"{self.path} cannot be written to."
         return RunError(what, got=error, do=ANOTHER)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the disk says in the middle of a run into an error of the run."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"{self.path} cannot be written to.",
+                got=error,
+                do="see that the disk has room, then go on with --resume (in Python resume=True)",
+            ) from error
+
     def write_run(self, record: RunRecord) -> None:
-        """Write run.json."""
+        """Write run.json.
+
+        Raises:
+            RunError: the disk fails, or is full; so do the others that write.
+        """
+        with self._writing():
+            self._write_run(record)
+
+    def _write_run(self, record: RunRecord) -> None:
         write_text(self.path / "run.json", json.dumps(asdict(record), indent=1) + "\n")
 
     def read_run(self) -> RunRecord:
@@ -202,7 +224,7 @@ class RunFolder:
 
     def append(self, row: RoundRecord) -> None:
         """Add a row to rounds.jsonl."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        with self._writing(), (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(row.line())
 
     def rows(self, limit: int | None = None) -> list[RoundRecord]:
@@ -224,9 +246,22 @@ class RunFolder:
             yield row
 
     def keep_rows(self, last: int) -> list[RoundRecord]:
-        """Drop the rows after round `last`, which a resumed run makes anew; return the others."""
+        """Drop the rows after round `last`, which a resumed run makes anew; return the others.
+
+        Raises:
+            RunError: one of the others is missing or damaged; nothing is written then.
+        """
+        file = self.path / "rounds.jsonl"
         rows = [row for row in self._rows() if row.round <= last]
-        write_text(self.path / "rounds.jsonl", "".join(row.line() for row in rows))
+        if [row.round for row in rows] != list(range(last + 1)):
+            raise RunError(
+                f"{file} lacks rounds of its run.",
+                got=f"{len(rows)} rows up to round {last}",
+                expected=f"{last + 1}",
+                do=_AGAIN.format(self.path),
+            )
+        with self._writing():
+            write_text(file, "".join(row.line() for row in rows))
         return rows
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -236,11 +271,12 @@ class RunFolder:
         away first would leave a moment without any.
         """
         root = self.path / "checkpoint"
-        root.mkdir(parents=True, exist_ok=True)
         final = root / f"round-{checkpoint.round:08d}"
-        if not final.exists():
-            self._write(checkpoint, root / f".{final.name}.{os.getpid()}", final)
-            _synchronise(root)
+        with self._writing():
+            root.mkdir(parents=True, exist_ok=True)
+            if not final.exists():
+                self._write(checkpoint, root / f".{final.name}.{os.getpid()}", final)
+                _synchronise(root)
         for old in root.iterdir():
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
@@ -260,9 +296,10 @@ class RunFolder:
     def save_model(self, arrays: Arrays) -> None:
         """Write the trained model."""
         aside = self.path / f".{MODEL}.{os.getpid()}"
-        _save_arrays({name: one.copy(order="C") for name, one in arrays.items()}, aside)
-        _synchronise(aside)
-        os.replace(aside, self.path / MODEL)
+        with self._writing():
+            _save_arrays({name: one.copy(order="C") for name, one in arrays.items()}, aside)
+            _synchronise(aside)
+            os.replace(aside, self.path / MODEL)
 
     def drop_model(self) -> None:
         """Remove model and checkpoint of a run of which the rows are wanted alone."""
@@ -282,7 +319,7 @@ class RunFolder:
             raise RunError(
                 f"{saved[-1]} cannot be read.",
                 got=error,
-                do=f"take it from a copy, or delete {self.path} to run again from the start",
+                do=_AGAIN.format(self.path),
             ) from None
 
 

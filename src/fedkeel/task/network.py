@@ -57,6 +57,11 @@ class Output:
     features: Tensor | None = None
 
 
+def _in_order(own: Tensor) -> Tensor:
+    """Return a copy that lies in memory as one that came from another process or from a file."""
+    return own.detach().clone(memory_format=torch.contiguous_format)
+
+
 Objective = Callable[[Output, Tree], Tensor]
 """(output, parameters) -> what is minimised, []."""
 
@@ -102,10 +107,9 @@ class Network:
             name for name, p in self._train.named_parameters() if p.requires_grad
         )
         trained = set(self.names)
-        self.params: Tree = {
-            n: p.detach().clone() for n, p in self._train.named_parameters() if n in trained
-        }
-        self.buffers: Tree = {n: b.detach().clone() for n, b in self._train.named_buffers()}
+        named = self._train.named_parameters()
+        self.params: Tree = {n: _in_order(p) for n, p in named if n in trained}
+        self.buffers: Tree = {n: _in_order(b) for n, b in self._train.named_buffers()}
 
     def on(self, device: torch.device) -> Network:
         """Return the network on a device; itself where it is there."""
