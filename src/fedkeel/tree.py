@@ -60,6 +60,12 @@ def clone(a: Mapping[str, Tensor]) -> Tree:
     return {k: v.clone() for k, v in a.items()}
 
 
+def apart(*others: Mapping[str, Tensor | State]) -> Callable[[Tensor], Tensor]:
+    """Return what copies a tensor that lies in memory of the others, and gives back any other."""
+    theirs = {t.untyped_storage().data_ptr() for other in others for _, t in walk(other)}
+    return lambda t: t.clone() if t.untyped_storage().data_ptr() in theirs else t
+
+
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return the inner product over all tensors, as a 0-d tensor.
 

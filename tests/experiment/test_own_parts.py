@@ -16,7 +16,7 @@ from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.tune import tune
 from fedkeel.method import outside
 from fedkeel.records.folder import RunFolder
-from toys import Net, federation, held, prepared
+from toys import Net, federation, held, prepared, same
 
 PARTS = """
 from dataclasses import dataclass
@@ -56,6 +56,19 @@ class Send(Mine, ServerState, Broadcast):
     def init_server(self, params, population): return {}
     def next_server(self, outcome): return {}
     def message(self, state): return None
+
+@dataclass(frozen=True)
+class First(Mine, ServerState, AggregateTransform):
+    copies: bool = False
+    name: ClassVar[str] = "first"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
+    aggregate_stage: ClassVar[Stage] = Stage.LIMIT
+    def init_server(self, params, population): return {k: v * 0.0 for k, v in params.items()}
+    def next_server(self, outcome):
+        rows = outcome.updates.materialise()
+        return {k: v[0].clone() if self.copies else v[0] for k, v in rows.items()}
+    def transform_aggregate(self, delta, updates, cohort):
+        return {k: v + 0.3 * cohort.state[k] for k, v in delta.items()}
 
 @dataclass(frozen=True)
 class Rows(Mine, Table):
@@ -101,6 +114,14 @@ def test_a_server_part_is_named_and_the_run_has_failed(method: str, words: str) 
     record = RunFolder(out).read_run()
     assert (record.status, record.message) == ("failed", said.value.what)
     assert len(said.value.lines()) <= 4
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers", "vectorised"])
+def test_what_a_part_remembers_of_an_update_is_its_own(kind: str) -> None:
+    """Updates lie where the next round's are written."""
+    more = {"rounds": 4, "kind": kind, "workers": 2, "chunk": 2}
+    kept, copied = (prepared(f"mine:First(copies={one})", **more) for one in (False, True))
+    assert same(start(copied), start(kept))
 
 
 @pytest.mark.parametrize("rounds", [2, 3])

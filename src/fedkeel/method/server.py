@@ -273,14 +273,20 @@ def server_round(
         seen=remembered.seen[keep],
         notes=notes,
     )
-    updates = Span(replies.delta)
-    if replies.summed:
-        updates = Sums(replies.delta, weights=raw[keep])
+    updates = Sums(replies.delta, weights=raw[keep]) if replies.summed else Span(replies.delta)
     with form.named(f"The server's step in round {server.round + 1} failed"):
         after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
     makers = (*plan.cohort_transforms, plan.reduction, *plan.aggregate_transforms)
     form.finite(after.round, (*makers, plan.server_optimiser), {**after.params, **after.buffers})
-    return Aggregated(after, excluded, notes, replies.clients, rows)
+    return Aggregated(_apart(after, replies), excluded, notes, replies.clients, rows)
+
+
+def _apart(server: Server, replies: Replies) -> Server:
+    """Return the server with copies of what lies in the replies: the next are written there."""
+    own = tree.apart(replies.delta, replies.buffers, dict(replies.uploads))
+    params, buffers = ({k: own(t) for k, t in s.items()} for s in (server.params, server.buffers))
+    memory = {name: tree.map_tensors(own, kept) for name, kept in server.memory.items()}
+    return Server(params, buffers, memory, server.round)
 
 
 def _aggregate(
