@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,3 +152,4 @@ def test_more_than_the_system_has_addresses_for() -> None:
         with pytest.raises(RunError, match="no room") as found:
             allocate(2**60)
         assert len(found.value.lines()) <= 4
+    assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))

@@ -8,8 +8,10 @@ whoever wrote them and in whatever order.
 from __future__ import annotations
 
 import mmap
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,8 +68,12 @@ def segment(nbytes: int) -> Tensor:
     """Allocate memory that can be handed to spawned processes.
 
     Nothing is copied into it, as `Tensor.share_memory_` would; yet on Linux torch asks the system
-    for all of it at once.
+    for all of it at once, and leaves a file in /dev/shm for good where that cannot be had.
     """
+    with suppress(OSError):  # not on Linux
+        room = shutil.disk_usage("/dev/shm")
+        if room.total and room.free < nbytes:  # a total of 0 is one without a limit
+            raise _no_room(nbytes, MemoryError(f"/dev/shm has {room.free / 1e9:.1f} GB"))
     try:
         storage = torch.UntypedStorage._new_shared(max(nbytes, 1))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
