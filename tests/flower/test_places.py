@@ -172,6 +172,17 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     assert load_file(next((tmp_path / "run").rglob("*.safetensors"))).keys()
 
 
+def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
+    """In full: an accuracy of 4/5 has to reach a target of 0.8."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = placed(tmp_path, own(), [str(f) for f in files])
+    last = serve(grid, own(), Options(tmp_path / "run")).rows[-1]
+    scores = [last.sources["client 0"], last.sources["client 1"]]
+    assert [one.examples for one in scores] == [6, 8]
+    assert any(one.top1 not in (0.0, 0.5, 1.0) for one in scores)
+    assert all(one.top1 == round(one.top1 * one.examples) / one.examples for one in scores)
+
+
 def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path: Path) -> None:
     """What it sends is a step of gradient descent on its own rows."""
     experiment = own(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
-from fedkeel.own import plain, written
+from fedkeel.own import placeless, plain, written
 from fedkeel.task.functional import Functional
 from fedkeel.task.habits import Habits, observe
 from fedkeel.tree import Tree, clone
@@ -101,11 +101,9 @@ class Network:
         self.names: tuple[str, ...] = tuple(
             name for name, p in self._train.named_parameters() if p.requires_grad
         )
-        trained = set(self.names)
-        self.params: Tree = {
-            n: p.detach().clone() for n, p in self._train.named_parameters() if n in trained
-        }
-        self.buffers: Tree = {n: b.detach().clone() for n, b in self._train.named_buffers()}
+        every = dict(self._train.named_parameters())
+        self.params: Tree = {name: _own(every[name]) for name in self.names}
+        self.buffers: Tree = {n: _own(b) for n, b in self._train.named_buffers()}
 
     def on(self, device: torch.device) -> Network:
         """Return the network on a device; itself where it is there."""
@@ -119,6 +117,12 @@ class Network:
         twin.params = {k: t.to(device) for k, t in self.params.items()}
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
         return twin
+
+    @property
+    def frozen(self) -> Tree:
+        """Parameters that are not trained, by name."""
+        every = self._train.named_parameters()
+        return {n: p.detach() for n, p in every if not p.requires_grad}
 
     def everything(self) -> Tree:
         """Return every parameter and buffer of the initial module, frozen ones too."""
@@ -148,7 +152,7 @@ class Network:
         for name, module in self._train.named_modules():
             if not type(module).__module__.startswith("torch."):
                 told.append(f"{name}: {written(type(module))} {plain(vars(module))}")
-        return "\n".join(told)
+        return placeless("\n".join(told))
 
     @property
     def mixes_examples(self) -> bool:
@@ -354,6 +358,11 @@ def batch_mean(values: Tensor, batch: Batch) -> Tensor:
             do="return the losses before their mean, e.g. with reduction='none'",
         )
     return (values * batch.weight).sum() / batch.weight.sum()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return a copy that lies row after row, as it does when it has been sent or saved."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def blocks(names: Sequence[str]) -> list[list[str]]:
