@@ -119,7 +119,7 @@ class Nodes:
                 self._settings.deadline_seconds / 4, lambda where: there <= set(where)
             )
             route = self._roster.route(wanted)
-        arrays = pack(flat(message))
+        arrays, said = pack(flat(message)), self._roster.said()
         size = nbytes(flat(message))
         if size > self._settings.message_mb * 1e6:
             raise RunError(
@@ -135,6 +135,7 @@ class Nodes:
                 run=self._prepared.key,
                 round=message.round,
                 terms=self._terms,
+                data=said[own[0]].digest,
                 lr=message.lr,
                 saved=self._saved,
                 clients=tuple(own),
@@ -337,9 +338,8 @@ class Nodes:
                 for client in meant:
                     name = of_client("scores", client)
                     found = values(reply.content, name, {"top1", "top3", "loss"})
-                    row = [found["top1"], found["top3"], found["loss"]]
-                    own = torch.from_numpy(group == client)
-                    measured[own] = torch.tensor(row, dtype=torch.float64)
+                    own = np.flatnonzero(group == client)
+                    measured[own] = _spread(found, len(own))
             except WireError as error:
                 self._ledger.fault(f"evaluation: {error.short()}", meant)
         return measured
@@ -349,6 +349,19 @@ class Nodes:
 
     def __exit__(self, *error: object) -> None:
         """Nothing to end: the nodes live on."""
+
+
+def _spread(means: Mapping[str, float], count: int) -> Tensor:
+    """Return [N, 3] rows of examples that have these means; hits are whole.
+
+    Raises:
+        WireError: the means cannot be those of so many examples.
+    """
+    if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
+        raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
+    places = torch.arange(count)
+    hits = [(places < round(means[name] * count)).double() for name in ("top1", "top3")]
+    return torch.stack([*hits, torch.full((count,), means["loss"]).double()], dim=1)
 
 
 def _nothing(forms: Forms) -> ByPart:

@@ -43,6 +43,7 @@ class Presence(Head):
         shape: shape of one input, for a node with data of its own.
         classes: number of classes it knows of.
         labels: names of the labels, empty where they are numbers.
+        columns: names of a table's columns, in the order of the inputs; empty of anything else.
         tokens: whether inputs are whole numbers that the model looks up.
         digest: digest of its data.
         name: what the node is called, "" for nothing.
@@ -54,6 +55,7 @@ class Presence(Head):
     shape: tuple[Count, ...]
     classes: int = Field(ge=1, le=10**6)
     labels: tuple[str, ...]
+    columns: tuple[str, ...] = Field(max_length=LARGEST)
     tokens: bool
     digest: str = Field(max_length=64)
     name: str = Field(max_length=200)

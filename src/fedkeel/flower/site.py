@@ -275,6 +275,7 @@ class Site:
             shape=data.shape,
             classes=data.classes,
             labels=data.label_names,
+            columns=data.columns,
             tokens=not data.x.is_floating_point(),
             digest=data.fingerprint(),
             name=self.name,
@@ -301,6 +302,12 @@ class Site:
                 expected=own,
                 why="its code, its attributes, or frozen parameters or buffers differ",
                 do="have the same files here; in its constructor draw with torch, which is seeded",
+            )
+        if order.data != self.prepared.world.federation.data.fingerprint():
+            raise WireError(
+                "The data of this node are not those that the run began with.",
+                why="they have changed since it said what it has, or a function draws them anew",
+                do="give it back the data of the beginning, or begin another run",
             )
         strangers = set(order.clients) - self.clients
         if strangers:

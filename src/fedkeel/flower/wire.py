@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ class Order(Head):
 
     Args:
         terms: digest of what server and nodes have to agree on.
+        data: digest of the node's data, as the run began with them.
         lr: local learning rate of the round.
         saved: rounds completed at the server's last checkpoint.
         clients: which clients are meant.
@@ -95,6 +96,7 @@ class Order(Head):
     """
 
     terms: str
+    data: str
     lr: float
     saved: int
     clients: tuple[int, ...]
@@ -189,7 +191,7 @@ def _tensor(path: str, array: Array, spec: Spec) -> Tensor:
             expected=expected,
         )
     if spec.nbytes:
-        order = "F" if fortran else "C"
+        order: Literal["C", "F"] = "F" if fortran else "C"
         found = np.frombuffer(body, dtype=dtype).reshape(shape, order=order)
         out.copy_(torch.from_numpy(found.copy()))
     return out
