@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -140,6 +141,19 @@ def working_directory_first() -> Iterator[None]:
 
 
 # ---- how it is written --------------------------------------------------------------------------
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Where an object lies, in its repr: another place in every process."""
+
+
+def placeless(text: str) -> str:
+    """Return a text without the places of objects in memory.
+
+    >>> placeless("<function relu at 0x7f1c2a>")
+    '<function relu>'
+    """
+    return _ADDRESS.sub("", text)
+
 
 _OTHERS = frozenset({"fedkeel", "torch", "builtins", "collections", "typing", "abc"})
 """Packages whose version decides, not their files."""

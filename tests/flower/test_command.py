@@ -116,7 +116,9 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = experiment(tmp_path)
+    (tmp_path / "taken").write_text("a file, and no folder")
     for words, said in (
+        (["up", file, "--out", "taken"], "taken cannot be written to"),
         (["up", file, "--data", "x.csv"], "--data goes with"),
         (["up", HOSPITALS / "experiment.toml"], "--data goes with"),
         (["export", file, "--out", "app", "-s", "flower.secure_aggregation=true"], "Secure aggr"),

@@ -78,5 +78,27 @@ def test_a_disk_that_fails_leaves_the_last_state(
     assert keep.load(1, digest, SPEC)["scaffold"]["c"].tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize("name", ["iterdir", "read_bytes", "unlink", "mkdir"])
+def test_what_a_disk_refuses_is_said_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A state that cannot be read just now is not one that is gone."""
+    keep = Keep(tmp_path, "run", 0)
+    digests = [keep.store(r, state(r)) for r in (1, 2)]
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, name, lambda *_, **__: _full(0))
+        with pytest.raises(RunError, match="What the client") as error:
+            _round(keep, digests[1])
+        assert not isinstance(error.value, LostError)
+        assert len(error.value.lines()) <= 4
+    assert keep.load(2, digests[1], SPEC)["scaffold"]["c"].tolist() == [2.0] * 3
+
+
+def _round(keep: Keep, digest: str) -> None:
+    keep.tidy(2, 2)
+    keep.load(2, digest, SPEC)
+    keep.store(3, state(3.0))
+
+
 def _full(handle: int) -> None:
     raise OSError(28, "No space left on device")

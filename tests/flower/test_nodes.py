@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
+from torch import Tensor
 
 from fedkeel import config
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.export import export
+from fedkeel.flower.roster import least
 from fedkeel.flower.wire import HEAD
 from near import Near, played, sites
-from toys import federation, prepared, same
+from toys import MARK, Net, federation, prepared, same
 
 QUICK = config.Flower(deadline_seconds=0.3, poll_seconds=0.01, quorum=0.2, enough=1.0)
 
@@ -65,6 +67,22 @@ def test_where_the_server_holds_a_sum_one_loss_begins_all_anew(tmp_path: Path, m
     assert saved.arrays["nodes/kept"].tolist() == [3, 3, 3]
     files = sorted(p.name for p in tmp_path.rglob("client-00000000/*"))
     assert files[-1] == "round-00000003.safetensors"
+
+
+def test_a_round_whose_clients_have_all_lost_it_is_a_round(tmp_path: Path) -> None:
+    """They have answered. Asking them again would bring nothing back, and no run would end."""
+    made = run("scaffold", rounds=4, cohort=config.Cohort(clients=3))
+    grid = alone(made, tmp_path)
+
+    def wiped(reply: RecordDict) -> RecordDict:
+        for client in range(3):
+            forget(tmp_path, client)
+        return reply
+
+    grid.bends[10**9 + 14] = bending(0, wiped)
+    rows = played(made, grid).rows[1:]
+    assert [row.clients for row in rows] == [[0, 1, 2], [], [0, 1, 2], [0, 1, 2]]
+    assert rows[1].faults == {"lost what it had kept; the method begins anew": [0, 1, 2]}
 
 
 def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -> None:
@@ -142,6 +160,42 @@ def same_but_bytes(a, b) -> bool:  # type: ignore[no-untyped-def]
     for row in (*a.rows, *b.rows):
         row.bytes_down.clear()
     return same(a, b)
+
+
+def test_a_share_of_the_clients_is_not_one_more_by_rounding() -> None:
+    """0.56 of 25 clients are 14, and 0.07 of 100 are 7."""
+    assert [least(0.56, 25), least(0.07, 100), least(0.5, 3), least(1.0, 7)] == [14, 7, 2, 7]
+    assert all(least(n / d, d) == n for d in range(1, 300) for n in range(1, d + 1))
+
+
+class Fails(Net):
+    """Raises in training for marked examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and bool((x[:, 0] == MARK).any()):
+            raise ArithmeticError("this example is marked")
+        return Net.forward(self, x)
+
+
+def test_a_client_that_fails_in_a_survey_takes_nobody_with_it(tmp_path: Path) -> None:
+    """The others of its node answer as they would without it."""
+    made = prepared("mime", Fails, clients=federation(4, marked=2), per_round=4, rounds=2)
+    made = replace(made, settings=made.settings.model_copy(update={"flower": QUICK}))
+    result = played(made, Near(sites(made, tmp_path, nodes=1)))
+    for row in result.rows[1:]:
+        assert row.clients == [0, 1, 3]
+        assert list(row.faults.values()) == [[2], [2]]
+    assert "this example is marked" in (tmp_path / "0" / "node.log").read_text()
+
+
+def test_nobody_who_answers_a_survey_is_no_quorum(tmp_path: Path) -> None:
+    """It was said that training had diverged."""
+    made = run("mime", rounds=2)
+    grid = alone(made, tmp_path)
+    for node in grid.sites:
+        grid.bends[node] = lambda kind, reply: None if kind == "train.survey" else reply
+    with pytest.raises(TrainingError, match="Round 1 has no quorum"):
+        played(made, grid)
 
 
 def test_no_quorum_stops_with_the_state_saved(tmp_path: Path) -> None:

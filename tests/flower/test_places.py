@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from fedkeel import config
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError
 from fedkeel.experiment.prepare import gather
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.own_data import away
@@ -170,6 +171,122 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     values = [line.split(",")[0] for line in files[0].read_text().splitlines()[1:]]
     assert not any(value in written for value in values)
     assert load_file(next((tmp_path / "run").rglob("*.safetensors"))).keys()
+
+
+def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
+    """In full: an accuracy of 4/5 has to reach a target of 0.8."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = placed(tmp_path, own(), [str(f) for f in files])
+    last = serve(grid, own(), Options(tmp_path / "run")).rows[-1]
+    assert last.test is not None
+    scores = [last.sources["client 0"], last.sources["client 1"], last.test]
+    assert [one.examples for one in scores] == [6, 8, 14]
+    assert any(one.top1 not in (0.0, 0.5, 1.0) for one in scores)
+    assert all(one.top1 == round(one.top1 * one.examples) / one.examples for one in scores)
+
+
+@pytest.mark.parametrize("lie", [1.5, -0.1, float("nan"), float("inf")])
+def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = placed(tmp_path, own(), [str(f) for f in files])
+
+    def lies(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == "evaluate":
+            reply["scores-0"]["top1"] = lie
+        return reply
+
+    grid.bends[100] = lies
+    last = serve(grid, own(), Options(tmp_path / "run")).rows[-1]
+    assert last.test is not None
+    assert last.test.examples == 8
+    assert [who for words, who in last.faults.items() if "no share of hits" in words] == [[0]]
+
+
+def columns(file: Path, order: str) -> Path:
+    """The same table with its columns in another order."""
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    place = [rows[0].index(name) for name in order.split(",")]
+    file.write_text("\n".join(",".join(row[i] for i in place) for row in rows) + "\n")
+    return file
+
+
+def test_columns_are_the_same_everywhere(tmp_path: Path) -> None:
+    """An input is known by its place: another order was trained on as if it were the same."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    columns(files[1], "a,c,b,kind")
+    grid = placed(tmp_path, own(), [str(f) for f in files])
+    with pytest.raises(DataError, match="columns of client 1 and client 0 differ") as error:
+        serve(grid, own(), Options(tmp_path / "run"))
+    assert "'c' as column 2; expected 'b'" in str(error.value)
+    columns(files[1], "a,b,c,kind")
+    grid = placed(tmp_path, own(), [str(f) for f in files])
+    assert serve(grid, own(), Options(tmp_path / "run")).record.data["columns"] == ["a", "b", "c"]
+
+
+def test_a_node_whose_data_change_is_left_out(tmp_path: Path) -> None:
+    """Also while it stays connected, and where their number stays."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    experiment = own(flower={"deadline_seconds": 2.0, "poll_seconds": 0.01, "quorum": 0.4})
+    grid = placed(tmp_path, experiment, [str(f) for f in files])
+
+    def changed(kind: str, reply: RecordDict) -> RecordDict:
+        files[1].write_text(files[1].read_text().replace("0.", "1."))
+        grid.sites[101] = placed(tmp_path, experiment, [str(f) for f in files]).sites[101]
+        return reply
+
+    grid.bends[101] = changed
+    row = serve(grid, experiment, Options(tmp_path / "run")).rows[-1]
+    assert row.clients == [0]
+    assert any("not those that the run began with" in words for words in row.faults)
+
+
+FUNCTIONS = """\
+import numpy as np
+import fedkeel as fk
+
+
+def images():
+    x = np.random.default_rng(0).normal(3, 2, size=(40, 1, 8, 8))
+    return x, (x[:, 0, 0, 0] > 3).astype(int)
+
+
+def halves():
+    x, y = images()
+    return fk.dataset(x, y, classes=2), fk.dataset(x[:5, :, :4], y[:5], classes=2)
+
+
+def no_test():
+    made = fk.dataset(*images(), classes=2)
+    return made, made.take(np.arange(0))
+"""
+
+
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **data: object) -> Prepared:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = own(data={"source": "nodes", "labels": ["no", "yes"], **data})
+    return site(experiment, {"partition-id": 0, "data": f"functions:{name}"}).prepared
+
+
+def test_settings_of_the_data_hold_for_functions_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were ignored, without a word."""
+    for how in ("standardize", "pixels"):
+        x = called(tmp_path, monkeypatch, "images", normalize=how).world.federation.data.x[:32]
+        over = (0, 2, 3) if how == "standardize" else (0,)
+        assert x.mean(over).abs().max() < 1e-5
+        assert (x.std(over, unbiased=False) - 1).abs().max() < 1e-3
+    assert not called(tmp_path, monkeypatch, "images").world.augment
+    assert called(tmp_path, monkeypatch, "images", augment="crop_flip").world.augment
+
+
+def test_halves_that_a_function_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="training and test inputs of data 'functions:halves'"):
+        called(tmp_path, monkeypatch, "halves")
+    federation = called(tmp_path, monkeypatch, "no_test").world.federation
+    assert federation.held_rows is not None
+    assert (len(federation.rows), len(federation.held_rows)) == (40, 0)
 
 
 def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path: Path) -> None:

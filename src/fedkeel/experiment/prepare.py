@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -198,10 +197,6 @@ def _raises_on_one(network: Network, data: Dataset) -> str:
     return ""
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Where an object lies, in its repr: another place in every process."""
-
-
 def _key(prepared: Prepared) -> str:
     """Return a digest of settings, data, initial model and version: of all that decides numbers."""
     settings = prepared.settings.model_dump(mode="json")
@@ -224,7 +219,7 @@ def _key(prepared: Prepared) -> str:
         "settings": settings,
         "train": world.federation.data.fingerprint(),
         "test": world.test.fingerprint(),
-        "network": _ADDRESS.sub("", world.bench.network.describe()),
+        "network": world.bench.network.describe(),
         "own": fingerprint(prepared.plan.parts),
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -52,13 +53,15 @@ class Keep:
 
         Raises:
             LostError: it is not there, has another digest, or another form.
+            RunError: the disk fails; what is there is still there.
         """
-        there = self._rounds()
-        if round not in there:
-            raise LostError(
-                "it is gone" if not there else f"only that of round {max(there)} is there"
-            )
-        data = self._file(round).read_bytes()
+        with _disk("What the client keeps cannot be read."):
+            there = self._rounds()
+            if round not in there:
+                raise LostError(
+                    "it is gone" if not there else f"only that of round {max(there)} is there"
+                )
+            data = self._file(round).read_bytes()
         if _digest(data) != digest:
             raise LostError(f"that of round {round} is another one")
         try:
@@ -79,20 +82,18 @@ class Keep:
         data = save({path: t.contiguous() for path, t in walk(dict(state))})
         file = self._file(round)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with aside.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(aside, file)
-        except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise RunError(
-                "What the client keeps cannot be written.",
-                got=error.strerror or error,
-                do="see that the node's disk has room; the next round tries again",
-            ) from None
+        with _disk("What the client keeps cannot be written."):
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with aside.open("wb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.replace(aside, file)
+            except OSError:
+                with suppress(OSError):
+                    aside.unlink()
+                raise
         return _digest(data)
 
     def tidy(self, believed: int, saved: int) -> None:
@@ -101,15 +102,19 @@ class Keep:
         Args:
             believed: the round whose state the server believes in, 0 for none.
             saved: rounds completed at the server's last checkpoint, to which it may go back.
+
+        Raises:
+            RunError: the disk fails; nothing that is needed is gone.
         """
-        there = [r for r in self._rounds() if r <= believed]
-        base = max((r for r in there if r <= saved), default=0)
-        needed = {r for r in there if r >= base}
-        if self._folder.is_dir():
-            for file in list(self._folder.iterdir()):
-                found = _NAME.fullmatch(file.name)
-                if found is None or int(found[1]) not in needed:
-                    file.unlink(missing_ok=True)
+        with _disk("What the client no longer needs cannot be removed."):
+            there = [r for r in self._rounds() if r <= believed]
+            base = max((r for r in there if r <= saved), default=0)
+            needed = {r for r in there if r >= base}
+            if self._folder.is_dir():
+                for file in list(self._folder.iterdir()):
+                    found = _NAME.fullmatch(file.name)
+                    if found is None or int(found[1]) not in needed:
+                        file.unlink(missing_ok=True)
 
     def _file(self, round: int) -> Path:
         return self._folder / f"round-{round:08d}.safetensors"
@@ -119,6 +124,19 @@ class Keep:
             return []
         found = [_NAME.fullmatch(file.name) for file in self._folder.iterdir()]
         return sorted(int(one[1]) for one in found if one)
+
+
+@contextmanager
+def _disk(what: str) -> Iterator[None]:
+    """Say in words what the disk refused."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            what,
+            got=error.strerror or error,
+            do="see that the node's disk has room and is its own; the next round tries again",
+        ) from None
 
 
 def _digest(data: bytes) -> str:

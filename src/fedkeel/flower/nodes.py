@@ -25,7 +25,7 @@ from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.ledger import EVALUATION, Ledger
 from fedkeel.flower.reader import Reader
-from fedkeel.flower.roster import Roster
+from fedkeel.flower.roster import Roster, least
 from fedkeel.flower.screen import outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
 from fedkeel.flower.wire import (
@@ -84,7 +84,7 @@ class Nodes:
             TrainingError: fewer than the quorum answered before the deadline.
         """
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        enough = math.ceil(self._settings.enough * len(clients))
+        enough = least(self._settings.enough, len(clients))
         took: dict[int, Took] = {}
         lost: list[int] = []
         self._ledger.open(message.round)
@@ -93,10 +93,10 @@ class Nodes:
         started = time.monotonic()
         for reply in self._exchange.ask(orders, TRAIN, lambda: len(took) >= enough):
             before = len(took)
-            self._receive(reply, message, self._meant(orders, reply.node), took, lost)
+            self._receive(reply, Order.read(orders[reply.node]), took, lost)
             tick(len(took) - before)
         self._missing(clients, took, time.monotonic() - started)
-        self._quorum(message, len(clients), len(took))
+        self._quorum(message, len(clients), len({*took, *lost}))
         found = np.array(sorted(took), dtype=np.int64)
         final = [Job(row, k, jobs[k].done) for row, k in enumerate(found.tolist())]
         self._pending = {client: one.digest for client, one in took.items()}
@@ -119,7 +119,7 @@ class Nodes:
                 self._settings.deadline_seconds / 4, lambda where: there <= set(where)
             )
             route = self._roster.route(wanted)
-        arrays = pack(flat(message))
+        arrays, said = pack(flat(message)), self._roster.said()
         size = nbytes(flat(message))
         if size > self._settings.message_mb * 1e6:
             raise RunError(
@@ -135,6 +135,7 @@ class Nodes:
                 run=self._prepared.key,
                 round=message.round,
                 terms=self._terms,
+                data=said[own[0]].digest,
                 lr=message.lr,
                 saved=self._saved,
                 clients=tuple(own),
@@ -148,19 +149,13 @@ class Nodes:
                 self._ledger.sent(part, {part: state})
         return orders
 
-    def _receive(
-        self,
-        reply: Reply,
-        message: Message,
-        meant: tuple[int, ...],
-        took: dict[int, Took],
-        lost: list[int],
-    ) -> None:
-        """Take what a node replied, or write down why not."""
+    def _receive(self, reply: Reply, order: Order, took: dict[int, Took], lost: list[int]) -> None:
+        """Take what a node replied to an order, or write down why not."""
+        meant = order.clients
         try:
             if reply.content is None:
                 raise WireError(reply.fault)
-            answer = self._reader.answer(reply.content, message.round, meant)
+            answer = self._reader.answer(reply.content, order.round, meant)
         except WireError as error:
             self._ledger.fault(error.short(), meant)
             return
@@ -175,7 +170,8 @@ class Nodes:
                 try:
                     state = self._reader.state(reply.content, client)
                     self._count(state)
-                    took[client] = self._reader.took(reply.content, state, answer, place)
+                    done = order.done[place]
+                    took[client] = self._reader.took(reply.content, state, answer, place, done)
                 except WireError as error:
                     self._ledger.fault(error.short(), [client])
                     continue
@@ -201,7 +197,8 @@ class Nodes:
                 self._ledger.fault("sent NaN or infinity", [client])
 
     def _quorum(self, message: Message, asked: int, came: int) -> None:
-        needed = math.ceil(self._settings.quorum * asked)
+        """Refuse a round that too few have answered; who has lost what it kept has answered."""
+        needed = least(self._settings.quorum, asked)
         if came >= needed:
             return
         said = "; ".join(f"{words}: {clients}" for words, clients in self._ledger.faults.items())
@@ -243,10 +240,15 @@ class Nodes:
     # --- surveys ---------------------------------------------------------------------------------
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
-        """Return the answers of clients [K] to the surveys; NaN for who does not answer."""
+        """Return the answers of clients [K] to the surveys; NaN for who does not answer.
+
+        Raises:
+            TrainingError: fewer than the quorum answered before the deadline.
+        """
         self._ledger.open(message.round)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs)
+        came = 0
         for job in jobs.values():
             self._buffers.rows.put_answers(job, _nothing(self._forms))
         for reply in self._exchange.ask(orders, SURVEY):
@@ -257,14 +259,24 @@ class Nodes:
                 head = Order.read(reply.content)
                 if (head.run, head.round) != (self._prepared.key, message.round):
                     raise WireError("A reply belongs to another round or run.")
-                for client in meant:
-                    state = unpack(reply.content, of_client(TENSORS, client), self._forms.answer)
-                    self._buffers.rows.put_answers(jobs[client], branches(state))
-                    for part, own in branches(state).items():
-                        self._ledger.came(part, {part: own})
             except WireError as error:
                 self._ledger.fault(f"survey: {error.short()}", meant)
+                continue
+            came += sum(self._answered(reply.content, jobs[client]) for client in meant)
+        self._quorum(message, len(clients), came)
         return self._buffers.answers(clients)
+
+    def _answered(self, content: RecordDict, job: Job) -> bool:
+        """Take what one client answered to the surveys, or write down why not."""
+        try:
+            state = unpack(content, of_client(TENSORS, job.client), self._forms.answer)
+        except WireError as error:
+            self._ledger.fault(f"survey: {error.short()}", [job.client])
+            return False
+        self._buffers.rows.put_answers(job, branches(state))
+        for part, own in branches(state).items():
+            self._ledger.came(part, {part: own})
+        return True
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -326,8 +338,8 @@ class Nodes:
                 for client in meant:
                     name = of_client("scores", client)
                     found = values(reply.content, name, {"top1", "top3", "loss"})
-                    row = [found["top1"], found["top3"], found["loss"]]
-                    measured[torch.from_numpy(group == client)] = torch.tensor(row).double()
+                    own = np.flatnonzero(group == client)
+                    measured[own] = _spread(found, len(own))
             except WireError as error:
                 self._ledger.fault(f"evaluation: {error.short()}", meant)
         return measured
@@ -337,6 +349,19 @@ class Nodes:
 
     def __exit__(self, *error: object) -> None:
         """Nothing to end: the nodes live on."""
+
+
+def _spread(means: Mapping[str, float], count: int) -> Tensor:
+    """Return [N, 3] rows of examples that have these means; hits are whole.
+
+    Raises:
+        WireError: the means cannot be those of so many examples.
+    """
+    if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
+        raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
+    places = torch.arange(count)
+    hits = [(places < round(means[name] * count)).double() for name in ("top1", "top3")]
+    return torch.stack([*hits, torch.full((count,), means["loss"]).double()], dim=1)
 
 
 def _nothing(forms: Forms) -> ByPart:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
+from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import load
 from fedkeel.data.read.raw import stratified
 from fedkeel.errors import DataError
@@ -93,8 +95,20 @@ def own(experiment: Experiment, config: Mapping[str, object], client: int) -> In
         held_rows=rows[len(train) :],
         held_offsets=_offsets(client, count, len(test)),
     )
-    made = task(experiment, joined)
-    return Ingredients(made, lambda seed: federation, test, experiment.model.name)
+    return _ingredients(experiment, federation, test)
+
+
+def _ingredients(experiment: Experiment, federation: Federation, test: Dataset) -> Ingredients:
+    """Return the ingredients of either end, from a federation with data or a stand-in."""
+    data, augment = federation.data, experiment.data.augment == "crop_flip"
+    if augment and len(data.shape) != 3:
+        raise DataError(
+            f"data.augment = {experiment.data.augment!r} is for images, and the data are none.",
+            got=f"inputs of shape {list(data.shape)}",
+            do="drop data.augment",
+        )
+    made = task(experiment, data)
+    return Ingredients(made, lambda seed: federation, test, experiment.model.name, augment)
 
 
 def _offsets(client: int, count: int, size: int) -> Ints:
@@ -138,14 +152,24 @@ def _called(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
         random = generator(experiment.seed, f"data.test/{text}")
         first, second = stratified(whole.y.numpy(), experiment.data.test_fraction, random)
         train, test = whole.take(first), whole.take(second)
-    classes = len(experiment.data.labels)
-    if max(int(train.y.max()), int(test.y.max())) >= classes:
-        raise DataError(f"data {text!r} holds a label beyond the {classes} of data.labels.")
-    labels = experiment.data.labels
-    return (
-        replace(train, classes=classes, label_names=labels, sources=(NODES,)),
-        replace(test, classes=classes, label_names=labels, sources=(NODES,)),
+    if (train.shape, train.x.dtype) != (test.shape, test.x.dtype):
+        raise DataError(
+            f"The training and test inputs of data {text!r} differ in form.",
+            got=f"{list(train.shape)} {train.x.dtype} and {list(test.shape)} {test.x.dtype}",
+        )
+    labels, both = experiment.data.labels, torch.cat([train.y, test.y])
+    if not len(train) or int(both.max()) >= len(labels):
+        what = "a label beyond the" if len(train) else "no training example of the"
+        raise DataError(f"data {text!r} holds {what} {len(labels)} of data.labels.")
+    form = torch.contiguous_format
+    inputs = train.x.clone(memory_format=form), test.x.clone(memory_format=form)
+    if inputs[0].is_floating_point():
+        normalise(*inputs, experiment.data.normalize)
+    train, test = (
+        replace(half, x=x, classes=len(labels), label_names=labels, sources=(NODES,))
+        for half, x in zip((train, test), inputs, strict=True)
     )
+    return train, test
 
 
 def _arrays(text: str, found: object, experiment: Experiment) -> Dataset:
@@ -181,6 +205,7 @@ def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredient
                 got=f"shape {list(one.shape)}, {one.classes} classes",
                 expected=f"shape {list(first.shape)}, {first.classes} classes",
             )
+    columns = _columns(said)
     sizes = [_one(said[k].examples) for k in sorted(said)]
     held = [_one(said[k].held) for k in sorted(said)]
     if sum(sizes) + sum(held) > 3 * LARGEST:
@@ -192,6 +217,7 @@ def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredient
     digest = hashlib.blake2b(digest_size=6)
     digest.update(repr([said[k].digest for k in sorted(said)]).encode())
     data = _blank(experiment, first, 2, (f"nodes {digest.hexdigest()}",))
+    data = replace(data, columns=columns)
     names = tuple(said[k].name or f"client {k}" for k in sorted(said))
     federation = Federation(
         data,
@@ -205,11 +231,24 @@ def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredient
     test = replace(
         _blank(experiment, first, sum(held), names), source=np.repeat(np.arange(len(held)), held)
     )
-    return Ingredients(task(experiment, data), lambda seed: federation, test, experiment.model.name)
+    return _ingredients(experiment, federation, test)
 
 
-def _form(said: Presence) -> object:
-    return said.shape, said.classes, said.tokens
+def _columns(said: Mapping[int, Presence]) -> tuple[str, ...]:
+    """Return the columns of those that have tables; refuse inputs that mean different things."""
+    named = [(client, one.columns) for client, one in sorted(said.items()) if one.columns]
+    first, expected = named[0] if named else (0, ())
+    for client, found in named:
+        for place, (one, other) in enumerate(zip_longest(found, expected), start=1):
+            if one != other:
+                raise DataError(
+                    f"The columns of client {client} and client {first} differ.",
+                    got=f"{one!r} as column {place}",
+                    expected=f"{other!r}",
+                    why="an input is known by its place alone",
+                    do="write the same columns in the same order on every node, or use data.drop",
+                )
+    return expected
 
 
 def _one(column: tuple[int, ...]) -> int:

@@ -57,7 +57,9 @@ class Reader:
         """
         return unpack(content, of_client(TENSORS, client), self.forms.reply)
 
-    def took(self, content: RecordDict, state: State, answer: Answer, place: int) -> Took:
+    def took(
+        self, content: RecordDict, state: State, answer: Answer, place: int, done: int
+    ) -> Took:
         """Return one client's reply, checked.
 
         Args:
@@ -65,6 +67,7 @@ class Reader:
             state: the client's tensors.
             answer: what the node says of its clients.
             place: which of them.
+            done: local steps that it had made before.
 
         Raises:
             WireError: it counts other work than was asked for, or cannot be decoded.
@@ -72,7 +75,7 @@ class Reader:
         client, forms, world = answer.clients[place], self.forms, self.prepared.world
         numbers = values(content, of_client("notes", client), {*forms.notes, "loss"})
         steps, seen = answer.steps[place], answer.seen[place]
-        asked = batches.processed(world.bench.local, int(world.federation.sizes[client]))
+        asked = batches.processed(world.bench.local, int(world.federation.sizes[client]), done)
         if seen != asked or not 0 < steps <= seen:
             raise WireError(
                 "A reply counts other work than was asked for.",
@@ -90,7 +93,8 @@ class Reader:
             loss=torch.tensor(numbers["loss"], dtype=torch.float64),
             finite=method.finite({**state, "delta": dict(delta)}),
             notes={
-                name: torch.tensor(numbers[name]).to(one.dtype) for name, one in forms.notes.items()
+                name: torch.tensor(numbers[name], dtype=one.dtype)
+                for name, one in forms.notes.items()
             },
         )
         return Took(reply, steps, seen, digest)

@@ -24,6 +24,15 @@ STRAGGLERS = 20.0
 """Seconds without a new node after which a run begins with those that are there."""
 
 
+def least(share: float, count: int) -> int:
+    """Return the smallest whole number that is this share of so many, or more.
+
+    >>> least(0.5, 3), least(0.56, 25)
+    (2, 14)
+    """
+    return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14
+
+
 class Presence(Head):
     """What a node says of itself.
 
@@ -34,6 +43,7 @@ class Presence(Head):
         shape: shape of one input, for a node with data of its own.
         classes: number of classes it knows of.
         labels: names of the labels, empty where they are numbers.
+        columns: names of a table's columns, in the order of the inputs; empty of anything else.
         tokens: whether inputs are whole numbers that the model looks up.
         digest: digest of its data.
         name: what the node is called, "" for nothing.
@@ -45,6 +55,7 @@ class Presence(Head):
     shape: tuple[Count, ...]
     classes: int = Field(ge=1, le=10**6)
     labels: tuple[str, ...]
+    columns: tuple[str, ...] = Field(max_length=LARGEST)
     tokens: bool
     digest: str = Field(max_length=64)
     name: str = Field(max_length=200)

@@ -41,5 +41,5 @@ def _norms(replies: Replies) -> Iterator[tuple[str, Tensor]]:
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    squares = [t.reshape(len(t), -1).double().square().sum(dim=1) for t in tensors]
+    squares = [t[..., None].flatten(1).double().square().sum(dim=1) for t in tensors]
     return torch.stack(squares).sum(dim=0).sqrt()

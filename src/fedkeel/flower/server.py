@@ -17,7 +17,7 @@ from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away, stand_in
-from fedkeel.flower.roster import Roster
+from fedkeel.flower.roster import Roster, least
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.records.folder import write_text
@@ -88,8 +88,8 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         prepared = prepare(experiment, gather(experiment))
         roster = Roster(exchange, settings, prepared.population.clients)
     _pin(roster, prepared, on_nodes)
-    needed = settings.quorum * prepared.population.clients
-    roster.gather(lambda found: found >= needed, f"at least {needed:g} clients")
+    needed = least(settings.quorum, prepared.population.clients)
+    roster.gather(lambda found: found >= needed, f"at least {needed} clients")
     choice = {
         "kind": "flower",
         "workers": len(set(roster.where().values())),

@@ -47,6 +47,7 @@ from fedkeel.method.outside import fingerprint
 from fedkeel.method.server import server_message
 from fedkeel.task.metrics import by_group
 from fedkeel.task.network import Network
+from fedkeel.tree import walk
 from fedkeel.version import __version__
 
 LOG = "node.log"
@@ -56,11 +57,15 @@ SENT = ("delta/", "buffers/", "uploads/")
 OK, RESTARTED, LOST = "ok", "restarted", "lost"
 
 Terms = str
-"""Digest of what server and nodes have to agree on: version, method, model and local training."""
+"""Digests of what server and nodes have to agree on: version, method, local training; the model."""
 
 
 def terms(prepared: Prepared) -> Terms:
-    """Return the digest of what server and nodes have to agree on; data are not part of it."""
+    """Return digests of what server and nodes have to agree on; data are not part of it.
+
+    The first is that of the experiment. The second is that of the model each end makes for itself:
+    how it is written, and its numbers that are never sent.
+    """
     settings = prepared.settings
     network: Network = prepared.world.bench.network
     facts = {
@@ -74,7 +79,19 @@ def terms(prepared: Prepared) -> Terms:
         "buffers": prepared.world.bench.buffers,
         "parameters": {k: list(v.shape) for k, v in network.params.items()},
     }
-    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)
+    return f"{digest.hexdigest()}-{_model(prepared)}"
+
+
+def _model(prepared: Prepared) -> str:
+    """Return a digest of a model, without the numbers that every message brings."""
+    network: Network = prepared.world.bench.network
+    sent = prepared.server.buffers
+    own = {k: v for k, v in network.buffers.items() if k not in sent}
+    digest = hashlib.blake2b(network.describe().encode(), digest_size=8)
+    for path, tensor in walk({"frozen": dict(network.frozen), "own": dict(own)}):
+        digest.update(path.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -198,7 +215,7 @@ class Site:
             return None, LOST if self.prepared.plan.mirrored else RESTARTED
 
     def survey(self, content: RecordDict) -> RecordDict:
-        """Return the answers of the clients of an order to the surveys.
+        """Return the answers of the clients of an order to the surveys; none of one that fails.
 
         Raises:
             WireError: the order is not one of this run, or not for this node.
@@ -208,10 +225,14 @@ class Site:
         records = RecordDict()
         for place, client in enumerate(order.clients):
             keep = Keep(self.root, order.run, client)
-            mine, _ = self._mine(order, place, keep)
             job = Job(place, client, order.done[place])
-            with arithmetic(self.prepared.world.precision):
-                answers = survey_client(self.prepared.world, message, job, mine)
+            try:
+                mine, _ = self._mine(order, place, keep)
+                with arithmetic(self.prepared.world.precision):
+                    answers = survey_client(self.prepared.world, message, job, mine)
+            except FedkeelError as error:
+                note(self.root, error)
+                continue
             records[of_client(TENSORS, client)] = pack(dict(answers))
         records[HEAD] = order.record()
         return records
@@ -254,6 +275,7 @@ class Site:
             shape=data.shape,
             classes=data.classes,
             labels=data.label_names,
+            columns=data.columns,
             tokens=not data.x.is_floating_point(),
             digest=data.fingerprint(),
             name=self.name,
@@ -265,12 +287,27 @@ class Site:
         count = len(order.clients)
         if any(len(column) != count for column in (order.done, order.kept, order.digest)):
             raise WireError("An order's columns differ in length.")
-        if order.terms != terms(self.prepared):
+        own = terms(self.prepared)
+        if order.terms.partition("-")[0] != own.partition("-")[0]:
             raise WireError(
                 "The server runs another experiment than this node.",
-                got=f"terms {order.terms:.16}",
-                expected=terms(self.prepared),
+                got=f"terms {order.terms:.40}",
+                expected=own,
                 do="use the same experiment file and version of fedkeel at the server and here",
+            )
+        if order.terms != own:
+            raise WireError(
+                "This node makes another model than the server.",
+                got=f"terms {order.terms:.40}",
+                expected=own,
+                why="its code, its attributes, or frozen parameters or buffers differ",
+                do="have the same files here; in its constructor draw with torch, which is seeded",
+            )
+        if order.data != self.prepared.world.federation.data.fingerprint():
+            raise WireError(
+                "The data of this node are not those that the run began with.",
+                why="they have changed since it said what it has, or a function draws them anew",
+                do="give it back the data of the beginning, or begin another run",
             )
         strangers = set(order.clients) - self.clients
         if strangers:

@@ -88,9 +88,17 @@ def up(
         )
     place = out.absolute() / "flower"
     app, outcome = place / "app", place / OUTCOME
-    shutil.rmtree(app, ignore_errors=True)
-    for left in (outcome, place / "superlink.db"):
-        left.unlink(missing_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(app, ignore_errors=True)
+        for left in (outcome, place / "superlink.db"):
+            left.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{out} cannot be written to.",
+            got=error.strerror or error,
+            do="choose another folder (--out)",
+        ) from None
     export(experiment, app)
     state = json.dumps(str(place / "state"))
     with Federation(place, [f"{one} state={state}" for one in configs], secure) as federation:

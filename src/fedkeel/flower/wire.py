@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -86,6 +86,7 @@ class Order(Head):
 
     Args:
         terms: digest of what server and nodes have to agree on.
+        data: digest of the node's data, as the run began with them.
         lr: local learning rate of the round.
         saved: rounds completed at the server's last checkpoint.
         clients: which clients are meant.
@@ -95,6 +96,7 @@ class Order(Head):
     """
 
     terms: str
+    data: str
     lr: float
     saved: int
     clients: tuple[int, ...]
@@ -132,8 +134,9 @@ def of_client(name: str, client: int) -> str:
 
 
 def pack(state: Mapping[str, Tensor | State]) -> ArrayRecord:
-    """Return a state as a record: one array for each tensor, by path."""
-    return ArrayRecord({path: Array(t.detach().cpu().numpy()) for path, t in walk(state)})
+    """Return a state as a record: one array for each tensor, by path, row after row."""
+    rows = {path: t.detach().cpu().contiguous().numpy() for path, t in walk(state)}
+    return ArrayRecord({path: Array(array) for path, array in rows.items()})
 
 
 def unpack(content: RecordDict, name: str, spec: Mapping[str, Spec]) -> State:
@@ -181,15 +184,16 @@ def _tensor(path: str, array: Array, spec: Spec) -> Tensor:
     except ValueError as error:
         raise WireError(f"The tensor {path!r} cannot be read.", got=f"{error!s:.80}") from None
     body = memoryview(data)[stream.tell() :]
-    fits = shape == spec.shape and dtype == _numpy(spec.dtype) and len(body) == spec.nbytes
-    if not fits or (fortran and len(shape) > 1):
+    if shape != spec.shape or dtype != _numpy(spec.dtype) or len(body) != spec.nbytes:
         raise WireError(
             f"The tensor {path!r} has another form.",
             got=f"{list(shape)} {dtype}, {len(body)} bytes",
             expected=expected,
         )
     if spec.nbytes:
-        out.copy_(torch.from_numpy(np.frombuffer(body, dtype=dtype).reshape(shape).copy()))
+        order: Literal["C", "F"] = "F" if fortran else "C"
+        found = np.frombuffer(body, dtype=dtype).reshape(shape, order=order)
+        out.copy_(torch.from_numpy(found.copy()))
     return out
 
 

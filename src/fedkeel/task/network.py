@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
-from fedkeel.own import plain, written
+from fedkeel.own import placeless, plain, written
 from fedkeel.task.functional import Functional
 from fedkeel.task.habits import Habits, observe
 from fedkeel.tree import Tree, clone
@@ -58,7 +58,7 @@ class Output:
 
 
 def _in_order(own: Tensor) -> Tensor:
-    """Return a copy that lies in memory as one that came from another process or from a file."""
+    """Return a copy that lies row after row, as one that has been sent or saved."""
     return own.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -106,9 +106,8 @@ class Network:
         self.names: tuple[str, ...] = tuple(
             name for name, p in self._train.named_parameters() if p.requires_grad
         )
-        trained = set(self.names)
-        named = self._train.named_parameters()
-        self.params: Tree = {n: _in_order(p) for n, p in named if n in trained}
+        every = dict(self._train.named_parameters())
+        self.params: Tree = {name: _in_order(every[name]) for name in self.names}
         self.buffers: Tree = {n: _in_order(b) for n, b in self._train.named_buffers()}
 
     def on(self, device: torch.device) -> Network:
@@ -123,6 +122,12 @@ class Network:
         twin.params = {k: t.to(device) for k, t in self.params.items()}
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
         return twin
+
+    @property
+    def frozen(self) -> Tree:
+        """Parameters that are not trained, by name."""
+        every = self._train.named_parameters()
+        return {n: p.detach() for n, p in every if not p.requires_grad}
 
     def everything(self) -> Tree:
         """Return every parameter and buffer of the initial module, frozen ones too."""
@@ -152,7 +157,7 @@ class Network:
         for name, module in self._train.named_modules():
             if not type(module).__module__.startswith("torch."):
                 told.append(f"{name}: {written(type(module))} {plain(vars(module))}")
-        return "\n".join(told)
+        return placeless("\n".join(told))
 
     @property
     def mixes_examples(self) -> bool:

@@ -16,6 +16,10 @@ CONSTANT = 1e30
 _ROWS = 1024  # examples handled at a time, so that no copy of a whole set is made
 
 
+_AWAY = 0.001 / 255
+"""Added to the deviation of a pixel, as in FedProx's recipe, whose images have values to 255."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """Mean and deviation of each channel of images, or of each column of a table. F of them.
@@ -68,6 +72,24 @@ def measure(x: Tensor, extra: float = 0.0) -> Scale:
     low, high = x.amin(others), x.amax(others)
     std = torch.where(low == high, torch.zeros_like(mean), (square / count).sqrt_() + extra)
     return Scale(mean, std)
+
+
+def normalise(train: Tensor, test: Tensor, how: str) -> Scale | None:
+    """Normalise inputs in place by the training inputs, and return by what they were.
+
+    Args:
+        train: [N, ...] training inputs, floating point.
+        test: [M, ...] test inputs.
+        how: see `fedkeel.config.Data`; other ways than ``standardize`` and ``pixels`` do nothing.
+    """
+    if how not in ("standardize", "pixels"):
+        return None
+    each = how == "pixels"  # each number of an input is a column
+    halves = (train.flatten(1), test.flatten(1)) if each else (train, test)
+    scale = measure(halves[0], _AWAY) if each else measure(halves[0])
+    for half in halves:
+        scale.apply_(half)
+    return scale
 
 
 def fill(out: Tensor, x: Tensor, name: str) -> None:

@@ -23,9 +23,6 @@ from fedkeel.data.read.raw import Raw, stratified
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.rng import generator
 
-_AWAY = 0.001 / 255
-"""Added to the deviation of a pixel, as in FedProx's recipe, whose images have values to 255."""
-
 
 @dataclass(frozen=True)
 class _Pair:
@@ -275,16 +272,11 @@ def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor, Sca
                 out.copy_(raw.x)
         if settings.normalize == "source" and pair.known:
             own = _published(pair, shape) or images.measure(halves[0])
-            _apply(own, halves)
+            for half in halves:
+                own.apply_(half)
             scale = own if len(pairs) == 1 else None
         starts = ends
-    if settings.normalize == "standardize":
-        scale = images.measure(train)
-        _apply(scale, (train, test))
-    if settings.normalize == "pixels":  # each number of an input is a column
-        flat = train.flatten(1), test.flatten(1)
-        scale = images.measure(flat[0], _AWAY)
-        _apply(scale, flat)
+    scale = images.normalise(train, test, settings.normalize) or scale
     names = pairs[0].train.columns
     return _single(train, names), _single(test, names), scale
 
@@ -301,11 +293,6 @@ def _single(x: Tensor, columns: Sequence[str]) -> Tensor:
         expected=f"numbers of at most {torch.finfo(torch.float32).max:.3g}",
         do='normalize = "standardize" in [data], or divide the column by a large number',
     )
-
-
-def _apply(scale: Scale, halves: tuple[Tensor, Tensor]) -> None:
-    for half in halves:
-        scale.apply_(half)
 
 
 def _published(pair: _Pair, shape: tuple[int, ...]) -> Scale | None:
