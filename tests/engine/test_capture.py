@@ -40,9 +40,7 @@ def test_a_step_writes_over_what_it_owns_and_makes_no_gradient_of_the_weights() 
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
     assert found[0].data_ptr() == given[0].data_ptr()
-    assert re.search(
-        r"accumulate\(w_1, float_1, \(\(1.0, \(t_\d+, x_1\)\),\), True\)", recorded.code
-    )
+    assert re.search(r"accumulate\(w, float_1, \(\(1.0, \(t_\d+, x\)\),\), True\)", recorded.code)
 
 
 def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
@@ -55,8 +53,8 @@ def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
     given = [numbers(3, 5), numbers(3, 5, seed=1), *arguments()[2:]]
     expected = step(*given)
     recorded = Captured(step, given, rate=4, owned=frozenset({0}))
-    terms = r"\(\(1.0, \(t_\d+, x_1\)\), \(1.0, \(c_1,\)\), \(0.5, \(sub,\)\)\)"
-    assert re.search(rf"accumulate\(w_1, float_1, {terms}, True\)", recorded.code), recorded.code
+    terms = r"\(\(1.0, \(t_\d+, x\)\), \(1.0, \(c,\)\), \(0.5, \(sub,\)\)\)"
+    assert re.search(rf"accumulate\(w, float_1, {terms}, True\)", recorded.code), recorded.code
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
@@ -76,7 +74,7 @@ def test_a_centralised_gradient_stays_a_product(lanes: int) -> None:
         ]
     expected = step(*given)
     recorded = Captured(step, given, rate=3, owned=frozenset({0}))
-    assert re.search(r"accumulate\(w_1, float_1, \(\(1.0, \(\w+, \w+\)\),\), True\)", recorded.code)
+    assert re.search(r"accumulate\(w, float_1, \(\(1.0, \(\w+, \w+\)\),\), True\)", recorded.code)
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
@@ -188,7 +186,7 @@ def test_a_maximum_is_taken_before_the_relu(stride: int, layout: torch.memory_fo
 
     x = numbers(2, 3, 6, 6).round().contiguous(memory_format=layout)  # many are alike
     recorded = Captured(step, [x])
-    assert "max_pool2d_with_indices.default(x_1" in recorded.code
+    assert "max_pool2d_with_indices.default(x" in recorded.code
     for one, other in zip(recorded(x), step(x), strict=True):
         assert torch.equal(one, other)
 
@@ -208,5 +206,5 @@ def test_random_numbers_are_drawn_anew_and_known() -> None:
 
 
 def test_a_function_that_branches_on_values_cannot_be_recorded() -> None:
-    with pytest.raises(Exception, match="guard"):
+    with pytest.raises(Exception, match="numbers in a tensor"):
         Captured(lambda x: [x if x.sum() > 0 else -x], [numbers(3)])

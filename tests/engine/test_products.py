@@ -9,21 +9,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.engine.recording.products import multiply
+from fedkeel.engine.recording.trace import trace
 
 D = torch.float64
 
 
-def gradients(**form: Any) -> Callable[..., Any]:
-    """Of two layers' input, kernels and biases."""
+def gradients(**form: Any) -> Callable[..., list[Tensor]]:
+    """Of two layers' input, kernels and biases; and what they are of."""
 
     def loss(x: Tensor, w: Tensor, v: Tensor, b: Tensor) -> Tensor:
         y = F.conv2d(x, w, None, **form).relu()
         return F.conv2d(y, v, b, **form).square().sum()
 
-    return torch.func.grad_and_value(loss, argnums=(0, 1, 2, 3))
+    both = torch.func.grad_and_value(loss, argnums=(0, 1, 2, 3))
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        grads, value = both(*values)
+        return [*grads, value]
+
+    return flat
 
 
 def given(lanes: int, kernel: tuple[int, int], made: int, groups: int = 1) -> list[Tensor]:
@@ -55,22 +61,20 @@ def test_products_are_the_convolutions(
 ) -> None:
     grads = torch.func.vmap(gradients(**form))
     values = given(3, kernel, made, form.get("groups", 1))
-    module = make_fx(grads, tracing_mode="fake")(*values)
+    module = trace(grads, values)
     multiply(module.graph, "cpu")
     module.recompile()
     assert "convolution" not in module.code.replace("_gradient", "")
     found, expected = module(*values), grads(*values)
-    for one, other in zip([*found[0], found[1]], [*expected[0], expected[1]], strict=True):
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-10)
 
 
 def test_other_convolutions_are_left_alone() -> None:
     values = given(3, (3, 3), 4)
-    alone = make_fx(gradients(), tracing_mode="fake")(*[t[0] for t in values])
-    by_channel = make_fx(torch.func.vmap(gradients(groups=4)), tracing_mode="fake")(
-        *given(3, (3, 3), 4, groups=4)
-    )
-    elsewhere = make_fx(torch.func.vmap(gradients()), tracing_mode="fake")(*values)
+    alone = trace(gradients(), [t[0] for t in values])
+    by_channel = trace(torch.func.vmap(gradients(groups=4)), given(3, (3, 3), 4, groups=4))
+    elsewhere = trace(torch.func.vmap(gradients()), values)
     for module, device in ((alone, "cpu"), (by_channel, "cpu"), (elsewhere, "cuda")):
         module.graph.eliminate_dead_code()
         module.recompile()

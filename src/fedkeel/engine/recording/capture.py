@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedkeel.engine.recording import passes
 from fedkeel.engine.recording.expand import expand
 from fedkeel.engine.recording.products import multiply
+from fedkeel.engine.recording.trace import trace
 from fedkeel.engine.recording.updates import centre, fuse
 
 Flat = Sequence[Tensor]
@@ -50,13 +50,7 @@ class Captured:
         owned: frozenset[int] = frozenset(),
         fresh: frozenset[int] = frozenset(),
     ) -> None:
-        seen: set[int] = set()
-        apart = []  # a tensor that is given twice would be recorded as one
-        for tensor in example:
-            apart.append(tensor.clone() if id(tensor) in seen else tensor)
-            seen.add(id(tensor))
-        with torch.no_grad():
-            module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*apart)
+        module = trace(function, example)
         graph = module.graph
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
@@ -94,5 +88,12 @@ class Captured:
 
 
 def warm() -> None:
-    """Let the first recording of a process, for which torch loads much, be of nothing."""
-    Captured(lambda x: [x + x], [torch.zeros(1)])
+    """Let the first recording of a process, for which torch loads much, be of next to nothing."""
+
+    def loss(w: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(w, y)
+
+    lanes = torch.func.vmap(torch.func.grad(loss))
+    Captured(
+        lambda w, y: [lanes(w, y)], [torch.zeros(2, 1, 2), torch.zeros(2, 1, dtype=torch.long)]
+    )

@@ -73,28 +73,34 @@ def written(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and mutates(node):
-            found.update(memory(one) for one in _targets(node))
+            # all where it does not say which
+            found.update(memory(one) for one in writes(node) or node.all_input_nodes)
     return found
 
 
-def _targets(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments that an operation writes to; all where it does not say which."""
+def writes(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operation says that it writes to."""
+    known = schema(node)
     declared = [
         node.args[place] if place < len(node.args) else node.kwargs.get(one.name)
-        for place, one in enumerate(schema(node).arguments)
+        for place, one in enumerate(known.arguments if known is not None else ())
         if one.alias_info is not None and one.alias_info.is_write
     ]
     flat = [one for given in declared for one in (given if isinstance(given, list) else [given])]
-    found = [one for one in flat if isinstance(one, fx.Node)]
-    return found or node.all_input_nodes
+    return [one for one in flat if isinstance(one, fx.Node)]
 
 
 def form(node: fx.Node) -> tuple[Any, ...] | None:
     """Return shape, strides and type of a tensor; None of anything else."""
     value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return None
-    return tuple(value.shape), value.stride(), value.dtype
+    return form_of(value) if isinstance(value, Tensor) else None
+
+
+def form_of(value: Tensor) -> tuple[Any, ...]:
+    """Return shape, strides and type; an axis of one entry has a stride of 1, as any would do."""
+    sizes = tuple(value.shape)
+    strides = tuple(1 if n == 1 else s for n, s in zip(sizes, value.stride(), strict=True))
+    return sizes, strides, value.dtype
 
 
 def turns(node: fx.Node) -> bool:

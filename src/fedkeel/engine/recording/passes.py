@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from fedkeel.engine.recording.nodes import (
     form,
+    form_of,
     is_random,
     is_view,
     memory,
@@ -67,7 +68,7 @@ def write_apart(graph: fx.Graph, fresh: set[fx.Node]) -> None:
             continue
         values = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
         made = _APART[node.target](*values[0], **values[1])
-        if (tuple(made.shape), made.stride(), made.dtype) != form(source):
+        if form_of(made) != form(source):
             continue
         node.target = _APART[node.target]
         for user in list(source.users):
@@ -119,7 +120,7 @@ def fold(module: fx.GraphModule) -> None:
         if node.target in _BLANK:
             given = node.args[0].meta["val"]
             like = torch.empty_strided(
-                given.shape, given.stride(), dtype=given.dtype, device=given.device
+                given.shape, given.stride(), dtype=given.dtype, device=node.meta["device"]
             )
             known[node] = node.target(like, *node.args[1:], **node.kwargs)
         elif all(one in known for one in node.all_input_nodes):

@@ -159,6 +159,9 @@ def weight_gradient(back: Tensor, entries: Tensor, windows: Windows) -> Tensor:
     return found.reshape(windows.kernels)
 
 
+_CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
+
+
 def multiply(graph: fx.Graph, device: str = "cuda") -> None:
     """Take the convolutions of lanes in a recorded graph by matrix products.
 
@@ -175,17 +178,19 @@ def multiply(graph: fx.Graph, device: str = "cuda") -> None:
 
     for node in list(graph.nodes):
         args: Any = node.args
+        if node.target not in _CONVOLUTIONS or node.meta["device"].type != device:
+            continue
         with graph.inserting_before(node):
             if node.target is aten.convolution.default:
                 x, weight, bias, *form = args
-                windows = _windows(x, weight, form, device)
+                windows = _windows(x, weight, form)
                 if windows is not None:
                     entries = laid_out(x, windows)
                     made = called(graph, convolve, entries, weight, bias, windows)
                     node.replace_all_uses_with(made)
-            elif node.target is aten.convolution_backward.default:
+            else:
                 back, x, weight, _, *form, _ = args
-                windows = _windows(x, weight, form, device)
+                windows = _windows(x, weight, form)
                 if windows is None:
                     continue
                 for item in list(node.users):
@@ -202,12 +207,12 @@ def multiply(graph: fx.Graph, device: str = "cuda") -> None:
     graph.eliminate_dead_code()
 
 
-def _windows(x: fx.Node, weight: fx.Node, form: Sequence[Any], device: str) -> Windows | None:
+def _windows(x: fx.Node, weight: fx.Node, form: Sequence[Any]) -> Windows | None:
     """Return the windows of a convolution of lanes; None of any other."""
     stride, padding, dilation, turned, _, groups = form
     one, kernels = x.meta["val"], tuple(weight.meta["val"].shape)
     by_channel = kernels[1] == 1 and kernels[0] == groups
-    if one.device.type != device or one.ndim != 4 or turned or groups == 1 or by_channel:
+    if one.ndim != 4 or turned or groups == 1 or by_channel:
         return None
     pairs = [(pair[0], pair[-1]) for pair in (stride, padding, dilation)]
     return Windows(groups, tuple(one.shape), kernels, *pairs)
