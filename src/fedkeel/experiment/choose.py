@@ -251,8 +251,7 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
     one, few, times = _each(exact, message, jobs, shares)
     found.seconds[EXACT] = one
     clients = per_round * prepared.settings.rounds
-    asked = prepared.settings.engine.kind
-    if one * clients < SHORT and asked == "auto" and device == "cpu":
+    if one * clients < SHORT and prepared.settings.engine.kind == "auto" and device == "cpu":
         return found
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
@@ -282,8 +281,10 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
             some, share = _chunk(world, lanes, per_round)
         first = _seconds(chunks, message, some, sums) / share  # records
         seconds = min(_seconds(chunks, message, some, sums) for _ in range(times)) / share
-        sizes_met = world.federation.sizes[[job.client for job in some]]
-        forms = _forms(world, world.federation.sizes, lanes) / _forms(world, sizes_met, lanes)
+        met = world.federation.sizes[[job.client for job in some]]
+        if lanes > 1 and world.bench.plan.preparations:  # padded to the longest of them
+            met = met.max(keepdims=True)
+        forms = _forms(world, world.federation.sizes, lanes) / _forms(world, met, lanes)
         # once in a run each, by every process
         seconds += (first - seconds) * len(some) * forms * workers / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
