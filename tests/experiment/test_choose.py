@@ -207,3 +207,26 @@ def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
     assert module._forms(world, sizes) == 3  # batches of 8, of 4, and of 2
     assert module._forms(world, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
     assert module._forms(world, sizes[:1], lanes=4) == 2
+
+
+def test_clients_that_are_prepared_together_record_one_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 5 to 50 examples, padded to 8, 16, 32 or 64: a chunk is padded to its longest."""
+    data = fk.dataset(torch.randn(155, 6), torch.arange(155) % 3)
+    ends = np.cumsum([0, 10, 20, 30, 40, 5, 50])
+    federation = fk.federation(data, [np.arange(a, b) for a, b in pairwise(ends)])
+    task = fk.Task(lambda: nn.Sequential(nn.Linear(6, 3)))
+    settings = config.Run(
+        method="fedreg",
+        rounds=3,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=8),
+        cohort={"clients": 4},
+    )
+    prepared = prepare(settings, Ingredients(task, lambda _: federation, data, "net"))
+    times = iter([1.0, 1.0, 10.0, 1.0])  # alone, twice; side by side, recorded and again
+    monkeypatch.setattr(module, "_seconds", lambda *given: next(times))
+    monkeypatch.setattr(module, "_sizes", lambda *given: [2])
+    found = module._measure(prepared, 1, "cpu")
+    share = module._chunk(prepared.world, 2, 4)[1]
+    assert found.seconds[2] == pytest.approx((1.0 + 9.0 * 2 * 4 / 12) / share)

@@ -19,7 +19,7 @@ import torch
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
 from fedkeel.data.read.images import normalise
-from fedkeel.data.read.load import load
+from fedkeel.data.read.load import check_augment, load
 from fedkeel.data.read.raw import stratified
 from fedkeel.errors import DataError
 from fedkeel.experiment.prepare import DTYPES, task
@@ -100,13 +100,9 @@ def own(experiment: Experiment, config: Mapping[str, object], client: int) -> In
 
 def _ingredients(experiment: Experiment, federation: Federation, test: Dataset) -> Ingredients:
     """Return the ingredients of either end, from a federation with data or a stand-in."""
-    data, augment = federation.data, experiment.data.augment == "crop_flip"
-    if augment and len(data.shape) != 3:
-        raise DataError(
-            f"data.augment = {experiment.data.augment!r} is for images, and the data are none.",
-            got=f"inputs of shape {list(data.shape)}",
-            do="drop data.augment",
-        )
+    data = federation.data
+    check_augment(experiment.data, images=len(data.shape) == 3)
+    augment = experiment.data.augment == "crop_flip"
     made = task(experiment, data)
     return Ingredients(made, lambda seed: federation, test, experiment.model.name, augment)
 

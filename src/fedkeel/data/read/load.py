@@ -55,11 +55,7 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     pairs = [_limited(_pair(text, settings, seed, cache), settings) for text in settings.sources]
     pairs = _named_apart(pairs, settings.sources)
     pairs = _same_columns(pairs)
-    if settings.augment != "none" and not all(pair.train.is_image for pair in pairs):
-        raise DataError(
-            f"data.augment = {settings.augment!r} is for images, and the data are none.",
-            do="drop data.augment",
-        )
+    check_augment(settings, all(pair.train.is_image for pair in pairs))
     pairs = _same_labels(pairs)
     train_x, test_x, scale = _inputs(pairs, settings)
     people = _people(pairs) if settings.client is not None else None
@@ -279,6 +275,19 @@ def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor, Sca
     scale = images.normalise(train, test, settings.normalize) or scale
     names = pairs[0].train.columns
     return _single(train, names), _single(test, names), scale
+
+
+def check_augment(settings: Data, images: bool) -> None:
+    """Refuse to augment what is no image.
+
+    Raises:
+        DataError: it is to be augmented.
+    """
+    if settings.augment != "none" and not images:
+        raise DataError(
+            f"data.augment = {settings.augment!r} is for images, and the data are none.",
+            do="drop data.augment",
+        )
 
 
 def _single(x: Tensor, columns: Sequence[str]) -> Tensor:

@@ -109,10 +109,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._made(node, out)
         elif isinstance(out, tuple | list):
             node.meta["val"] = tuple(_form(one) if isinstance(one, Tensor) else one for one in out)
-            tensors = [(place, one) for place, one in enumerate(out) if isinstance(one, Tensor)]
-            for place, one in tensors:
-                node.meta.setdefault("device", one.device)
-                self._made(self._graph.call_function(operator.getitem, (node, place)), one)
+            for place, one in enumerate(out):
+                if isinstance(one, Tensor):
+                    node.meta.setdefault("device", one.device)
+                    self._made(self._graph.call_function(operator.getitem, (node, place)), one)
         elif not writes(node):
             self._graph.erase_node(node)
         return out
@@ -131,9 +131,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self._graph.create_node("call_function", func, *given, name=name)
         if not self._varies.isdisjoint(_decisive(node)):
             raise RuntimeError(f"the numbers in a tensor decide what is done ({name})")
+        changed = [memory(one) for one in writes(node)]
         if is_random(node) or not self._varies.isdisjoint(node.all_input_nodes):
-            self._varies.update([node, *(memory(one) for one in writes(node))])
-        if any(memory(one).op == "get_attr" for one in writes(node)):
+            self._varies.update([node, *changed])
+        if any(one.op == "get_attr" for one in changed):
             raise RuntimeError(f"a tensor that is no argument is written to ({name})")
         return node
 
@@ -189,8 +190,6 @@ class _Calls(TorchFunctionMode):
 
 
 def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
-    if num_classes < 0:
-        raise RuntimeError(
-            "the numbers in a tensor decide what is done (one_hot without num_classes)"
-        )
+    if num_classes < 0:  # which is refused as any look at numbers
+        return torch.nn.functional.one_hot(labels)
     return (labels[..., None] == torch.arange(num_classes, device=labels.device)).long()
