@@ -124,6 +124,16 @@ def agree(p: Prepared, lanes: int) -> Chunks:
         {"model": net(nn.GroupNorm(2, 4))},
         {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
         {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "local"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "average"},
+        {
+            "model": net(nn.BatchNorm2d(4)),
+            "buffers": "average",
+            "method": "gradma",
+            "augment": True,
+        },
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "fedreg", "epochs": 1},
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "fedmlb"},
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "mimelite"},
     ],
     ids=lambda given: "+".join(given) or "plain",
 )
@@ -251,13 +261,22 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=path)
 
 
-def test_batch_normalisation_is_not_padded() -> None:
-    """Clients whose batches differ in size are not joined, because examples see each other."""
-    p = ready(net(nn.BatchNorm2d(4)), ALIKE, buffers="average")
+def groups(p: Prepared) -> list[list[int]]:
+    """Which clients are trained side by side."""
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(k, k, 0) for k in range(5)]
-    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
-    assert sorted(sorted(job.client for job in one.jobs) for one in done) == [[0, 1, 2, 3], [4]]
+    jobs = [Job(k, k, 0) for k in range(len(p.world.federation))]
+    done = Chunks(p.world, 5)(message, jobs, lambda _: None)
+    found: dict[int, list[int]] = {}
+    for number, one in enumerate(done):
+        found.setdefault(number, []).extend(job.client for job in one.jobs)
+    return sorted(map(sorted, found.values()))
+
+
+def test_batch_normalisation_of_the_server_without_statistics_is_not_padded() -> None:
+    """Clients whose batches differ in size are not joined, because examples see each other."""
+    sizes = (6, 6, 6, 6, 7)  # of as many steps
+    assert groups(ready(net(nn.BatchNorm2d(4)), sizes, buffers="local")) == [[0, 1, 2, 3], [4]]
+    assert groups(ready(net(nn.BatchNorm2d(4)), sizes, buffers="average")) == [[0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("lanes", [1, 5])

@@ -46,6 +46,7 @@ def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
         {"model": net(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))},
         {"model": net(nn.GroupNorm(2, 4))},
         {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average"},
     ],
     ids=lambda given: "+".join(map(str, given)) or "plain",
 )

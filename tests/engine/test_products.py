@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeel.engine.recording import products
 from fedkeel.engine.recording.products import multiply
 from fedkeel.engine.recording.trace import trace
 
@@ -43,6 +44,7 @@ def given(lanes: int, kernel: tuple[int, int], made: int, groups: int = 1) -> li
     return [torch.randn(shape, generator=random, dtype=D) for shape in shapes]
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("made", [6, 90])  # fewer kernels than an image has places, and more
 @pytest.mark.parametrize(
     ("kernel", "form"),
@@ -57,13 +59,19 @@ def given(lanes: int, kernel: tuple[int, int], made: int, groups: int = 1) -> li
     ],
 )
 def test_products_are_the_convolutions(
-    kernel: tuple[int, int], form: dict[str, Any], made: int
+    kernel: tuple[int, int],
+    form: dict[str, Any],
+    made: int,
+    large: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(products, "LARGE", 0.0 if large else 1e9)
     grads = torch.func.vmap(gradients(**form))
     values = given(3, kernel, made, form.get("groups", 1))
     module = trace(grads, values)
     multiply(module.graph, "cpu")
     module.recompile()
+    assert ("convolve_apart" in module.code) == large
     assert "convolution" not in module.code.replace("_gradient", "")
     found, expected = module(*values), grads(*values)
     for one, other in zip(found, expected, strict=True):

@@ -166,7 +166,7 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
     x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
     data = fk.dataset(x, torch.arange(60) % 3)
     layers = (nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    task = fk.Task(lambda: nn.Sequential(*layers), buffers="average")
+    task = fk.Task(lambda: nn.Sequential(*layers), buffers="local")  # which is never padded
     settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
     ragged = fk.federation(data, [np.arange(0, 19), np.arange(19, 40), np.arange(40, 60)])
     even = fk.federation(data, [np.arange(20 * k, 20 * k + 20) for k in range(3)])
@@ -179,6 +179,10 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
     assert module._forms(two, two.federation.sizes) == 2
     assert module._sizes(one, 3, 1, "cpu") == [1]
     assert module._sizes(two, 3, 1, "cpu") == [3, 1]
+    averaged = fk.Task(lambda: nn.Sequential(*layers), buffers="average")
+    padded = prepare(settings, Ingredients(averaged, lambda _: ragged, data, "net")).world
+    assert module._forms(padded, padded.federation.sizes) == 2  # of 8 and of 4
+    assert module._sizes(padded, 3, 1, "cpu") == [3, 1]
 
 
 def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
-from fedkeel.task.network import Batch, Network, cross_entropy, module_names, under
+from fedkeel.task.names import module_names, under
+from fedkeel.task.network import Batch, Network, cross_entropy
 from fedkeel.tree import Tree
 
 WAYS = ("eager", "functional")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -15,13 +14,13 @@ class Crops:
     """Where images are cropped, and which are mirrored.
 
     Args:
-        offsets: [2, B] first row and column of each crop, in the padded image.
+        offsets: [2, B] first row and column of each crop, in the padded image, int64.
         mirrored: [B] whether each is mirrored.
         padding: zeros on each side, in pixels.
     """
 
-    offsets: NDArray[np.int64]
-    mirrored: NDArray[np.bool_]
+    offsets: Tensor
+    mirrored: Tensor
     padding: int = 4
 
 
@@ -34,7 +33,8 @@ def crops(generator: np.random.Generator, batch: int, padding: int = 4) -> Crops
         padding: zeros on each side, in pixels, >= 0.
     """
     offsets = generator.integers(0, 2 * padding + 1, size=(2, batch))
-    return Crops(offsets, generator.random(batch) < 0.5, padding)
+    mirrored = generator.random(batch) < 0.5
+    return Crops(torch.from_numpy(offsets), torch.from_numpy(mirrored), padding)
 
 
 def crop_flip(x: Tensor, where: Crops) -> Tensor:
@@ -45,7 +45,7 @@ def crop_flip(x: Tensor, where: Crops) -> Tensor:
 
     Args:
         x: [B, C, H, W] images, left unchanged.
-        where: the crops of the B images.
+        where: the crops of the B images, on the same device.
 
     Returns:
         [B, C, H, W], new memory, on the device of `x`.
@@ -55,12 +55,12 @@ def crop_flip(x: Tensor, where: Crops) -> Tensor:
     """
     batch, channels, height, width = x.shape
     padding = where.padding
-    rows = where.offsets[0][:, None] + np.arange(height)  # [B, H]
-    ahead = np.arange(width)
-    turned = np.where(where.mirrored[:, None], ahead[::-1], ahead)
+    ahead = torch.arange(width, device=x.device)
+    turned = torch.where(where.mirrored[:, None], ahead.flip(0), ahead)
     columns = where.offsets[1][:, None] + turned  # [B, W]
+    rows = where.offsets[0][:, None] + torch.arange(height, device=x.device)  # [B, H]
     pixels = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]  # [B, H, W]
-    index = torch.from_numpy(pixels).to(x.device).reshape(batch, 1, -1)
+    index = pixels.reshape(batch, 1, -1)
     padded = torch.nn.functional.pad(x, (padding, padding, padding, padding))
     picked = padded.flatten(2).gather(2, index.expand(-1, channels, -1))
     return picked.reshape(x.shape)

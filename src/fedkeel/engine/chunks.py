@@ -318,7 +318,7 @@ class Chunks:
         rows = federation.client(job.client)
 
         def everything() -> State:
-            return self._examples.take(rows[None], None, True)
+            return self._examples.take(self._examples.placed(rows[None]), None, True)
 
         counts = tensors(below(held, "facts")).get("counts")
         about = Facts(job.client, len(rows), counts)

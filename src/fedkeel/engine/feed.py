@@ -17,9 +17,9 @@ from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.loop import noise, passes, plan
 from fedkeel.engine.world import Job, World
-from fedkeel.method.context import Bools, Ints, Message
+from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
-from fedkeel.tree import State, Tree
+from fedkeel.tree import State
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,20 @@ class Examples:
         self._dtype = dtype
         self.channels_last = True
 
-    def take(self, rows: Ints, weight: Bools | None, single: bool) -> State:
-        """Return ``x``, ``y`` and where given ``weight`` of rows [n, B]."""
-        index = torch.from_numpy(rows.reshape(-1)).to(self._flat.device)
+    def placed(self, table: np.ndarray) -> Tensor:
+        """Return a table as a tensor where the training set lies."""
+        return torch.from_numpy(table).to(self._flat.device)
+
+    def take(self, rows: Tensor, weight: Tensor | None, single: bool) -> State:
+        """Return ``x``, ``y`` and where given ``weight`` of rows [n, B], on the device."""
+        index = rows.reshape(-1)
         lead = rows.shape[1:] if single else rows.shape
         x = self._flat.index_select(0, index).view(*lead, *self._data.x.shape[1:])
         if single and x.ndim == 4 and self.channels_last:
             x = channels_last(x)
         out: State = {"x": x, "y": self._data.y.index_select(0, index).view(lead)}
         if weight is not None:
-            real = torch.from_numpy(weight).to(x.device, self._dtype)
+            real = weight.to(self._dtype)
             out["weight"] = real[0] if single else real
         return out
 
@@ -116,11 +120,16 @@ class Feed:
         self._world, self._examples, self._group = world, examples, group
         self._single = len(group.jobs) == 1
         pairs = list(zip(group.jobs, group.planned, strict=True))
-        self._rows, self._sizes = _table([(world.federation.client(j.client), p) for j, p in pairs])
-        self._passes = [passes(world, job, planned) for job, planned in pairs]
+        rows, self._sizes = _table([(world.federation.client(j.client), p) for j, p in pairs])
+        # all tables of a round go to the device at once: it would be waited for in each step
+        self._rows, self._real = examples.placed(rows), examples.placed(self._sizes)
+        turns = [passes(world, job, planned) for job, planned in pairs]
         clients = [job.client for job in group.jobs]
-        own = clients if world.augment else []
-        self._crops = [generator(world.seed, "augment", message.round, k) for k in own]
+        if world.augment:
+            draws = [generator(world.seed, "augment", message.round, k) for k in clients]
+            self._offsets, self._mirrored = map(examples.placed, _crops(group, draws, rows.shape))
+        if group.used is not None:
+            self._places = examples.placed(_places(group, turns, rows.shape))
         self._noise = [noise(world, message, k) for k in clients]
 
     def batch(self, step: int, live: int, going: int, pads: bool) -> State:
@@ -130,19 +139,20 @@ class Feed:
         `client_step` means them, and ``noise``. Where the model must see no padding (`pads` is
         false), lanes have to agree in the size of their batches.
         """
-        group, sizes = self._group, self._sizes[step, :live]
+        sizes = self._sizes[step, :live]
         width = self._width(sizes[:going], pads)
-        rows = self._rows[step, :live, :width]
-        weight = None if (sizes >= width).all() else np.arange(width) < sizes[:, None]
+        rows, weight = self._rows[step, :live, :width], None
+        if (sizes < width).any():
+            weight = torch.arange(width, device=rows.device) < self._real[step, :live, None]
         out = self._examples.take(rows, weight, self._single)
         x = tree.leaf(out, "x")
         if going < live:
             out["active"] = torch.arange(live, device=x.device) < going
         if self._world.augment:
-            out["x"] = self._augmented(x, sizes[:going], rows.shape)
-        if group.used is not None:
-            places = self._places(step, live, width)
-            out.update({name: t.to(x.device) for name, t in places.items()})
+            out["x"] = self._augmented(x, step, live, width)
+        if self._group.used is not None:
+            places = self._places[step, :, 0 if self._single else slice(live), ..., :width]
+            out["rows"], out["first"] = places.contiguous()
         drawn = [one for draw in self._noise[:live] if (one := draw()) is not None]
         if drawn:
             normal: State = dict(drawn[0]) if self._single else tree.stack(drawn)
@@ -167,42 +177,66 @@ class Feed:
         width = 1 << (most - 1).bit_length() if pads else most
         rows = np.concatenate([rows, np.repeat(rows[:, :1], width - most, axis=1)], axis=1)
         weight = None if (sizes[0] == width).all() else np.arange(width) < sizes[0][:, None]
-        return self._examples.take(rows, weight, self._single)
+        placed = self._examples.placed
+        real = None if weight is None else placed(weight)
+        return self._examples.take(placed(rows), real, self._single)
 
     def _width(self, sizes: Ints, pads: bool) -> int:
         """Return how wide the batch is: one of a few widths, so that few steps are recorded."""
-        most, width = int(sizes.max()), int(self._rows.shape[2])
+        most, width = int(sizes.max()), self._rows.shape[2]
         if not pads or int(sizes.min()) == width:
             return most
         while width // 2 >= most:
             width //= 2
         return width
 
-    def _augmented(self, x: Tensor, sizes: Ints, shape: tuple[int, ...]) -> Tensor:
-        offsets = np.zeros((2, *shape), dtype=np.int64)
-        mirrored = np.zeros(shape, dtype=np.bool_)
-        for lane, size in enumerate(sizes.tolist()):
-            drawn = crops(self._crops[lane], size)
-            offsets[:, lane, :size] = drawn.offsets
-            mirrored[lane, :size] = drawn.mirrored
-        where = Crops(offsets.reshape(2, -1), mirrored.reshape(-1))
+    def _augmented(self, x: Tensor, step: int, live: int, width: int) -> Tensor:
+        offsets = self._offsets[step, :, :live, :width].reshape(2, -1)
+        where = Crops(offsets, self._mirrored[step, :live, :width].reshape(-1))
         images = x if self._single else x.flatten(0, 1)
         changed = crop_flip(images, where).reshape(x.shape)
         return channels_last(changed) if self._single and self._examples.channels_last else changed
 
-    def _places(self, step: int, live: int, width: int) -> Tree:
-        """Return where the examples of a step stand among those that parts have prepared."""
-        used = self._group.used or ()
-        pairs = []
-        for planned, turn in zip(self._group.planned[:live], self._passes, strict=False):
-            pairs.append((planned[min(step, len(planned) - 1)], planned[step % turn]))
-        rows = np.zeros((2, live, width), dtype=np.int64)
-        for lane, pair in enumerate(pairs):
-            for which, one in enumerate(pair):
-                real = one[:width]
-                rows[which, lane, : len(real)] = np.searchsorted(used[lane], real)
-        found = torch.from_numpy(rows[:, 0] if self._single else rows)
-        return {"rows": found[0], "first": found[1]}
+
+def _crops(
+    group: Group, draws: Sequence[np.random.Generator], shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw where all images of all steps are cropped, and which are mirrored.
+
+    Returns:
+        [S, 2, n, B], as `Crops` has them, and [S, n, B]; of padding 0 and false.
+    """
+    steps, lanes, width = shape
+    offsets = np.zeros((steps, 2, lanes, width), dtype=np.int64)
+    mirrored = np.zeros(shape, dtype=np.bool_)
+    for lane, (source, planned) in enumerate(zip(draws, group.planned, strict=True)):
+        for step, size in enumerate(map(len, planned)):
+            drawn = crops(source, size)
+            offsets[step, :, lane, :size] = drawn.offsets
+            mirrored[step, lane, :size] = drawn.mirrored
+    return offsets, mirrored
+
+
+def _places(group: Group, turns: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
+    """Return where examples stand among those that parts have prepared.
+
+    Args:
+        group: the clients.
+        turns: [n] mini-batches in the first pass of each.
+        shape: S, n, B.
+
+    Returns:
+        [S, 2, n, B] of each step's own examples, and of those of the same step of the first pass.
+    """
+    steps, lanes, width = shape
+    found = np.zeros((steps, 2, lanes, width), dtype=np.int64)
+    for lane, (planned, turn) in enumerate(zip(group.planned, turns, strict=True)):
+        used = (group.used or ())[lane]
+        places = [np.searchsorted(used, positions) for positions in planned]
+        for step in range(steps):
+            for which, one in enumerate((places[min(step, len(places) - 1)], places[step % turn])):
+                found[step, which, lane, : len(one)] = one
+    return found
 
 
 def _table(lanes: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:

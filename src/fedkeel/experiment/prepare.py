@@ -33,7 +33,8 @@ from fedkeel.method.roles import Capability
 from fedkeel.method.server import server_message, server_start
 from fedkeel.own import one_line
 from fedkeel.task.models import make
-from fedkeel.task.network import Network, blocks
+from fedkeel.task.names import blocks
+from fedkeel.task.network import Network
 from fedkeel.task.task import Task
 from fedkeel.tree import walk
 from fedkeel.version import __version__

@@ -236,7 +236,7 @@ class Step:
             train: whether it is in training mode.
         """
         buffers = self.network.throwaway(self.buffers)
-        return self.network.output(params, buffers, self.batch.x, train)
+        return self.network.output(params, buffers, self.batch.x, train, self.batch.weight)
 
     def teacher(self) -> Output:
         """Return what the received model makes of this step's batch, in evaluation mode."""

@@ -7,7 +7,7 @@ likes; the network holds no state that a call could change.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,8 @@ from fedkeel.errors import ModelError
 from fedkeel.own import placeless, plain, written
 from fedkeel.task.functional import Functional
 from fedkeel.task.habits import Habits, observe
+from fedkeel.task.names import under
+from fedkeel.task.normalisation import RealExamples
 from fedkeel.tree import Tree, clone
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -186,16 +188,28 @@ class Network:
             return frozenset()
         return frozenset(n for n in self.names if under(n, self.head))
 
-    def logits(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Tensor:
+    def logits(
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        train: bool = True,
+        weight: Tensor | None = None,
+    ) -> Tensor:
         """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place.
 
-        What a module writes to its parameters lasts where their gradient is taken, and only there.
+        It sees real examples alone, of `weight` [B] 1; all where there is None. What a module
+        writes to its parameters lasts where their gradient is taken, and only there.
         """
         if self.habits.writes:
             params = {
                 k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
             }
-        return self._functions[train](params, buffers, x)
+        function = self._functions[train]
+        if weight is None or not self.mixes_examples:
+            return function(params, buffers, x)
+        with RealExamples(weight):
+            return function(params, buffers, x)
 
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """Return [B, Y] outside training.
@@ -232,19 +246,26 @@ class Network:
             except RuntimeError:
                 self.channels_last = False
 
-    def output(self, params: Tree, buffers: Tree, x: Tensor, train: bool = True) -> Output:
+    def output(
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        train: bool = True,
+        weight: Tensor | None = None,
+    ) -> Output:
         """Return scores and features, as `logits`; without a head there are no features.
 
         Raises:
             ModelError: the head is not called, or called more than once.
         """
         if not self.head:
-            return Output(self.logits(params, buffers, x, train))
+            return Output(self.logits(params, buffers, x, train, weight))
         head = (self._train if train else self._eval).get_submodule(self.head)
         caught: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
         try:
-            logits = self.logits(params, buffers, x, train)
+            logits = self.logits(params, buffers, x, train, weight)
         finally:
             handle.remove()
         if len(caught) != 1:
@@ -266,8 +287,8 @@ class Network:
 
     def loss(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Tensor:
         """Return the mean task loss of a batch over its real examples, []."""
-        losses = self._loss(self.logits(params, buffers, batch.x, train), batch.y)
-        return batch_mean(losses, batch)
+        logits = self.logits(params, buffers, batch.x, train, batch.weight)
+        return batch_mean(self._loss(logits, batch.y), batch)
 
     def value_and_grad(
         self,
@@ -322,7 +343,7 @@ class Network:
         if objective is None:
             loss = self.loss(params, buffers, batch)
             return loss, loss
-        output = self.output(params, buffers, batch.x)
+        output = self.output(params, buffers, batch.x, weight=batch.weight)
         value = batch_mean(self._loss(output.logits.detach(), batch.y), batch)
         return objective(output, params), value
 
@@ -363,37 +384,3 @@ def batch_mean(values: Tensor, batch: Batch) -> Tensor:
             do="return the losses before their mean, e.g. with reduction='none'",
         )
     return (values * batch.weight).sum() / batch.weight.sum()
-
-
-def blocks(names: Sequence[str]) -> list[list[str]]:
-    """Split parameter names into the blocks of the network, in order.
-
-    A block is a child of the first module on the way down that has several with parameters.
-
-    >>> blocks(["net.stem.weight", "net.fc.weight", "net.fc.bias"])
-    [['net.stem.weight'], ['net.fc.weight', 'net.fc.bias']]
-    """
-    depth = 0
-    while True:
-        found: dict[str, list[str]] = {}
-        for name in names:
-            owner = name.split(".")[:-1]
-            found.setdefault(".".join(owner[: depth + 1]), []).append(name)
-        if len(found) > 1 or depth >= max(name.count(".") for name in names):
-            return list(found.values())
-        depth += 1
-
-
-def under(name: str, module: str) -> bool:
-    """Return whether a parameter belongs to a sub-module.
-
-    >>> under("fc2.weight", "fc2"), under("fc21.weight", "fc2")
-    (True, False)
-    """
-    return name == module or name.startswith(module + ".")
-
-
-def module_names(module: nn.Module) -> Sequence[str]:
-    """Return the names of the sub-modules that own parameters, in order."""
-    seen = {name.rpartition(".")[0]: None for name, _ in module.named_parameters()}
-    return list(seen)

@@ -16,7 +16,8 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
 from fedkeel.own import one_line
 from fedkeel.rng import torch_seed
-from fedkeel.task.network import Loss, Network, cross_entropy, module_names
+from fedkeel.task.names import module_names
+from fedkeel.task.network import Loss, Network, cross_entropy
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ as running it. A captured graph starts them all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,9 +52,14 @@ class Graphed:
 
     def __call__(self, *values: Tensor) -> Sequence[Tensor]:
         """Return what the function returns."""
+        moved: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         for own, given in zip(self._inputs, values, strict=True):
             if own.data_ptr() != given.data_ptr():
-                own.copy_(given)
+                to, what = moved.setdefault((given.device, own.dtype), ([], []))
+                to.append(own)
+                what.append(given)
+        for to, what in moved.values():  # all of a kind by one launch
+            torch._foreach_copy_(to, what)
         self._replay()
         return self._outputs
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
 from fedkeel.method.roles import Capability, LossTerm, param
-from fedkeel.task.network import Output, blocks, under
+from fedkeel.task.names import blocks, under
+from fedkeel.task.network import Output
 from fedkeel.tree import Tree
 
 

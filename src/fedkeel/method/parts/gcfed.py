@@ -22,7 +22,7 @@ from fedkeel.method.roles import (
 )
 from fedkeel.solve.project import Axes, centralise
 from fedkeel.solve.span import Span
-from fedkeel.task.network import under
+from fedkeel.task.names import under
 from fedkeel.tree import Tree, group_names
 
 
