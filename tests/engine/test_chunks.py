@@ -261,22 +261,19 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=path)
 
 
-def groups(p: Prepared) -> list[list[int]]:
-    """Which clients are trained side by side."""
+def joined(p: Prepared) -> list[list[int]]:
+    """Which clients share a chunk of five."""
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(k, k, 0) for k in range(len(p.world.federation))]
-    done = Chunks(p.world, 5)(message, jobs, lambda _: None)
-    found: dict[int, list[int]] = {}
-    for number, one in enumerate(done):
-        found.setdefault(number, []).extend(job.client for job in one.jobs)
-    return sorted(map(sorted, found.values()))
+    jobs = [Job(k, k, 0) for k in range(5)]
+    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
+    return sorted(sorted(job.client for job in one.jobs) for one in done)
 
 
 def test_batch_normalisation_of_the_server_without_statistics_is_not_padded() -> None:
     """Clients whose batches differ in size are not joined, because examples see each other."""
     sizes = (6, 6, 6, 6, 7)  # of as many steps
-    assert groups(ready(net(nn.BatchNorm2d(4)), sizes, buffers="local")) == [[0, 1, 2, 3], [4]]
-    assert groups(ready(net(nn.BatchNorm2d(4)), sizes, buffers="average")) == [[0, 1, 2, 3, 4]]
+    assert joined(ready(net(nn.BatchNorm2d(4)), sizes, buffers="local")) == [[0, 1, 2, 3], [4]]
+    assert joined(ready(net(nn.BatchNorm2d(4)), sizes, buffers="average")) == [[0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("lanes", [1, 5])
@@ -303,6 +300,7 @@ class Dropped(nn.Module):
     [
         {},
         {"sizes": RAGGED},
+        {"model": net(nn.BatchNorm2d(4), nn.Dropout(0.3)), "sizes": RAGGED, "buffers": "average"},
         {"method": "fedsam"},
         {"method": "scaffold", "momentum": 0.9},
         {"method": "fedreg", "epochs": 1},
@@ -316,14 +314,6 @@ def test_dropout_draws_what_each_client_would_draw_by_itself(
     chunks = agree(p, lanes)
     assert p.world.draws
     assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
-
-
-def joined(p: Prepared) -> list[list[int]]:
-    """Which clients share a chunk of five."""
-    message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(k, k, 0) for k in range(5)]
-    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
-    return sorted(sorted(job.client for job in one.jobs) for one in done)
 
 
 def test_padding_draws_nothing() -> None:

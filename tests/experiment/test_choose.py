@@ -88,6 +88,7 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("fedkeel.experiment.device.refusal", lambda *_: "")
     monkeypatch.setattr(module, "_measured", lambda *given: Measured({EXACT: 1e-4, 20: 1e-5}))
     for each, device in ((1e-5, "cpu"), (1.0, "cuda")):
         monkeypatch.setattr(module, "_seconds", lambda *_, each=each: each)

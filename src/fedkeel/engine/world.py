@@ -68,17 +68,17 @@ class World:
         """What the network draws in training; None where that is nothing."""
         if self.bench.network.habits.reason:  # it is trained one by one, and not called in vain
             return Masks(False)
-        return masks(self.bench.network, self._few)
+        return masks(self.bench.network, self.few)
 
     @cached_property
     def pads(self) -> bool:
         """Whether padding changes nothing: neither other examples nor random numbers see it."""
         if self.draws is not None and self.bench.plan.preparations:
             return False
-        return bears_padding(self.bench.network, self._few, self.draws)
+        return bears_padding(self.bench.network, self.few, self.draws)
 
     @property
-    def _few(self) -> Batch:
+    def few(self) -> Batch:
         """Up to three examples, from all over the training set."""
         data = self.federation.data
         rows = np.unique(np.linspace(0, len(data) - 1, 3).astype(np.int64))

@@ -17,7 +17,7 @@ from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import OneByOne, Trainer
 from fedkeel.engine.rounds import answered
 from fedkeel.engine.world import Job, World
-from fedkeel.errors import RunError
+from fedkeel.experiment.device import device_for
 from fedkeel.experiment.prepare import cores, learning_rate
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.method.context import Floats, Ints, Message
@@ -83,9 +83,11 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     """
     asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
     workers = min(asked.workers or cores(), per_round)
-    device = _device(asked)
-    if device == "cuda" and measure and asked.kind == asked.device == "auto" and _brief(prepared):
-        device = "cpu"  # the run is over before a GPU has recorded its first step
+    device, reasons = "cpu", list[str]()
+    any_will_do = measure and asked.kind == asked.device == "auto"
+    if not (any_will_do and torch.cuda.is_available() and _brief(prepared)):
+        # else the run is over before a GPU has recorded its first step
+        device, reasons = device_for(asked, prepared.world)
     engine: dict[str, Any] = {
         "kind": asked.kind,
         "workers": workers,
@@ -98,6 +100,8 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     if device == "cuda":  # one process keeps a GPU busy
         engine.update(kind="vectorised", workers=workers if asked.workers else 1)
         workers = engine["workers"]
+    if reasons:
+        engine["reasons"] = reasons
     if asked.kind == "sequential":
         return {**engine, "workers": 1}
     if asked.kind == "workers":
@@ -129,7 +133,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         engine["kind"] = "workers" if chosen[1] > 1 else "sequential"
     engine["seconds_per_client"] = {_name(c): round(s, 6) for c, s in found.seconds.items()}
     if found.reasons:
-        engine["reasons"] = found.reasons
+        engine["reasons"] = [*reasons, *found.reasons]
     return engine
 
 
@@ -151,26 +155,6 @@ def begun_with(before: dict[str, Any], asked: config.Engine) -> dict[str, Any]:
     again = {**before, "kind": kind, "workers": 1}
     again.pop("address", None)
     return again
-
-
-def _device(asked: config.Engine) -> str:
-    """Return the device that clients train on.
-
-    Raises:
-        RunError: a GPU is asked for, and torch finds none.
-    """
-    if asked.kind not in ("auto", "vectorised") or asked.device == "cpu":
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    if asked.device == "cuda":
-        raise RunError(
-            "There is no GPU that torch can use.",
-            got=f"torch {torch.__version__}",
-            expected="torch.cuda.is_available()",
-            do="install a build of torch for CUDA, or set engine.device = 'cpu'",
-        )
-    return "cpu"
 
 
 def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
