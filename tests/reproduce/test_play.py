@@ -115,6 +115,8 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert (played.finished, len(played.failures), played.complete) == (2, 1, True)
     told = lines(read(tmp_path / "tiny.toml"), found, played.failures)
     assert ["diverged" in " ".join(line.failures) for line in told] == [False, False, True]
+    later = lines(read(tmp_path / "tiny.toml"), found)  # as it is shown another day
+    assert [line.failures for line in later] == [line.failures for line in told]
 
 
 def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

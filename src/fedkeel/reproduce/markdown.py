@@ -55,7 +55,8 @@ def render(table: Table, found: Sequence[Line], quick: bool, tuned: bool = False
         parts.append(_block(block, told))
     parts.append("## How it was run\n")
     parts += [f"- {fact}" for fact in _facts(table, records)]
-    parts.append("")
+    failed = (f"{line.row.name} failed: {why}" for line in found for why in line.failures)
+    parts += [*(f"- {one}" for one in _same(failed)), ""]
     if table.deviations:
         parts += ["## Assumptions and deviations\n", *(f"- {one}" for one in table.deviations), ""]
     missing = [f"{column.name}: {column.missing}" for column in table.columns if column.missing]
@@ -73,7 +74,10 @@ def _how(table: Table, found: Sequence[Line], quick: bool, tuned: bool) -> str:
     words = ["fedkeel", "reproduce", table.id]
     words += ["--tune"] * tuned + ["--quick"] * quick
     shown = dict.fromkeys(line.column.id for line in found)
-    if len(shown) < len([column for column in table.columns if not column.missing]) and not quick:
+    every = [column.id for column in table.columns if not column.missing]
+    if quick and table.quick and table.quick.columns:
+        every = [name for name in every if name in table.quick.columns]
+    if len(shown) < len(every):
         words += ["--columns", ",".join(shown)]
     wanted = max((line.wanted for line in found), default=table.seeds)
     if not quick and wanted != table.seeds:

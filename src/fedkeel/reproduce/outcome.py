@@ -14,7 +14,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord
 from fedkeel.report.summary import Stat
 from fedkeel.reproduce.measure import value
-from fedkeel.reproduce.plan import Cell
+from fedkeel.reproduce.plan import Cell, status
 from fedkeel.reproduce.table import Column, Metric, Published, Row, Table
 
 CONFIDENCE = 0.95
@@ -263,8 +263,16 @@ def _line(table: Table, runs: _Runs, row: Row, column: Column, failures: Mapping
         absent=tuple(dict.fromkeys(name for cell in there for name in cell.absent)),
         expression=there[0].experiment.method if there else row.method,
         lr=there[0].experiment.local.lr if there else None,
-        failures=tuple(failures[c.folder.name] for c in there if c.folder.name in failures),
+        failures=tuple(why for cell in there if (why := _failure(cell, failures))),
     )
+
+
+def _failure(cell: Cell, failures: Mapping[str, str]) -> str:
+    """Return why a run could not go on, now or when it was last tried; "" where it could."""
+    told = failures.get(cell.folder.name, "")
+    if told or status(cell.folder) != "failed":
+        return told
+    return RunFolder(cell.folder).read_run().message or "failed"
 
 
 def _number(published: Published | None) -> float | None:
