@@ -22,13 +22,17 @@ def network(module: nn.Module | None = None, head: str = "2") -> Network:
     return Network(made, head=head, dtype=torch.float64)
 
 
+def seen(x: Tensor) -> Batch:
+    return Batch(x, torch.zeros(len(x), dtype=torch.long))
+
+
 def test_features_are_what_the_head_sees() -> None:
     one = network()
-    found = one.output(one.params, {}, X)
+    found = one.output(one.params, {}, seen(X))
     expected = torch.tanh(X @ one.params["0.weight"].T + one.params["0.bias"])
     torch.testing.assert_close(found.features, expected, rtol=1e-14, atol=1e-14)
     assert torch.equal(found.logits, one.logits(one.params, {}, X))
-    assert network(head="").output(one.params, {}, X).features is None
+    assert network(head="").output(one.params, {}, seen(X)).features is None
 
 
 def test_features_of_images_are_flat() -> None:
@@ -43,7 +47,7 @@ def test_features_of_images_are_flat() -> None:
 
     one = network(Images(), "head")
     x = torch.randn(2, 16, dtype=torch.float64)
-    assert one.output(one.params, {}, x).features.shape == (2, 8)
+    assert one.output(one.params, {}, seen(x)).features.shape == (2, 8)
 
 
 class Twice(nn.Module):
@@ -61,7 +65,7 @@ class Twice(nn.Module):
 def test_a_head_is_called_once(times: int) -> None:
     one = network(Twice(times), "head")
     with pytest.raises(ModelError, match=f"called {times} times"):
-        one.output(one.params, {}, X)
+        one.output(one.params, {}, seen(X))
     assert not one._train.head._forward_pre_hooks
 
 
@@ -81,7 +85,7 @@ def test_an_objective_takes_the_place_of_the_loss(way: str) -> None:
             at = weight.clone()
             at[i] += sign * 1e-6
             params = {**one.params, "0.weight": at}
-            moved.append(float(objective(one.output(params, {}, X), params)))
+            moved.append(float(objective(one.output(params, {}, seen(X)), params)))
         assert float(grads["0.weight"][i]) == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-6)
 
 

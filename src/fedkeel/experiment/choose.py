@@ -82,12 +82,10 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         measure: whether clients may be trained to find out; otherwise what was asked for stays.
     """
     asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
-    workers = min(asked.workers or cores(), per_round)
-    device, reasons = "cpu", list[str]()
-    any_will_do = measure and asked.kind == asked.device == "auto"
-    if not (any_will_do and torch.cuda.is_available() and _brief(prepared)):
-        # else the run is over before a GPU has recorded its first step
-        device, reasons = device_for(asked, prepared.world)
+    workers, world = min(asked.workers or cores(), per_round), prepared.world
+    free = measure and asked.kind == asked.device == "auto" and torch.cuda.is_available()
+    # a brief run is over before a GPU has recorded its first step
+    device, reasons = ("cpu", []) if free and _brief(prepared) else device_for(asked, world)
     engine: dict[str, Any] = {
         "kind": asked.kind,
         "workers": workers,

@@ -236,13 +236,13 @@ class Step:
             train: whether it is in training mode.
         """
         buffers = self.network.throwaway(self.buffers)
-        return self.network.output(params, buffers, self.batch.x, train, self.batch.weight)
+        return self.network.output(params, buffers, self.batch, train)
 
     def teacher(self) -> Output:
         """Return what the received model makes of this step's batch, in evaluation mode."""
         buffers = self.network.throwaway(self.received)
         with torch.no_grad():
-            return self.network.output(self.start, buffers, self.batch.x, train=False)
+            return self.network.output(self.start, buffers, self.batch, train=False)
 
     def pieces(self, size: int) -> list[tuple[Step, Tensor]]:
         """Cut this step's batch into steps of at most `size` examples, each with its weight.

@@ -14,7 +14,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord
 from fedkeel.report.summary import Stat
 from fedkeel.reproduce.measure import value
-from fedkeel.reproduce.plan import Cell, status
+from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Column, Metric, Published, Row, Table
 
 CONFIDENCE = 0.95
@@ -269,10 +269,11 @@ def _line(table: Table, runs: _Runs, row: Row, column: Column, failures: Mapping
 
 def _failure(cell: Cell, failures: Mapping[str, str]) -> str:
     """Return why a run could not go on, now or when it was last tried; "" where it could."""
-    told = failures.get(cell.folder.name, "")
-    if told or status(cell.folder) != "failed":
-        return told
-    return RunFolder(cell.folder).read_run().message or "failed"
+    folder = RunFolder(cell.folder)
+    if cell.folder.name in failures or not folder.exists():
+        return failures.get(cell.folder.name, "")
+    record = folder.read_run()
+    return record.message if record.status == "failed" else ""
 
 
 def _number(published: Published | None) -> float | None:

@@ -246,26 +246,20 @@ class Network:
             except RuntimeError:
                 self.channels_last = False
 
-    def output(
-        self,
-        params: Tree,
-        buffers: Tree,
-        x: Tensor,
-        train: bool = True,
-        weight: Tensor | None = None,
-    ) -> Output:
-        """Return scores and features, as `logits`; without a head there are no features.
+    def output(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Output:
+        """Return scores and features of a batch, as `logits`; without a head no features.
 
         Raises:
             ModelError: the head is not called, or called more than once.
         """
+        given = params, buffers, batch.x, train, batch.weight
         if not self.head:
-            return Output(self.logits(params, buffers, x, train, weight))
+            return Output(self.logits(*given))
         head = (self._train if train else self._eval).get_submodule(self.head)
         caught: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
         try:
-            logits = self.logits(params, buffers, x, train, weight)
+            logits = self.logits(*given)
         finally:
             handle.remove()
         if len(caught) != 1:
@@ -343,7 +337,7 @@ class Network:
         if objective is None:
             loss = self.loss(params, buffers, batch)
             return loss, loss
-        output = self.output(params, buffers, batch.x, weight=batch.weight)
+        output = self.output(params, buffers, batch)
         value = batch_mean(self._loss(output.logits.detach(), batch.y), batch)
         return objective(output, params), value
 

@@ -58,15 +58,14 @@ def _batch_norm(
     every = [0, *range(2, x.ndim)]
     wide = (1, -1, *[1] * (x.ndim - 2))
     counted = real.view(-1, *[1] * (x.ndim - 1))
-    count = real.sum() * (x[0, 0].numel())
+    count = real.sum() * x[0, 0].numel()
     mean = (x * counted).sum(every) / count
     apart = x - mean.view(wide)
     squares = (apart * apart * counted).sum(every)
     out = apart * torch.rsqrt(squares / count + eps).view(wide)
     if running_mean is not None and running_var is not None:
-        with torch.no_grad():
-            running_mean.mul_(1.0 - momentum).add_(mean.detach() * momentum)
-            running_var.mul_(1.0 - momentum).add_(squares.detach() / (count - 1.0) * momentum)
+        running_mean.mul_(1.0 - momentum).add_(mean.detach() * momentum)
+        running_var.mul_(1.0 - momentum).add_(squares.detach() / (count - 1.0) * momentum)
     if weight is not None:
         out = out * weight.view(wide)
     return out if bias is None else out + bias.view(wide)

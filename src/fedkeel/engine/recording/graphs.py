@@ -7,7 +7,6 @@ as running it. A captured graph starts them all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class Graphed:
 
     def __call__(self, *values: Tensor) -> Sequence[Tensor]:
         """Return what the function returns."""
-        moved: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        moved: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         for own, given in zip(self._inputs, values, strict=True):
             if own.data_ptr() != given.data_ptr():
                 to, what = moved.setdefault((given.device, own.dtype), ([], []))

@@ -67,7 +67,7 @@ class Moon(LossTerm, ClientState):
         network, buffers = step.network, step.network.throwaway(step.received)
         with torch.no_grad():
             past = tree.leaves(step.mine, "last")
-            last = network.output(past, buffers, step.batch.x, train=False)
+            last = network.output(past, buffers, step.batch, train=False)
         near, far = (
             F.cosine_similarity(_features(output), _features(other), dim=1)
             for other in (step.teacher(), last)
