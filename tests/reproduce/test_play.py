@@ -17,6 +17,7 @@ from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import Line, lines
 from fedkeel.reproduce.plan import Ask, Cell, cells, state
 from fedkeel.reproduce.play import play
+from fedkeel.reproduce.words import report
 from reproduce.tiny import TINY, tiny
 from toys import eventually
 
@@ -117,6 +118,9 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert ["diverged" in " ".join(line.failures) for line in told] == [False, False, True]
     later = lines(read(tmp_path / "tiny.toml"), found)  # as it is shown another day
     assert [line.failures for line in later] == [line.failures for line in told]
+    assert "Momentum failed: Training diverged" in "\n".join(
+        report(read(tmp_path / "tiny.toml"), later)
+    )
 
 
 def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,7 @@ def render(table: Table, found: Sequence[Line], quick: bool, tuned: bool = False
         parts.append(_block(block, told))
     parts.append("## How it was run\n")
     parts += [f"- {fact}" for fact in _facts(table, records)]
-    failed = (f"{line.row.name} failed: {why}" for line in found for why in line.failures)
-    parts += [*(f"- {one}" for one in _same(failed)), ""]
+    parts.append("")
     if table.deviations:
         parts += ["## Assumptions and deviations\n", *(f"- {one}" for one in table.deviations), ""]
     missing = [f"{column.name}: {column.missing}" for column in table.columns if column.missing]

@@ -59,7 +59,8 @@ def blocks(table: Table, found: Sequence[Line]) -> list[Block]:
         if lines:
             metric = table.metric_of(column)
             title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_words(metric)}"
-            notes = tuple(note for note in (column.note, column.missing) if note)
+            failed = [f"{one.row.name} failed: {why}" for one in lines for why in one.failures]
+            notes = tuple(note for note in (column.note, column.missing, *failed) if note)
             out.append(Block(column, title, notes, lines, *_shown(lines)))
     return out
 
