@@ -41,6 +41,18 @@ class Net(nn.Module):
         return self.fc2(self.dropout(torch.tanh(self.norm(self.fc1(x)))))
 
 
+class Mapped(nn.Module):
+    """Batch normalisation over positions too, which takes one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.conv(x[:, None])).flatten(1))
+
+
 class Marked(Net):
     """Does something else where a batch of training holds a marked example."""
 
@@ -127,6 +139,13 @@ def held(examples: int = 60) -> fk.Dataset:
     random = np.random.default_rng(99)
     y = random.integers(0, 3, size=examples)
     return fk.dataset(_inputs(y, random), y, classes=3, name="test")
+
+
+def of_sizes(*sizes: int) -> fk.Federation:
+    """Clients of these sizes."""
+    data = held(sum(sizes))
+    cuts = np.split(np.arange(len(data)), np.cumsum(sizes)[:-1])
+    return fk.federation(data, cuts)
 
 
 def _inputs(y: np.ndarray, random: np.random.Generator) -> np.ndarray:

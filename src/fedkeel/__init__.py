@@ -3,10 +3,13 @@
 A name is loaded when it is first used: torch takes seconds, and `fedkeel --help` does not need it.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedkeel.version import __version__ as __version__
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # which torch reads once: see engine/heap.py
 
 if TYPE_CHECKING:
     from fedkeel.config import Cohort as Cohort

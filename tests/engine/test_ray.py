@@ -30,6 +30,7 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.method.server import server_message
+from fedkeel.records.folder import RunFolder
 from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
 
 LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
@@ -242,11 +243,15 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert len(found.value.lines()) <= 4
 
 
-def test_where_no_cluster_answers_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_cluster_answers_the_error_and_the_record_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ray = cluster.module()
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(RunError, match="no Ray cluster") as found:
-        start(prepared(kind="ray", address="127.0.0.1:1"))
+        start(prepared(kind="ray", workers=2, address="127.0.0.1:1"), tmp_path / "run")
+    record = RunFolder(tmp_path / "run").read_run()
+    assert (record.status, record.message) == ("failed", found.value.what)
     assert found.value.got.startswith("127.0.0.1:1: ")
     assert "ray start --head" in found.value.do
 

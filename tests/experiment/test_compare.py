@@ -278,6 +278,26 @@ def test_all_methods_diverge() -> None:
     assert len(found.value.lines()) <= 4
 
 
+@pytest.mark.parametrize("error", [RunError("The disk is full."), KeyboardInterrupt()])
+def test_what_ends_them_all_leaves_the_list_of_what_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    begun = start
+
+    def ends(made: Prepared, *given: object, **more: object) -> Result:
+        if made.plan.expression == "scaffold":
+            raise error
+        return begun(made, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "start", ends)
+    with pytest.raises(type(error)):
+        compared(["fedavg", "scaffold", "fedprox"], 2, tmp_path / "out")
+    assert index(tmp_path / "out") == [("fedavg", 0)]
+    assert [run.name for run in runs_of(tmp_path / "out")] == [
+        path.parent.name for path in (tmp_path / "out").glob("*/run.json")
+    ]
+
+
 def test_what_cannot_be_composed_is_refused_before_anything_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(CompositionError, match="which takes one"):

@@ -25,7 +25,7 @@ from fedkeel.experiment.room import estimate
 from fedkeel.records.rows import RoundRecord
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
-from toys import MODELS, Net, federation, held, prepared
+from toys import MODELS, Mapped, Net, federation, held, of_sizes, prepared
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------
 
@@ -408,24 +408,6 @@ def test_a_record_says_what_ran() -> None:
 
 
 # --- batches of one example -----------------------------------------------------------------------
-
-
-class Mapped(nn.Module):
-    """Batch normalisation over positions too, which takes one example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2)
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(self.conv(x[:, None])).flatten(1))
-
-
-def of_sizes(*sizes: int) -> fk.Federation:
-    data = held(sum(sizes))
-    cuts = np.split(np.arange(len(data)), np.cumsum(sizes)[:-1])
-    return fk.federation(data, cuts)
 
 
 def begin(sizes: tuple[int, ...], model: object = MODELS["norm"], **local: object) -> object:

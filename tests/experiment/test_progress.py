@@ -153,6 +153,18 @@ def test_who_may_not_see_the_test_set_sees_all_else() -> None:
     assert "test" not in text.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_true_of_all_runs_is_said_once(terminal: bool) -> None:
+    there, text = console(terminal)
+    kind = Bars if terminal else Lines
+    with kind(there) as shown:
+        for watching in (shown, Blind(shown)):
+            watching.begin("fedavg", 3, 0)
+            watching.hint("fedavg", "mind the gap")
+            watching.end("fedavg", FINISHED)
+    assert text.getvalue().count("hint: mind the gap") == 1
+
+
 def test_nothing_is_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with Silent() as watching:
         play(watching)

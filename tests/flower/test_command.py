@@ -48,6 +48,23 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     assert living(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("method=momentum+gradma.s", "which takes one"),
+        ("model.name=transformer", "transformer"),
+        ("cohort.clients=1000", "1000"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_a_process_starts(
+    toy: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    done = call("flower", "up", toy, "--out", tmp_path / "run", "-s", setting)
+    assert done.code == 2
+    assert words in done.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
     toy: Path, patience: float, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,27 @@ def test_a_client_that_fails_in_a_survey_takes_nobody_with_it(tmp_path: Path) ->
         assert row.clients == [0, 1, 3]
         assert list(row.faults.values()) == [[2], [2]]
     assert "this example is marked" in (tmp_path / "0" / "node.log").read_text()
+
+
+def test_an_answer_to_a_survey_that_is_not_like_the_others_is_left_out(tmp_path: Path) -> None:
+    """It would be the mean of all: the others go on as they would without it."""
+    made = run("mime", rounds=1)
+    found = []
+    for factor in (1e9, float("nan")):
+        grid = alone(made, tmp_path / f"{factor}")
+        grid.bends[10**9 + 7] = partial(surveyed, factor)
+        found.append(played(made, grid))
+    far, nothing = found
+    assert far.rows[1].clients == nothing.rows[1].clients == [0, 1, 2]
+    ((words, who),) = far.rows[1].faults.items()
+    assert words.startswith("survey: an answer of mime ")
+    assert words.endswith(" times as large as the median")
+    assert who == [1]
+    assert all(torch.equal(far.params[k], nothing.params[k]) for k in far.params)
+
+
+def surveyed(factor: float, kind: str, reply: RecordDict) -> RecordDict:
+    return scaled(reply, factor) if kind == "train.survey" else reply
 
 
 def test_nobody_who_answers_a_survey_is_no_quorum(tmp_path: Path) -> None:

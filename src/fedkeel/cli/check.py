@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document, experiment
 from fedkeel.errors import counted
-
-LARGE = 100.0
-"""Size of an input from which a table is taken to want another scale."""
 
 
 def check(
@@ -61,33 +57,9 @@ def check(
         + (f"on disk (at most {size(needs.disk)}), " if needs.disk else "in memory, ")
         + f"{size(needs.server_state)} at the server"
     )
-    data = prepared.world.federation.data
-    for told in filter(None, (_one_class(data), _unscaled(data))):
+    for told in record.hints:
         print(f"hint         {told}")
     print("everything fits together; nothing was trained")
-
-
-def _one_class(data: Any) -> str:  # noqa: ANN401 - a Dataset, imported late
-    """Return a hint where all training examples have one label."""
-    found = data.y.unique().tolist()
-    if len(found) > 1:
-        return ""
-    label = data.label_names[found[0]] if data.label_names else found[0]
-    return f"all training examples have the label {label!r}: every model is right by saying so"
-
-
-def _unscaled(data: Any) -> str:  # noqa: ANN401 - a Dataset, imported late
-    """Return a hint where the columns of a table are of very different or large scales."""
-    if not data.columns or data.scale is not None or not data.x.is_floating_point():
-        return ""
-    sizes = data.x.abs().flatten(1).amax(dim=0)
-    column = int(sizes.argmax())
-    if float(sizes[column]) < LARGE:
-        return ""
-    return (
-        f"column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
-        'normalize = "standardize" in [data] brings all columns to one scale'
-    )
 
 
 def _parts(sent: dict[str, int], model: int) -> str:

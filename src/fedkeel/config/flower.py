@@ -18,8 +18,8 @@ class Flower(Settings):
             run stops, and can go on later.
         enough: share of the selected clients with whose answers a round ends, in (0, 1]. Less than
             1 is over-selection: select more than are needed, and take the first.
-        screen: a reply is left out where the norm of its update, or of a part's message, is more
-            than so many times the median of the round.
+        screen: a reply is left out where the norm of its update, or of a part's message or answer,
+            is more than so many times the median of the round.
         poll_seconds: time between looks at what has come.
         message_mb: the largest message that is sent, in 10^6 bytes.
         secure_aggregation: whether the server may see sums of updates alone. It is refused: Flower

@@ -3,6 +3,9 @@
 By default the C library gives every block above 128 KB back to the system when it is freed, and the
 system fills it with zeros, page by page, when it is wanted again. Training does little else than
 free and want tensors of that size: a copy of twenty models costs six times as much that way.
+
+Tensors of 2 MB and more lie in huge pages where Linux gives them to those who ask: the package asks
+torch to ask (`THP_MEM_ALLOC_ENABLE` in its ``__init__``; who sets it to 0 has small ones).
 """
 
 from __future__ import annotations

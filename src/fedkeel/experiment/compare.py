@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
-from fedkeel.errors import ConfigError, RunError, TrainingError
+from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import prepare
@@ -129,7 +131,9 @@ def compare(
     watcher.plan(len(wanted) * seeds, len(wanted) * seeds * settings.rounds)
     every = range(settings.seed, settings.seed + seeds)
     pairs = [(s, one) for s in every for one in wanted.values()]
-    with interrupts(watcher.stopping) as stop:
+    methods = [one.method for one in wanted.values()]
+    listed = partial(_list, out, settings.name, methods, made)
+    with _even_so(listed), interrupts(watcher.stopping) as stop:
         for number, (seed, one) in enumerate(pairs, 1):
             prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
             folder = None if out is None else out / folder_of(prepared)
@@ -150,15 +154,32 @@ def compare(
             complete = result.record.status != "interrupted" and (last or not stop.is_set())
             if not complete:
                 break
-    methods = [one.method for one in wanted.values()]
+    others = listed()
     ordered = [results[key] for method in methods for key in results if key[0] == method]
     if not ordered:
         raise TrainingError("No run of the comparison could be finished.", got="; ".join(failures))
-    others = 0
-    if out is not None:
-        folders = [made[key] for method in methods for key in made if key[0] == method]
-        others = write_index(out, settings.name, [one.name for one in folders])
     return Comparison(ordered, failures, failed, others, complete, out)
+
+
+def _list(
+    out: Path | None, name: str, methods: Sequence[str], made: Mapping[tuple[str, int], Path]
+) -> int:
+    """List the runs that were begun; return how many of the folder are of other settings."""
+    if out is None:
+        return 0
+    folders = [made[key] for method in methods for key in made if key[0] == method]
+    return write_index(out, name, [one.name for one in folders])
+
+
+@contextmanager
+def _even_so(listed: Callable[[], int]) -> Iterator[None]:
+    """List the runs also where an error, such as a full disk, or a second Ctrl-C ends them all."""
+    try:
+        yield
+    except BaseException:
+        with suppress(FedkeelError, OSError):
+            listed()
+        raise
 
 
 def make_folder(out: Path) -> None:

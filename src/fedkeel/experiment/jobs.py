@@ -317,6 +317,10 @@ class _Teller(Silent):
         """Say how far the run is."""
         self._say("begin", rounds, done)
 
+    def hint(self, run: str, text: str) -> None:
+        """Tell it."""
+        self._say("hint", text)
+
     def clients(self, run: str, trained: int, of: int) -> None:
         """Say it now and then."""
         if time.monotonic() - self._said >= PATIENCE:

@@ -15,6 +15,7 @@ from fedkeel import config
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import counted
 from fedkeel.experiment.choose import choose
+from fedkeel.experiment.hints import hints
 from fedkeel.experiment.prepare import cores
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.room import estimate
@@ -78,6 +79,7 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         engine=engine or choose(prepared),
         environment=environment(),
         estimate=asdict(estimate(prepared)),
+        hints=hints(prepared),
     )
 
 

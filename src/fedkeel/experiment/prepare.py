@@ -156,7 +156,7 @@ def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
     if not network.mixes_examples:
         return
     found = [n for n in np.unique(federation.sizes) if n and _is_single(local, int(n), rounds)]
-    raised = _raises_on_one(network, federation.data) if found else ""
+    raised = raises_on_one(network, federation.data) if found else ""
     if not raised:
         return
     concerned = np.isin(federation.sizes, found)
@@ -188,7 +188,7 @@ def _is_single(local: config.Local, n: int, rounds: int) -> bool:
     return local.sampling == "continue" and local.steps * rounds >= batches.per_pass(local, n)
 
 
-def _raises_on_one(network: Network, data: Dataset) -> str:
+def raises_on_one(network: Network, data: Dataset) -> str:
     """Return what the network raises on one example in training, "" where it takes it."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

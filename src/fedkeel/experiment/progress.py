@@ -37,6 +37,9 @@ class Watcher(Protocol):
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Say that a run of `rounds` rounds begins, `done` of them made before."""
 
+    def hint(self, run: str, text: str) -> None:
+        """Say what is to be known of a run before its rounds."""
+
     def clients(self, run: str, trained: int, of: int) -> None:
         """Say how many clients of the round have been trained."""
 
@@ -61,6 +64,9 @@ class Silent:
         """Show nothing."""
 
     def begin(self, run: str, rounds: int, done: int) -> None:
+        """Show nothing."""
+
+    def hint(self, run: str, text: str) -> None:
         """Show nothing."""
 
     def clients(self, run: str, trained: int, of: int) -> None:
@@ -98,6 +104,10 @@ class Blind(Silent):
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Pass it on."""
         self._watcher.begin(run, rounds, done)
+
+    def hint(self, run: str, text: str) -> None:
+        """Pass it on."""
+        self._watcher.hint(run, text)
 
     def clients(self, run: str, trained: int, of: int) -> None:
         """Pass it on."""
@@ -140,6 +150,7 @@ class Bars:
         self._runs = self._over = 0
         self._tasks: dict[str, _Bar] = {}
         self._seen = 0.0
+        self._told: set[str] = set()
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show the bar of all runs."""
@@ -158,6 +169,12 @@ class Bars:
         task = self._progress.add_task(text, total=rounds, completed=done, note="")
         self._tasks[run] = _Bar(task, rounds)
         self._move(run, done)
+
+    def hint(self, run: str, text: str) -> None:
+        """Show it above the bars, once however many runs it is true of."""
+        if text not in self._told:
+            self._told.add(text)
+            self._print(f"hint: {text}")
 
     def clients(self, run: str, trained: int, of: int) -> None:
         """Move the bar by the share of the round that is done."""
@@ -232,6 +249,7 @@ class Lines:
         self._console, self._mark, self._seconds = console, mark, seconds
         self._runs, self._begun = 1, 0
         self._at: dict[str, _Line] = {}
+        self._told: set[str] = set()
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show how much there is to do, where it is more than one run."""
@@ -244,6 +262,12 @@ class Lines:
         self._begun += 1
         now = time.monotonic()
         self._at[run] = _Line(self._begun, rounds, now, now, done)
+
+    def hint(self, run: str, text: str) -> None:
+        """Show a line, once however many runs it is true of."""
+        if text not in self._told:
+            self._told.add(text)
+            self._print(f"hint: {text}")
 
     def clients(self, run: str, trained: int, of: int) -> None:
         """Show a line where a single round takes long."""

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,7 +138,7 @@ class Run:
             kept(),
             interrupts(self._watcher.stopping) as stop,
             self._state(resume) as state,
-            self._given or make(self._prepared, record.engine, state) as engine,
+            self._engine(record, state) as engine,
         ):
             try:
                 file = None if state is None else state / "table.bin"
@@ -146,6 +146,8 @@ class Run:
                 self._table = ServerTable(self._prepared.plan, self._server.params, clients, file)
                 self._begin(engine, resume)
                 self._watcher.begin(self._name, rounds, self._server.round)
+                for told in record.hints:
+                    self._watcher.hint(self._name, told)
                 while not (self._server.round >= rounds or self._early.reason or stop.is_set()):
                     self._round(engine)
             except FedkeelError as error:
@@ -162,6 +164,19 @@ class Run:
             result = self._finish(record, status, message, engine)
             self._watcher.end(self._name, status)
             return result
+
+    @contextmanager
+    def _engine(self, record: RunRecord, state: Path | None) -> Iterator[Engine]:
+        """Give what runs the clients; where that cannot start, the record says so."""
+        with ExitStack() as open_now:
+            try:
+                made = self._given or make(self._prepared, record.engine, state)
+                engine = open_now.enter_context(made)
+            except FedkeelError as error:
+                with suppress(RunError):  # a full disk
+                    self._finish(record, "failed", str(error.what), None)
+                raise
+            yield engine
 
     @contextmanager
     def _state(self, resume: bool) -> Iterator[Path | None]:

@@ -26,7 +26,7 @@ from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.ledger import EVALUATION, Ledger
 from fedkeel.flower.reader import Reader
 from fedkeel.flower.roster import Roster, least
-from fedkeel.flower.screen import outliers
+from fedkeel.flower.screen import odd_answers, outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
 from fedkeel.flower.wire import (
     FORMAT,
@@ -40,7 +40,7 @@ from fedkeel.flower.wire import (
     values,
 )
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.tree import State, Tree, below, branches, nbytes, unwalk
+from fedkeel.tree import State, Tree, below, branches, nbytes, unwalk, walk
 
 KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
 """Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
@@ -264,7 +264,12 @@ class Nodes:
                 continue
             came += sum(self._answered(reply.content, jobs[client]) for client in meant)
         self._quorum(message, len(clients), came)
-        return self._buffers.answers(clients)
+        answers = self._buffers.answers(clients)
+        for row, words in odd_answers(answers, self._settings.screen).items():
+            for _, answer in walk(dict(answers)):
+                answer[row] = math.nan
+            self._ledger.fault(f"survey: {words}", [int(clients[row])])
+        return answers
 
     def _answered(self, content: RecordDict, job: Job) -> bool:
         """Take what one client answered to the surveys, or write down why not."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from fedkeel.method.context import ByPart
 from fedkeel.method.server import Replies
 from fedkeel.tree import walk
 
@@ -17,8 +18,18 @@ def outliers(replies: Replies, factor: float) -> dict[int, str]:
     The update, and each part's message, are compared by themselves. The median is the lower one and
     leaves out what is not finite, so that of two replies the larger one is the outlier.
     """
+    update = {"an update": _norm(list(replies.delta.values()))} if replies.delta else {}
+    return _far({**update, **_norms("a message", replies.uploads)}, factor)
+
+
+def odd_answers(answers: ByPart, factor: float) -> dict[int, str]:
+    """Return the same of the answers to surveys."""
+    return _far(_norms("an answer", answers), factor)
+
+
+def _far(measured: Mapping[str, Tensor], factor: float) -> dict[int, str]:
     found: dict[int, str] = {}
-    for name, norms in _norms(replies):
+    for name, norms in measured.items():
         finite = norms[norms.isfinite()]
         if not len(finite):
             continue
@@ -30,14 +41,14 @@ def outliers(replies: Replies, factor: float) -> dict[int, str]:
     return found
 
 
-def _norms(replies: Replies) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and norms [K] in float64."""
-    if replies.delta:
-        yield "an update", _norm(list(replies.delta.values()))
-    for part, state in replies.uploads.items():
+def _norms(what: str, by_part: ByPart) -> dict[str, Tensor]:
+    """Return norms [K] in float64 of what each part was sent, by what it is called."""
+    found = {}
+    for part, state in by_part.items():
         tensors = [t for _, t in walk(state) if t.is_floating_point()]
         if tensors:
-            yield f"a message of {part}", _norm(tensors)
+            found[f"{what} of {part}"] = _norm(tensors)
+    return found
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

@@ -16,10 +16,13 @@ from pathlib import Path
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
 from fedkeel.experiment.interrupts import interrupts
+from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.progress import Watcher
 from fedkeel.flower.export import export
+from fedkeel.flower.own_data import away
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.server import OUTCOME
+from fedkeel.method.grammar import parse
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 
@@ -78,7 +81,8 @@ def up(
         secure: whether to use TLS and node keys, as a federation of several machines does.
 
     Raises:
-        RunError: the run cannot start, or could not go on.
+        FedkeelError: the run cannot start, which is said before any process does where it can be
+            told from the experiment; or it could not go on.
     """
     folder = RunFolder(out)
     if folder.exists() and not resume and folder.read_run().status != "finished":
@@ -86,6 +90,10 @@ def up(
             f"{out} holds an unfinished run.",
             do="add --resume to go on with it, or choose another folder (--out)",
         )
+    if away(experiment):
+        parse(experiment.method, weights=experiment.weights)
+    else:
+        prepare(experiment, gather(experiment))
     place = out.absolute() / "flower"
     app, outcome = place / "app", place / OUTCOME
     try:

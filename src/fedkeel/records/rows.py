@@ -131,6 +131,7 @@ class RunRecord:
             engine in one process; ``reasons`` why a faster one could not be had.
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
+        hints: what was to be known before the run, such as that rounding may decide it.
         message: why a run failed, was interrupted, or ended before its last round, else "".
         format: version of this layout.
     """
@@ -155,6 +156,7 @@ class RunRecord:
     engine: dict[str, Any]
     environment: dict[str, Any]
     estimate: dict[str, Any]
+    hints: list[str] = field(default_factory=list)
     message: str = ""
     format: int = FORMAT
 

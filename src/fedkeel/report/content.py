@@ -100,7 +100,8 @@ def alerts(entries: Sequence[Entry]) -> list[str]:
         told += [f"Not like for like. {one}" for one in differences(entries)]
     for entry in entries:
         told += _losses(entry)
-    return told
+    found = [hint for entry in entries for run in entry.runs for hint in run.record.hints]
+    return told + [f"{one[0].upper()}{one[1:]}." for one in dict.fromkeys(found)]
 
 
 def tiles(row: Row, entry: Entry) -> list[Tile]:

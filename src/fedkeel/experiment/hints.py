@@ -1,0 +1,68 @@
+"""What a user should know before a run: nothing is wrong, and something may well go otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkeel.data import batches
+from fedkeel.data.dataset import Dataset
+from fedkeel.errors import counted
+from fedkeel.experiment.prepare import raises_on_one
+from fedkeel.experiment.prepared import Prepared
+
+LARGE = 100.0
+"""Size of an input from which a table is taken to want another scale."""
+
+
+def hints(prepared: Prepared) -> list[str]:
+    """Return what is to be known before a run, none in a federation whose data nobody sees."""
+    federation = prepared.world.federation
+    if federation.how["kind"] == "nodes":
+        return []
+    found = (_one_class(federation.data), _unscaled(federation.data), _pairs(prepared))
+    return [told for told in found if told]
+
+
+def _one_class(data: Dataset) -> str:
+    """Return a hint where all training examples have one label."""
+    found = np.unique(data.y.numpy()).tolist()
+    if len(found) > 1:
+        return ""
+    label = data.label_names[found[0]] if data.label_names else found[0]
+    return f"all training examples have the label {label!r}: every model is right by saying so"
+
+
+def _unscaled(data: Dataset) -> str:
+    """Return a hint where the columns of a table are of very different or large scales."""
+    if not data.columns or data.scale is not None or not data.x.is_floating_point():
+        return ""
+    sizes = data.x.abs().flatten(1).amax(dim=0)
+    column = int(sizes.argmax())
+    if float(sizes[column]) < LARGE:
+        return ""
+    return (
+        f"column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
+        'normalize = "standardize" in [data] brings all columns to one scale'
+    )
+
+
+def _pairs(prepared: Prepared) -> str:
+    """Return a hint where batch normalisation makes +1 and -1 of two examples, whatever they are.
+
+    What is left of their difference is rounding, which its gradient then magnifies: two exact
+    engines differ in such a client's update as much as two clients do.
+    """
+    bench, federation = prepared.world.bench, prepared.world.federation
+    if not bench.network.mixes_examples:
+        return ""
+    sizes = [int(n) for n in np.unique(federation.sizes) if n]
+    found = [n for n in sizes if 2 in batches.sizes(bench.local, n)]
+    if not found or not raises_on_one(bench.network, federation.data):
+        return ""
+    count = int(np.isin(federation.sizes, found).sum())
+    return (
+        f"{count} of {counted(len(federation), 'client')} {'has' if count == 1 else 'have'} "
+        "mini-batches of two examples, which batch normalisation turns into +1 and -1 whatever "
+        "they are: rounding decides what is learnt from them, so compare over several seeds, or "
+        "give every client more examples, or use fedkeel.replace_batch_norm(module)"
+    )

@@ -1,0 +1,98 @@
+"""What a user is told before a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import fedkeel as fk
+from fedkeel.experiment.execute import start
+from fedkeel.experiment.hints import hints
+from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.progress import Lines
+from fedkeel.report.page import write
+from toys import Mapped, Net, of_sizes, prepared
+
+
+def run(*sizes: int, model: object = None, **local: object) -> Prepared:
+    """Clients of these sizes, and a network with batch normalisation."""
+    return prepared(
+        model=model or Net(norm=True),
+        clients=of_sizes(*sizes),
+        local=fk.Local(**{"lr": 0.05, "epochs": 1, "batch_size": 4, **local}),
+        cohort=fk.Cohort(),
+        rounds=1,
+        buffers="average",
+    )
+
+
+def test_two_examples_are_the_same_to_batch_normalisation() -> None:
+    """+1 and -1, whatever they are, and no gradient but rounding."""
+    x = torch.tensor([[0.3, 7.0], [-1.2, 9.5]], dtype=torch.float64, requires_grad=True)
+    out = nn.functional.batch_norm(x, None, None, training=True, eps=1e-30)
+    assert torch.allclose(out.abs(), torch.ones_like(out))
+    out[0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().max() < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("sizes", "local", "told"),
+    [
+        ((8, 8), {}, 0),
+        ((8, 2), {}, 1),
+        ((8, 6, 2), {}, 2),  # 6 = 4 + 2
+        ((8, 6), {"drop_last": "always"}, 0),
+        ((7, 9), {"drop_last": "single"}, 0),
+        ((6, 6), {"batch_size": "all"}, 0),
+        ((2, 6), {"batch_size": "all"}, 1),
+        ((8, 8), {"batch_size": 2}, 2),
+    ],
+)
+def test_batches_of_two(sizes: tuple[int, ...], local: dict[str, object], told: int) -> None:
+    found = hints(run(*sizes, **local))
+    if not told:
+        assert found == []
+        return
+    (text,) = found
+    verb = "has" if told == 1 else "have"
+    assert text.startswith(f"{told} of {len(sizes)} clients {verb} mini-batches of two examples")
+    assert "fedkeel.replace_batch_norm" in text
+
+
+@pytest.mark.parametrize("model", [Net(), Mapped()], ids=["none", "over positions"])
+def test_networks_that_take_two_examples(model: nn.Module) -> None:
+    assert hints(run(8, 2, model=model)) == []
+
+
+def test_it_is_told_once_and_stays_with_the_run(tmp_path: Path) -> None:
+    text = io.StringIO()
+    folders = [tmp_path / name for name in ("a", "b")]
+    with Lines(Console(file=text, width=80)) as watching:
+        for folder in folders:
+            start(run(8, 2), folder, watcher=watching)
+    assert text.getvalue().count("hint: 1 of 2 clients has mini-batches of two") == 1
+    assert [json.loads((f / "run.json").read_text())["hints"] for f in folders] == [
+        hints(run(8, 2))
+    ] * 2
+    page = write(folders, tmp_path / "report.html").read_text()
+    assert page.count("1 of 2 clients has mini-batches of two examples") == 1
+
+
+def test_a_run_that_has_none(tmp_path: Path) -> None:
+    result = start(run(8, 8), tmp_path / "run")
+    assert result.record.hints == []
+
+
+def test_numbers_of_every_size_are_no_hint_where_columns_have_no_names() -> None:
+    """An image's pixels go to 255, and it is no table."""
+    data = fk.dataset(np.full((12, 5), 255.0, np.float32), np.arange(12) % 3, classes=3)
+    clients = fk.federation(data, [np.arange(6), np.arange(6, 12)])
+    assert hints(prepared(clients=clients, per_round=2)) == []
