@@ -32,9 +32,11 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., ClientS
     """Make a store, in memory or in a file of its own."""
     names = iter(range(100))
 
-    def make(clients: int, spec: object = SPEC, allocate: object = private) -> ClientStore:
+    def make(
+        clients: int, spec: object = SPEC, allocate: object = private, most: int | None = None
+    ) -> ClientStore:
         file = None if request.param == "memory" else tmp_path / f"{next(names)}.bin"
-        return client_store(spec, clients, allocate, file)
+        return client_store(spec, clients, allocate, file, most)
 
     return make
 
@@ -48,8 +50,8 @@ def stacked(*values: float) -> dict[str, object]:
     }
 
 
-def put(store: ClientStore, clients: list[int], *values: float, rows: list[int] | None = None):
-    store.put(np.array(clients), stacked(*values), None if rows is None else np.array(rows))
+def put(store: ClientStore, clients: list[int], *values: float) -> None:
+    store.put(np.array(clients), stacked(*values))
 
 
 def values(store: ClientStore, *clients: int) -> list[float]:
@@ -83,8 +85,46 @@ def test_only_the_rows_that_are_kept_are_taken(new: Callable[..., ClientStore]) 
     """A client whose update was left out keeps what it had."""
     store = new(6)
     put(store, [0, 2, 5], 1.0, 2.0, 5.0)
-    put(store, [2, 3], 20.0, -1.0, 30.0, rows=[0, 2])
+    store.reserve(np.array([2, 3, 5]))
+    store.write(np.array([2]), stacked(20.0))
+    store.write(np.array([5, 3]), stacked(-1.0, 30.0))
+    assert values(store, 0, 2, 3, 5) == [1, 2, 0, 5]  # until the round is taken
+    store.commit(np.array([2, 3]))
     assert values(store, 0, 2, 3, 5) == [1, 20, 30, 5]
+
+
+def test_a_round_that_is_not_taken_leaves_nothing(new: Callable[..., ClientStore]) -> None:
+    """As a measurement, or one that is made again; and its room is given out again."""
+    store = new(4, most=2)
+    put(store, [0, 1], 1.0, 2.0)
+    for value in range(20):
+        store.reserve(np.array([1, 3]))
+        store.write(np.array([3, 1]), stacked(-value, -value))
+    assert values(store, 0, 1, 3) == [1, 2, 0]
+    store.write(np.array([1, 3]), stacked(7.0, 8.0))  # over what was written
+    store.commit(np.array([1, 3]))
+    put(store, [2, 0], 9.0, 10.0)
+    assert values(store, 0, 1, 2, 3) == [10, 7, 9, 8]
+    assert store._end == 5  # those of four clients, and one that has been left
+
+
+@pytest.mark.parametrize(("how", "allocate"), [("fork", shared), ("spawn", segment)])
+def test_another_process_writes(
+    new: Callable[..., ClientStore], how: str, allocate: Callable[[int], torch.Tensor]
+) -> None:
+    store = new(6, allocate=allocate)
+    put(store, [3], 3.0)
+    store.reserve(np.array([2, 3]))
+    process = torch.multiprocessing.get_context(how).Process(target=_write, args=(store,))
+    process.start()
+    process.join(20)
+    assert values(store, 2, 3) == [0, 3]
+    store.commit(np.array([2, 3]))
+    assert values(store, 2, 3) == [-2, -3]
+
+
+def _write(store: ClientStore) -> None:
+    store.write(np.array([3, 2]), stacked(-3.0, -2.0))
 
 
 def test_rows_are_copies(new: Callable[..., ClientStore]) -> None:
@@ -96,7 +136,7 @@ def test_rows_are_copies(new: Callable[..., ClientStore]) -> None:
 
 def test_nobody_reports(new: Callable[..., ClientStore]) -> None:
     store = new(3)
-    store.put(np.array([], dtype=np.int64), stacked(), None)
+    store.put(np.array([], dtype=np.int64), stacked())
     assert not store.present.any()
     assert store.rows(np.array([], dtype=np.int64))["scaffold"]["c"]["w"].shape == (0, 5)
 
@@ -105,11 +145,11 @@ def test_a_client_without_state_of_its_own_is_still_present(
     new: Callable[..., ClientStore],
 ) -> None:
     store = new(3, spec={})
-    store.put(np.array([1]), {}, np.array([0]))
+    store.put(np.array([1]), {})
     assert store.get(1) == {}
     assert store.get(0) is None
     arrays = store.snapshot()
-    store.put(np.array([2]), {}, np.array([0]))
+    store.put(np.array([2]), {})
     store.restore(arrays)
     assert store.present.tolist() == [False, True, False]
 
@@ -342,7 +382,7 @@ def test_another_process_sees_what_is_written(
 def test_a_file_stays_on_disk_where_a_store_is_sent(tmp_path: Path) -> None:
     store = on_disk(tmp_path / "rows")
     store.put(np.arange(100), stacked(*range(100)))
-    assert len(pickle.dumps(store)) < 0.3 * 100 * ROW
+    assert len(pickle.dumps(store)) < 0.8 * 100 * ROW
 
 
 # --- memory ---------------------------------------------------------------------------------------

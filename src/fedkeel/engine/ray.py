@@ -100,7 +100,7 @@ class Ray:
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         self._message.write(flat(message))
-        jobs = self._rounds.jobs(clients)
+        jobs = self._rounds.begin(clients)
         work = pieces.training(self._world, message, jobs, self._wanted, self._lanes)
         self._work(work, self._put("params", "buffers", "sent"), tick)
         return self._rounds.gather(clients)
@@ -113,7 +113,7 @@ class Ray:
         return self._rounds.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Write the state of the clients `keep`."""
+        """Take the state of the clients `keep`."""
         self._rounds.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
@@ -221,7 +221,7 @@ class Ray:
             raise pieces.raised(found.error)
         self.reasons += [one for one in found.reasons if one not in self.reasons]
         if isinstance(piece, Train):
-            self._rounds.rows.unpack(found.rows, [job.row for job in piece.jobs])
+            self._rounds.rows.unpack(found.rows, piece.jobs)
             if not piece.survey:
                 tick(len(piece.jobs))
         elif scores is not None:

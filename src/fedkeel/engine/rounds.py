@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkeel.engine.buffers import Allocate, Spec, specs
 from fedkeel.engine.loop import Trainer, sent, survey_client, train_client
-from fedkeel.engine.rows import SURVEY, Rows
+from fedkeel.engine.rows import KEPT, SURVEY, Rows
 from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Tick, Trained, World
 from fedkeel.errors import RunError
@@ -47,9 +47,6 @@ CLIENTS = "clients/"
 
 AWAY = "away"
 """Name in a checkpoint that says that client state lies on other machines."""
-
-KEPT = "mine/"
-"""Where what a client keeps stands among the specs of a rehearsal."""
 
 
 def rehearse(world: World, message: Message) -> dict[str, Spec]:
@@ -113,9 +110,9 @@ class RoundBuffers:
         if away:
             spec = {k: v for k, v in spec.items() if not k.startswith(KEPT)}
         self._away = away
-        self.rows = Rows(world, spec, capacity, allocate, sums)
         clients = len(world.federation)
-        self.store = client_store(kept_spec(spec), clients, allocate, file)
+        self.store = client_store(kept_spec(spec), clients, allocate, file, capacity)
+        self.rows = Rows(world, spec, capacity, allocate, sums, self.store)
         self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
         self._sizes = world.federation.sizes
 
@@ -135,6 +132,11 @@ class RoundBuffers:
         """Return a job for each client of the cohort."""
         return [Job(row, int(k), int(self._done[k])) for row, k in enumerate(clients)]
 
+    def begin(self, clients: Ints) -> list[Job]:
+        """Return a job for each client of the cohort, with room for what they will keep."""
+        self.store.reserve(clients)
+        return self.jobs(clients)
+
     def gather(self, clients: Ints) -> Trained:
         """Return the rows of a finished round, as views."""
         k = len(clients)
@@ -152,7 +154,6 @@ class RoundBuffers:
         notes = tensors(below(state, "notes"))
         return Trained(
             replies=replies,
-            mine=branches(below(state, "mine")),
             loss=np.array(counts["loss"].numpy()),
             steps=np.array(counts["steps"].numpy()),
             notes={name: t.double().numpy() for name, t in notes.items()},
@@ -160,10 +161,10 @@ class RoundBuffers:
         )
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Write the state of the clients `keep` into the store, and add to their steps."""
+        """Take the state that the clients `keep` have written, and add to their steps."""
         clients = trained.replies.clients
         rows = np.flatnonzero(np.isin(clients, keep))
-        self.store.put(clients[rows], trained.mine, rows)
+        self.store.commit(clients[rows])
         self._done[clients[rows]] += trained.steps[rows]
 
     def state(self) -> dict[str, NDArray[Any]]:

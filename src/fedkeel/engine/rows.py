@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Raw, Spec, specs
 from fedkeel.engine.loop import PHASES, Done, Kept, Trainer, survey_client
+from fedkeel.engine.store import ClientStore
 from fedkeel.engine.world import Job, Tick, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
@@ -31,6 +33,9 @@ COUNTS = {
 DELTA = "delta/"
 """Where updates stand among the specs of a reply."""
 
+KEPT = "mine/"
+"""Where what a client keeps stands among the specs of a rehearsal."""
+
 SURVEY = "survey/"
 """Where the answers to surveys stand among the specs of a rehearsal."""
 
@@ -38,12 +43,15 @@ SURVEY = "survey/"
 class Rows:
     """Replies, a row for each client; of what is added up, one sum for each piece of work.
 
+    What clients keep goes into the store; where there is none it is a row like the others.
+
     Args:
         world: method, model, data and seed.
         spec: shape and type of each tensor of a reply, by path, from `rounds.rehearse`.
         capacity: the most clients.
         allocate: where the memory comes from.
         sums: whether updates and messages are added up as they come, where the method allows it.
+        store: where client state lies; None on another machine.
     """
 
     def __init__(
@@ -53,19 +61,22 @@ class Rows:
         capacity: int,
         allocate: Allocate,
         sums: bool = False,
+        store: ClientStore | None = None,
     ) -> None:
-        self._world = world
+        self._world, self._store = world, store
         self._asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
         self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
         self.summed = sums and world.bench.plan.sums
         messages = (f"uploads/{part}/" for part in world.bench.plan.summed)
         added = (DELTA, *messages) if self.summed else ()
         summed = {k: v for k, v in self._spec.items() if k.startswith(added)}
-        rest = {k: v for k, v in self._spec.items() if k not in summed}
+        self._kept = {k: v for k, v in self._spec.items() if k.startswith(KEPT)}
+        rest = {k: v for k, v in self._spec.items() if k not in summed and k not in self._kept}
         counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
         seconds = {k: Spec((), torch.float64) for k in PHASES}
         self._sums = Buffers(summed, capacity, allocate)  # by piece
         self._replies = Buffers(rest, capacity, allocate)
+        self._mine = Buffers(self._kept if store is None else {}, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         self._seconds = Buffers(seconds, capacity, allocate)  # by piece
         self._answers = Buffers(self._asked, capacity, allocate)
@@ -105,10 +116,19 @@ class Rows:
         _check(found, done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
         self._add({path: state.pop(path) for path in self._sums.tensors}, done, head)
+        self._keep({path: state.pop(path) for path in self._kept}, done.jobs, rows)
         self._replies.write(state, rows)
         heads = [head] * len(rows)
         counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
         self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
+
+    def _keep(self, state: Tree, jobs: Sequence[Job], rows: Sequence[int]) -> None:
+        """Write what clients keep."""
+        if self._store is None:
+            self._mine.write(dict(state), rows)
+        elif state:
+            own = {path.removeprefix(KEPT): tensor for path, tensor in state.items()}
+            self._store.write(np.array([job.client for job in jobs]), own)
 
     def _add(self, state: Tree, done: Done, head: int) -> None:
         """Add what clients send, those that are finite, to the sums of their piece.
@@ -152,7 +172,7 @@ class Rows:
         return branches(self._answers.nested(count))
 
     def replies(self, count: int) -> State:
-        """Return what the first clients sent and keep, [count, ...], as views.
+        """Return what the first clients sent, [count, ...], as views.
 
         What is added up comes as G sums, [G, ...]: of one piece as a view, else as copies.
         """
@@ -183,17 +203,19 @@ class Rows:
         return {
             "sums": self._sums.raw(1),
             "replies": self._replies.raw(count),
+            "mine": self._mine.raw(count),
             "counts": self._counts.raw(count),
             "seconds": self._seconds.raw(1),
         }
 
-    def unpack(self, packed: Packed, rows: Sequence[int]) -> None:
+    def unpack(self, packed: Packed, jobs: Sequence[Job]) -> None:
         """Write the rows of a piece that was trained elsewhere.
 
         Args:
             packed: from `packed`.
-            rows: where its clients stand here.
+            jobs: its clients, with the rows where they stand here.
         """
+        rows = [job.row for job in jobs]
         into = {
             "answers": self._answers,
             "sums": self._sums,
@@ -201,15 +223,22 @@ class Rows:
             "counts": self._counts,
             "seconds": self._seconds,
         }
-        for name, raw in packed.items():
+        for name, buffers in into.items():
             one = name in ("seconds", "sums")
-            into[name].fill(raw, rows[:1] if one else rows)
+            buffers.fill(packed.get(name, {}), rows[:1] if one else rows)
+        if "mine" in packed:
+            self._keep({k: _typed(v, self._kept[k]) for k, v in packed["mine"].items()}, jobs, rows)
         if "counts" in packed:
-            self._counts.tensors["head"][list(rows)] = rows[0]
+            self._counts.tensors["head"][rows] = rows[0]
 
 
 Packed = dict[str, Raw]
 """Bytes of tensors by what they are and by path, uint8 [n, bytes of a row]."""
+
+
+def _typed(raw: NDArray[np.uint8], spec: Spec) -> Tensor:
+    """Return the tensor [n, ...] of bytes [n, bytes of a row], a copy."""
+    return torch.from_numpy(raw.copy()).view(spec.dtype).view(len(raw), *spec.shape)
 
 
 def _check(found: dict[str, Spec], client: int, first: dict[str, Spec]) -> None:

@@ -51,7 +51,7 @@ class Sequential:
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         with arithmetic(self._precision):
-            self._buffers.run(self._train, message, self._buffers.jobs(clients), tick)
+            self._buffers.run(self._train, message, self._buffers.begin(clients), tick)
         return self._buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
@@ -62,7 +62,7 @@ class Sequential:
         return self._buffers.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Write the state of the clients `keep`."""
+        """Take the state of the clients `keep`."""
         self._buffers.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:

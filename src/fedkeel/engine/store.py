@@ -1,7 +1,8 @@
 """What is remembered of each client: rows by client index, in memory or in a file.
 
-A row comes to be when its client first reports, so what nobody has written costs nothing. In memory
-a checkpoint takes the rows along. In a file they stay where they are: a row is never written over
+A row comes to be when its client first reports, so what nobody has written costs nothing. Whoever
+trains a client writes its row, aside: it counts when the server has taken the round. In memory a
+checkpoint takes the rows along. In a file they stay where they are: a row is never written over
 while a checkpoint refers to it, so the checkpoint needs the table of places alone, and the file of
 a run that was killed still holds every row of the last checkpoint.
 """
@@ -33,16 +34,46 @@ NOWHERE = -1
 
 
 class ClientStore(ABC):
-    """Rows of named tensors for C clients.
+    """Rows of named tensors for C clients, in slots that clients are given when they are written.
 
-    Processes that were given the same store see the same rows. One of them writes, while the others
-    do not read.
+    A row is written into a slot that nothing refers to, by whichever process trains the client,
+    and is the client's when the process that reserved the slot says so: until then the row before
+    is. Slots that clients have left are given out again, the lowest first, so there is room for the
+    clients that took part and for the rows that are being written. Processes that were given the
+    same store see the same rows; one of them reserves and commits.
+
+    Args:
+        spec: shape and type of each tensor of a row, by path.
+        clients: C.
+        allocate: where memory comes from, which other processes may have to see.
     """
 
+    def __init__(self, spec: Mapping[str, Spec], clients: int, allocate: Allocate) -> None:
+        one = Spec((), torch.int64)
+        self._table = Buffers({"slot": one, "next": one}, clients, allocate)
+        self._layout = Layout(spec)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._slots[:] = NOWHERE
+        self._reserved = np.array([], dtype=np.int64)  # clients
+        self._end = 0  # slots that were ever given out
+        self._free: list[int] = []  # a heap
+
     @property
-    @abstractmethod
+    def _slots(self) -> Ints:
+        """[C] where each client's row is."""
+        return np.asarray(self._table.tensors["slot"].numpy())
+
+    @property
+    def _next(self) -> Ints:
+        """[C] where the row of each client of a round is written, for which a slot is reserved."""
+        return np.asarray(self._table.tensors["next"].numpy())
+
+    @property
     def present(self) -> NDArray[np.bool_]:
         """[C] whether a client has a row."""
+        return np.asarray(self._slots != NOWHERE)
 
     @abstractmethod
     def rows(self, clients: Ints) -> State:
@@ -52,20 +83,58 @@ class ClientStore(ABC):
     def get(self, client: int) -> ByPart | None:
         """Return one client's row, by part; None where it has none. Not to be written to."""
 
-    @abstractmethod
-    def put(
-        self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
-    ) -> None:
-        """Write the rows of clients: all of them, or none where the disk fails.
-
-        Args:
-            clients: [K] distinct client indices.
-            state: tensors [N, ...].
-            rows: [K] which of the N belong to the clients; None for the first K.
+    def reserve(self, clients: Ints) -> None:
+        """Make room for the rows that clients [K], distinct, will have; earlier room is given up.
 
         Raises:
             RunError: the disk fails, or is full.
         """
+        self._give_up(self._reserved)
+        self._next[clients] = self._take(len(clients))
+        self._reserved = clients
+
+    @abstractmethod
+    def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
+        """Write rows [K, ...] for which there is room, again where one was written before.
+
+        Raises:
+            RunError: the disk fails, or is full.
+        """
+
+    def commit(self, clients: Ints) -> None:
+        """Take the rows that were written for clients; of others that were reserved, give up."""
+        before = self._slots[clients]
+        self._slots[clients] = self._next[clients]
+        for slot in before[before != NOWHERE].tolist():
+            self._leave(slot)
+        self._give_up(np.setdiff1d(self._reserved, clients))
+        self._reserved = np.array([], dtype=np.int64)
+
+    def put(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
+        """Write the rows [K, ...] of clients: all of them, or none where the disk fails.
+
+        Raises:
+            RunError: the disk fails, or is full.
+        """
+        self.reserve(clients)
+        self.write(clients, state)
+        self.commit(clients)
+
+    def _take(self, count: int) -> list[int]:
+        """Return slots that nothing refers to."""
+        again = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
+        fresh = range(self._end, self._end + count - len(again))
+        self._end = fresh.stop
+        return [*again, *fresh]
+
+    def _give_up(self, clients: Ints) -> None:
+        """Take back the slots that were reserved for clients."""
+        for slot in self._next[clients].tolist():
+            heapq.heappush(self._free, slot)
+
+    def _leave(self, slot: int) -> None:
+        """Take back a slot that a client has left."""
+        heapq.heappush(self._free, slot)
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[Any]]:
@@ -85,38 +154,40 @@ class ClientStore(ABC):
 
 
 def client_store(
-    spec: Mapping[str, Spec], clients: int, allocate: Allocate, file: Path | None = None
+    spec: Mapping[str, Spec],
+    clients: int,
+    allocate: Allocate,
+    file: Path | None = None,
+    most: int | None = None,
 ) -> ClientStore:
     """Return a store without rows.
 
     Args:
-        spec: shape and type of each tensor of a row, by path.
+        spec: as `ClientStore`.
         clients: C.
-        allocate: where memory comes from, which other processes may have to see.
+        allocate: as `ClientStore`.
         file: where the rows lie; None for memory.
+        most: clients that are written at a time, at most; None for all.
     """
     if file is None:
-        return MemoryStore(spec, clients, allocate)
+        return MemoryStore(spec, clients, allocate, clients if most is None else most)
     return DiskStore(spec, clients, allocate, file)
 
 
 class MemoryStore(ClientStore):
-    """Rows in memory, each at its client's index. See `client_store`."""
+    """Rows in memory. See `client_store`."""
 
-    def __init__(self, spec: Mapping[str, Spec], clients: int, allocate: Allocate) -> None:
-        self._own = Buffers({"present": Spec((), torch.bool)}, clients, allocate)
-        self._own.tensors["present"].zero_()
-        layout = Layout(spec)
-        self._tensors = layout.rows(aligned(layout.nbytes * clients, allocate), clients)
-
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """[C] whether a client has a row, a view."""
-        return np.asarray(self._own.tensors["present"].numpy())
+    def __init__(
+        self, spec: Mapping[str, Spec], clients: int, allocate: Allocate, most: int
+    ) -> None:
+        super().__init__(spec, clients, allocate)
+        slots = clients + most
+        self._tensors = self._layout.rows(aligned(self._layout.nbytes * slots, allocate), slots)
 
     def rows(self, clients: Ints) -> State:
         """Return the rows [K, ...] of clients."""
-        index, absent = torch.from_numpy(clients), torch.from_numpy(~self.present[clients])
+        slots = self._slots[clients]
+        index, absent = torch.from_numpy(slots.clip(min=0)), torch.from_numpy(slots == NOWHERE)
         taken = {path: tensor[index] for path, tensor in self._tensors.items()}
         for tensor in taken.values():
             tensor[absent] = 0
@@ -124,26 +195,25 @@ class MemoryStore(ClientStore):
 
     def get(self, client: int) -> ByPart | None:
         """Return one client's row, as views."""
-        if not self.present[client]:
+        slot = int(self._slots[client])
+        if slot == NOWHERE:
             return None
-        return branches(unwalk({path: tensor[client] for path, tensor in self._tensors.items()}))
+        return branches(unwalk({path: tensor[slot] for path, tensor in self._tensors.items()}))
 
-    def put(
-        self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
-    ) -> None:
-        """Write the rows of clients."""
-        index = torch.from_numpy(clients)
-        take: slice | Tensor = slice(len(clients))
-        if rows is not None and not np.array_equal(rows, np.arange(len(clients))):
-            take = torch.from_numpy(rows)
-        for path, tensor in walk(state):
-            self._tensors[path].index_copy_(0, index, tensor[take])
-        self.present[clients] = True
+    def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
+        """Write rows for which there is room."""
+        slots = self._next[clients]
+        for path, rows in walk(state):
+            into = self._tensors[path]
+            if len(slots) == 1:
+                into[slots[0]].copy_(rows[0])
+            else:
+                into.index_copy_(0, torch.from_numpy(slots), rows.to(into))
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return the rows that there are."""
         clients = np.flatnonzero(self.present)
-        index = torch.from_numpy(clients)
+        index = torch.from_numpy(self._slots[clients])
         rows = {STATE + path: tensor[index].numpy() for path, tensor in self._tensors.items()}
         return {"index": clients, **rows}
 
@@ -157,45 +227,28 @@ class MemoryStore(ClientStore):
                 "The state of the clients cannot be read.",
                 got="a checkpoint whose rows lie in a file, and no such file",
             )
-        self.present[:] = False
+        self._forget()
         self.put(_index(arrays), _state(arrays))
 
 
 class DiskStore(ClientStore):
-    """Rows in a file, in slots that clients are given when they are written. See `client_store`.
+    """Rows in a file. See `client_store`.
 
-    Every `put` writes into slots that nothing refers to and then changes the table. A slot that
-    clients have left is given out again, the lowest first: at once, or where the last complete
-    checkpoint refers to it, after the next. So the file has room for the clients that took part,
-    for what changed since the checkpoint, and for the rows of one `put`. It is read and written,
-    not mapped: its pages count for no process.
+    A slot that the last complete checkpoint refers to is given out again after the next, not
+    before. The file is read and written, not mapped: its pages count for no process.
     """
 
     def __init__(
         self, spec: Mapping[str, Spec], clients: int, allocate: Allocate, file: Path
     ) -> None:
-        self._table = Buffers({"slot": Spec((), torch.int64)}, clients, allocate)
-        self._table.tensors["slot"].fill_(NOWHERE)
-        self._layout = Layout(spec)
         self._file = file
-        self._forget()
+        super().__init__(spec, clients, allocate)
 
     def _forget(self) -> None:
-        self._slots[:] = NOWHERE
+        super()._forget()
         self._begun = False  # whether the file holds anything of ours
-        self._end = 0  # slots in the file
-        self._free: list[int] = []  # a heap
         self._held: set[int] = set()  # slots that the last complete checkpoint refers to
         self._left: list[int] = []  # those of them that clients have left
-
-    @property
-    def _slots(self) -> Ints:
-        return np.asarray(self._table.tensors["slot"].numpy())
-
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """[C] whether a client has a row."""
-        return np.asarray(self._slots != NOWHERE)
 
     def rows(self, clients: Ints) -> State:
         """Return the rows [K, ...] of clients."""
@@ -209,41 +262,34 @@ class DiskStore(ClientStore):
         rows = self._read(np.array([slot]))
         return branches(unwalk({path: row[0] for path, row in rows.items()}))
 
-    def put(
-        self, clients: Ints, state: Mapping[str, Tensor | State], rows: Ints | None = None
-    ) -> None:
-        """Write the rows of clients."""
-        slots = self._take(len(clients))
-        try:
-            self._write(slots, state, np.arange(len(clients)) if rows is None else rows)
-        except OSError as error:
-            for slot in slots:
-                heapq.heappush(self._free, slot)
-            raise _failed("written", self._file, error) from None
-        before = self._slots[clients]
-        self._slots[clients] = slots
-        for slot in before[before != NOWHERE].tolist():
-            if slot in self._held:
-                self._left.append(slot)
-            else:
-                heapq.heappush(self._free, slot)
-
-    def _take(self, count: int) -> list[int]:
-        """Return slots that nothing refers to."""
-        again = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
-        fresh = range(self._end, self._end + count - len(again))
-        self._end = fresh.stop
-        return [*again, *fresh]
-
-    def _write(self, slots: list[int], state: Mapping[str, Tensor | State], rows: Ints) -> None:
-        given, size = dict(walk(state)), self._layout.nbytes
-        self._file.parent.mkdir(exist_ok=True)
-        with self._file.open("r+b" if self._begun else "wb") as file:
+    def reserve(self, clients: Ints) -> None:
+        """Make room for the rows that clients will have."""
+        if not self._begun:
+            try:
+                self._file.parent.mkdir(exist_ok=True)
+                self._file.write_bytes(b"")
+            except OSError as error:
+                raise _failed("written", self._file, error) from None
             self._begun = True
-            for slot, at in zip(slots, rows, strict=True):
-                file.seek(slot * size)
-                for piece in self._layout.pieces({k: t[at] for k, t in given.items()}):
-                    file.write(piece)
+        super().reserve(clients)
+
+    def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
+        """Write rows for which there is room."""
+        given, size = {path: t.cpu() for path, t in walk(state)}, self._layout.nbytes
+        try:
+            with self._file.open("r+b") as file:
+                for at, slot in enumerate(self._next[clients].tolist()):
+                    file.seek(slot * size)
+                    for piece in self._layout.pieces({k: t[at] for k, t in given.items()}):
+                        file.write(piece)
+        except OSError as error:
+            raise _failed("written", self._file, error) from None
+
+    def _leave(self, slot: int) -> None:
+        if slot in self._held:
+            self._left.append(slot)
+        else:
+            super()._leave(slot)
 
     def _read(self, slots: Ints) -> dict[str, Tensor]:
         """Return the rows [K, ...] of slots, zeros where there is none."""

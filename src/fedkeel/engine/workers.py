@@ -141,7 +141,7 @@ class Workers:
         """Train clients [K] from a message."""
         self._shared.message.write(flat(message))
         world, lanes = self._shared.world, self._shared.train.lanes
-        jobs = self._shared.rounds.jobs(clients)
+        jobs = self._shared.rounds.begin(clients)
         self._work(pieces.training(world, message, jobs, len(self._workers), lanes), tick)
         return self._shared.rounds.gather(clients)
 
@@ -153,7 +153,7 @@ class Workers:
         return self._shared.rounds.answers(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Write the state of the clients `keep`."""
+        """Take the state of the clients `keep`."""
         self._shared.rounds.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:

@@ -156,7 +156,6 @@ class Trained:
     Args:
         replies: what the server receives. Its tensors are the engine's own buffers and change with
             the next round.
-        mine: what the clients keep, tensors [K, ...] by part.
         loss: [K] mean training loss of each client.
         steps: [K] local steps that each client made.
         notes: diagnostics by ``part.name``, [K].
@@ -166,7 +165,6 @@ class Trained:
     """
 
     replies: Replies
-    mine: ByPart
     loss: NDArray[np.float64]
     steps: Ints
     notes: dict[str, NDArray[np.float64]]
@@ -182,13 +180,13 @@ class Engine(Protocol):
         """Why clients were trained in a plainer way than was asked for."""
 
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
-        """Train clients [K] from a message; client state is read and not yet written."""
+        """Train clients [K] from a message; what they keep counts when it is committed."""
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys, tensors [K, ...] by part."""
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Write the state of the clients `keep`, after the server has taken the round."""
+        """Take the state of the clients `keep`, after the server has taken the round."""
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split, as `task.metrics.measure`."""

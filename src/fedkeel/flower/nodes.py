@@ -83,7 +83,7 @@ class Nodes:
         Raises:
             TrainingError: fewer than the quorum answered before the deadline.
         """
-        jobs = {job.client: job for job in self._buffers.jobs(clients)}
+        jobs = {job.client: job for job in self._buffers.begin(clients)}
         enough = least(self._settings.enough, len(clients))
         took: dict[int, Took] = {}
         lost: list[int] = []

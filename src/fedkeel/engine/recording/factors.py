@@ -26,6 +26,10 @@ Terms = Sequence[tuple[tuple[Tensor, ...], Sequence[Scale]]]
 scales whose sum it is multiplied by."""
 
 
+ROUNDING = 4.0
+"""What is left of a sum of scales that cancels, at most, in units of its terms' last place."""
+
+
 def times(x: Tensor, turned: bool, terms: Terms) -> Tensor:
     """Return x times each lane's matrix, or its transpose where `turned`.
 
@@ -68,7 +72,9 @@ def entries(terms: Terms, sums: Sequence[Tensor | None]) -> Tensor:
         sums: of the entries of each term of one tensor, [] or [n].
     """
     found = []
-    for (parts, scale), known in zip(_valued(terms), sums, strict=True):
+    of = {parts: known for (parts, _), known in zip(terms, sums, strict=True)}
+    for parts, scale in _valued(terms):
+        known = of[parts]
         one = (parts[0].sum(1) * parts[-1].sum(2)).sum(1) if known is None else known
         found.append(one * (scale.view(-1) if isinstance(scale, Tensor) else scale))
     return torch.stack(torch.broadcast_tensors(*found)).sum(0)  # type: ignore[no-untyped-call]
@@ -107,15 +113,28 @@ def made(terms: Terms) -> Tensor:
 
 
 def _valued(terms: Terms) -> list[tuple[tuple[Tensor, ...], float | Tensor]]:
-    return [(parts, _value(scales)) for parts, scales in terms]
+    """Return the terms with their scales, without those that no lane has."""
+    found = [(parts, _value(scales)) for parts, scales in terms]
+    return [one for one in found if not _nobody(one[1])]
+
+
+def _nobody(scale: float | Tensor) -> bool:
+    return isinstance(scale, Tensor) and scale.device.type == "cpu" and not scale.any()
 
 
 def _value(scales: Sequence[Scale]) -> float | Tensor:
-    """Return the sum of scales: a number, or [n, 1, 1]."""
+    """Return the sum of scales: a number, or [n, 1, 1].
+
+    What cancels is 0, not what rounding leaves of it: SCAFFOLD's c_k less S times lr c_k / (S lr).
+    """
     total: float | Tensor = 0.0
+    size: float | Tensor = 0.0
     for number, factors in scales:
         one: float | Tensor = number
         for factor in factors:
             one = factor * one
         total = one + total
+        size = (one.abs() if isinstance(one, Tensor) else abs(one)) + size
+    if isinstance(total, Tensor) and len(scales) > 1:
+        return total * (total.abs() > ROUNDING * torch.finfo(total.dtype).eps * size)
     return total
