@@ -179,7 +179,7 @@ def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
     rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=True)
     clients = np.arange(len(SHORT))
     message = server_message(p.plan, p.server, 0.1)
-    rounds.run(train, message, rounds.jobs(clients), lambda _: None)
+    rounds.run(train, message, rounds.begin(clients), lambda _: None)
     found = rounds.gather(clients).replies
     sent: State = {"delta": dict(found.delta)}
     sent["uploads"] = {part: found.uploads[part] for part in p.plan.summed}
@@ -248,7 +248,7 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
     found = []
     for sums in (False, True):
         rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=sums)
-        rounds.run(Chunks(p.world, 2), message, rounds.jobs(clients), lambda _: None)
+        rounds.run(Chunks(p.world, 2), message, rounds.begin(clients), lambda _: None)
         replies = rounds.gather(clients).replies
         found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)
         shapes = {len(t) for _, t in walk({"d": dict(replies.delta), "u": dict(replies.uploads)})}

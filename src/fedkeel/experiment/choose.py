@@ -35,6 +35,9 @@ LEAST = 3.0
 HANDING = 2e-3
 """Seconds that a round takes longer where its clients are handed to other processes."""
 
+SHARING = 1.1
+"""Times as long as a process alone each of several takes: they share caches and memory."""
+
 GAIN = 0.95
 """Share of the exact engine's time that the vectorised one has to reach to be preferred."""
 
@@ -174,7 +177,8 @@ def _name(chunk: int) -> str:
 def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
     """Return the seconds of a round, from those of a client."""
     busy = min(workers, -(-per_round // chunk))
-    return each * per_round / busy + (HANDING if workers > 1 else 0.0)
+    alone = each * per_round / busy
+    return alone * SHARING + HANDING if workers > 1 else alone
 
 
 def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
