@@ -3,6 +3,7 @@ else is touched. A file and memory hold the same bits."""
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ from fedkeel.engine.store import ClientStore, client_store
 from fedkeel.errors import RunError
 from fedkeel.method.server import server_message
 from fedkeel.tree import walk
-from toys import Net, federation, prepared
+from toys import Net, eventually, federation, prepared
 
 SPEC = {"scaffold/c/w": Spec((5,), torch.float32), "buffers/n": Spec((), torch.int64)}
 ROW = 2 * 64
@@ -121,6 +122,52 @@ def test_another_process_writes(
     assert values(store, 2, 3) == [0, 3]
     store.commit(np.array([2, 3]))
     assert values(store, 2, 3) == [-2, -3]
+
+
+def test_a_row_for_which_no_room_was_made_is_refused(new: Callable[..., ClientStore]) -> None:
+    """It would be written over another client's."""
+    store = new(4)
+    put(store, [0, 1], 1.0, 2.0)
+    store.reserve(np.array([1]))
+    for use in (store.write, lambda clients, _: store.commit(clients)):
+        with pytest.raises(ValueError, match="no room was made for client 2"):
+            use(np.array([2]), stacked(3.0))
+    store.commit(np.array([], dtype=np.int64))
+    with pytest.raises(ValueError, match="client 1"):
+        store.write(np.array([1]), stacked(3.0))
+    assert values(store, 0, 1, 2) == [1, 2, 0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are spawned")
+def test_who_outlives_the_run_writes_nothing(tmp_path: Path) -> None:
+    """The run that goes on may have given the slot to another client."""
+    store, said = on_disk(tmp_path / "rows"), tmp_path / "said"
+    put(store, [0, 1], 1.0, 2.0)
+    store.reserve(np.array([0]))
+    before = (tmp_path / "rows").read_bytes()
+    context = torch.multiprocessing.get_context("fork")
+    process = context.Process(target=_ends_before_its_child, args=(store, said))
+    process.start()
+    process.join(20)
+    assert eventually(said.exists, 20)
+    assert said.read_text() == "The process that gave out this work is gone."
+    assert (tmp_path / "rows").read_bytes() == before
+
+
+def _ends_before_its_child(store: ClientStore, said: Path) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    context.Process(target=_writes_late, args=(store, said, os.getpid())).start()
+    os._exit(0)
+
+
+def _writes_late(store: ClientStore, said: Path, parent: int) -> None:
+    eventually(lambda: os.getppid() != parent, 20)
+    try:
+        store.write(np.array([0]), stacked(-1.0))
+    except RunError as error:
+        aside = said.with_suffix(".new")
+        aside.write_text(str(error.what))
+        aside.rename(said)
 
 
 def _write(store: ClientStore) -> None:

@@ -298,6 +298,21 @@ def test_what_ends_them_all_leaves_the_list_of_what_was_made(
     ]
 
 
+def test_an_error_before_the_first_run_leaves_the_list_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared(["fedavg"], 2, tmp_path / "out")
+    before = (tmp_path / "out" / "comparison.json").read_text()
+
+    def ends(*given: object, **more: object) -> Result:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "start", ends)
+    with pytest.raises(KeyboardInterrupt):
+        compared(["scaffold"], 2, tmp_path / "out", rounds=3)
+    assert (tmp_path / "out" / "comparison.json").read_text() == before
+
+
 def test_what_cannot_be_composed_is_refused_before_anything_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(CompositionError, match="which takes one"):

@@ -54,6 +54,9 @@ def test_two_examples_are_the_same_to_batch_normalisation() -> None:
         ((6, 6), {"batch_size": "all"}, 0),
         ((2, 6), {"batch_size": "all"}, 1),
         ((8, 8), {"batch_size": 2}, 2),
+        ((8, 6), {"epochs": None, "steps": 1}, 0),  # in one round: the first batch alone
+        ((8, 6), {"epochs": None, "steps": 2}, 1),
+        ((8, 6), {"epochs": None, "steps": 5, "sampling": "random"}, 0),  # always of four
     ],
 )
 def test_batches_of_two(sizes: tuple[int, ...], local: dict[str, object], told: int) -> None:

@@ -10,6 +10,7 @@ a run that was killed still holds every row of the last checkpoint.
 from __future__ import annotations
 
 import heapq
+import multiprocessing
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ class ClientStore(ABC):
         self._forget()
 
     def _forget(self) -> None:
-        self._slots[:] = NOWHERE
+        self._slots[:] = self._next[:] = NOWHERE
         self._reserved = np.array([], dtype=np.int64)  # clients
         self._end = 0  # slots that were ever given out
         self._free: list[int] = []  # a heap
@@ -103,8 +104,9 @@ class ClientStore(ABC):
 
     def commit(self, clients: Ints) -> None:
         """Take the rows that were written for clients; of others that were reserved, give up."""
-        before = self._slots[clients]
-        self._slots[clients] = self._next[clients]
+        before, after = self._slots[clients], self._room(clients)
+        self._slots[clients] = after
+        self._next[clients] = NOWHERE
         for slot in before[before != NOWHERE].tolist():
             self._leave(slot)
         self._give_up(np.setdiff1d(self._reserved, clients))
@@ -127,10 +129,18 @@ class ClientStore(ABC):
         self._end = fresh.stop
         return [*again, *fresh]
 
+    def _room(self, clients: Ints) -> Ints:
+        """Return the slots that were reserved for clients."""
+        slots = self._next[clients]
+        if (slots == NOWHERE).any():
+            raise ValueError(f"no room was made for client {clients[slots == NOWHERE][0]}")
+        return np.asarray(slots)
+
     def _give_up(self, clients: Ints) -> None:
         """Take back the slots that were reserved for clients."""
         for slot in self._next[clients].tolist():
             heapq.heappush(self._free, slot)
+        self._next[clients] = NOWHERE
 
     def _leave(self, slot: int) -> None:
         """Take back a slot that a client has left."""
@@ -202,7 +212,7 @@ class MemoryStore(ClientStore):
 
     def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
         """Write rows for which there is room."""
-        slots = self._next[clients]
+        slots = self._room(clients)
         for path, rows in walk(state):
             into = self._tensors[path]
             if len(slots) == 1:
@@ -275,10 +285,13 @@ class DiskStore(ClientStore):
 
     def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
         """Write rows for which there is room."""
-        given, size = {path: t.cpu() for path, t in walk(state)}, self._layout.nbytes
+        slots, size = self._room(clients).tolist(), self._layout.nbytes
+        given = {path: t.cpu() for path, t in walk(state)}
+        if orphaned():  # whoever goes on with the run may have given the slots out again
+            raise RunError("The process that gave out this work is gone.")
         try:
             with self._file.open("r+b") as file:
-                for at, slot in enumerate(self._next[clients].tolist()):
+                for at, slot in enumerate(slots):
                     file.seek(slot * size)
                     for piece in self._layout.pieces({k: t[at] for k, t in given.items()}):
                         file.write(piece)
@@ -347,6 +360,14 @@ class DiskStore(ClientStore):
         self._begun, self._end = end > 0, end
         self._held = set(slots.tolist())
         self._free = sorted(set(range(end)) - self._held)
+
+
+def orphaned() -> bool:
+    """Return whether the process that started this one has ended."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return False
+    return os.getppid() != parent.pid or not parent.is_alive()  # the latter is for Windows
 
 
 def _index(arrays: Arrays) -> Ints:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import counted
-from fedkeel.experiment.prepare import raises_on_one
+from fedkeel.experiment.prepare import meets, raises_on_one
 from fedkeel.experiment.prepared import Prepared
 
 LARGE = 100.0
@@ -55,8 +54,8 @@ def _pairs(prepared: Prepared) -> str:
     bench, federation = prepared.world.bench, prepared.world.federation
     if not bench.network.mixes_examples:
         return ""
-    sizes = [int(n) for n in np.unique(federation.sizes) if n]
-    found = [n for n in sizes if 2 in batches.sizes(bench.local, n)]
+    sizes, rounds = [int(n) for n in np.unique(federation.sizes) if n], prepared.settings.rounds
+    found = [n for n in sizes if meets(bench.local, n, rounds, 2)]
     if not found or not raises_on_one(bench.network, federation.data):
         return ""
     count = int(np.isin(federation.sizes, found).sum())

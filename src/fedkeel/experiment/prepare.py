@@ -155,7 +155,7 @@ def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
     network, local = bench.network, bench.local
     if not network.mixes_examples:
         return
-    found = [n for n in np.unique(federation.sizes) if n and _is_single(local, int(n), rounds)]
+    found = [n for n in np.unique(federation.sizes) if n and meets(local, int(n), rounds, 1)]
     raised = raises_on_one(network, federation.data) if found else ""
     if not raised:
         return
@@ -179,11 +179,11 @@ def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
     )
 
 
-def _is_single(local: config.Local, n: int, rounds: int) -> bool:
-    """Return whether a client of `n` examples meets a batch of one in so many rounds."""
-    if 1 not in batches.sizes(local, n):
+def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
+    """Return whether a client of `n` examples meets a batch of `size` in so many rounds."""
+    if size not in batches.sizes(local, n):
         return False
-    if n == 1 or local.batch_size == 1 or local.steps is None:
+    if n == size or local.batch_size == size or local.steps is None:
         return True
     return local.sampling == "continue" and local.steps * rounds >= batches.per_pass(local, n)
 

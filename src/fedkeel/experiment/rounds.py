@@ -142,8 +142,8 @@ class Run:
         ):
             try:
                 file = None if state is None else state / "table.bin"
-                clients = self._prepared.population.clients
-                self._table = ServerTable(self._prepared.plan, self._server.params, clients, file)
+                plan, population = self._prepared.plan, self._prepared.population
+                self._table = ServerTable(plan, self._server.params, population, file)
                 self._begin(engine, resume)
                 self._watcher.begin(self._name, rounds, self._server.round)
                 for told in record.hints:
@@ -175,6 +175,10 @@ class Run:
             except FedkeelError as error:
                 with suppress(RunError):  # a full disk
                     self._finish(record, "failed", str(error.what), None)
+                raise
+            except KeyboardInterrupt:
+                with suppress(RunError):
+                    self._finish(record, "interrupted", "stopped while its engine started", None)
                 raise
             yield engine
 

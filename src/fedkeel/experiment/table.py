@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkeel.engine.buffers import private, specs
 from fedkeel.engine.store import client_store
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import Ints
+from fedkeel.method.context import Ints, Population
 from fedkeel.method.server import Aggregated, Remembered, server_rows
 from fedkeel.tree import Tree, branches, unwalk, walk
 
@@ -26,16 +26,19 @@ class ServerTable:
     Args:
         plan: the method.
         params: the model, for shapes.
-        clients: C.
+        population: C clients, and how many of them are in a round.
         file: where the rows lie; None for memory.
     """
 
-    def __init__(self, plan: Plan, params: Tree, clients: int, file: Path | None = None) -> None:
+    def __init__(
+        self, plan: Plan, params: Tree, population: Population, file: Path | None = None
+    ) -> None:
         self._plan = plan
         self._store = None
         if plan.tables:
             spec = specs(dict(server_rows(plan, params)))
-            self._store = client_store(spec, clients, private, file)
+            most = population.per_round
+            self._store = client_store(spec, population.clients, private, file, most)
 
     def remembered(self, params: Tree, clients: Ints) -> Remembered | None:
         """Return what is remembered of clients [K], None for methods that remember nothing.

@@ -194,7 +194,7 @@ class Method(FedAvg):
         optimiser = self.plan.server_optimiser
         memory[optimiser.name] = optimiser.init_optimiser(params, self._population)
         buffers = {k: v for k, v in found.items() if k not in params}
-        self._table = ServerTable(self.plan, params, self._clients)
+        self._table = ServerTable(self.plan, params, self._population)
         return owned(Server(clone(params), buffers, memory))
 
     def _read(

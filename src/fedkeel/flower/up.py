@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
+from fedkeel.experiment.hints import hints
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.progress import Watcher
@@ -90,10 +91,11 @@ def up(
             f"{out} holds an unfinished run.",
             do="add --resume to go on with it, or choose another folder (--out)",
         )
+    told = []
     if away(experiment):
         parse(experiment.method, weights=experiment.weights)
     else:
-        prepare(experiment, gather(experiment))
+        told = hints(prepare(experiment, gather(experiment)))
     place = out.absolute() / "flower"
     app, outcome = place / "app", place / OUTCOME
     try:
@@ -111,6 +113,8 @@ def up(
     state = json.dumps(str(place / "state"))
     with Federation(place, [f"{one} state={state}" for one in configs], secure) as federation:
         run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
+        for one in told:
+            watcher.hint(_name(run), one)
         return _follow(federation, run, folder, outcome, experiment.rounds, watcher)
 
 

@@ -27,6 +27,8 @@ def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
     """
     before = [one.name for one in runs_of(out)] if (out / INDEX).exists() else []
     own = [folder for folder in folders if RunFolder(out / folder).exists()]
+    if not own:  # an error came before the first one: what is listed stays
+        return 0
     common = {RunFolder(out / folder).common() for folder in own}
     alike = [folder for folder in before if RunFolder(out / folder).common() in common]
     listed: list[dict[str, Any]] = []

@@ -113,9 +113,9 @@ def made(terms: Terms) -> Tensor:
 
 
 def _valued(terms: Terms) -> list[tuple[tuple[Tensor, ...], float | Tensor]]:
-    """Return the terms with their scales, without those that no lane has."""
+    """Return the terms with their scales, without tensors that no lane has anything of."""
     found = [(parts, _value(scales)) for parts, scales in terms]
-    return [one for one in found if not _nobody(one[1])]
+    return [(parts, scale) for parts, scale in found if len(parts) == 2 or not _nobody(scale)]
 
 
 def _nobody(scale: float | Tensor) -> bool:
