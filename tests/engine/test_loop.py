@@ -206,10 +206,10 @@ def test_a_part_whose_reply_changes_its_form_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(part, "upload", odd)
     buffers = RoundBuffers(ready.world, ready.spec, 4, lambda n: torch.empty(n, dtype=torch.uint8))
-    train = OneByOne(ready.world)
-    buffers.run(train, message(ready), [Job(0, 1, 0)], print)
+    train, (one, other) = OneByOne(ready.world), buffers.begin(np.array([1, 4]))
+    buffers.run(train, message(ready), [one], print)
     with pytest.raises(TrainingError, match="client 4 has another form") as found:
-        buffers.run(train, message(ready), [Job(1, 4, 0)], print)
+        buffers.run(train, message(ready), [other], print)
     assert "uploads/scaffold/more" in found.value.got
 
 
