@@ -16,6 +16,7 @@ from fedkeel import config
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.flower import server
 from fedkeel.flower.export import export
 from fedkeel.flower.roster import least
 from fedkeel.flower.wire import HEAD
@@ -278,6 +279,23 @@ def test_more_work_than_was_asked_for_is_not_believed(tmp_path: Path) -> None:
     row = played(made, grid).rows[1]
     assert row.clients == [1, 2]
     assert list(row.faults.values()) == [[0]]
+
+
+def test_a_full_disk_does_not_hide_why_a_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flower").mkdir()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def ends(*_: object) -> None:
+        raise TrainingError("It diverged.")
+
+    monkeypatch.setattr(server, "serve", ends)
+    monkeypatch.setattr(server, "write_text", full)
+    with pytest.raises(TrainingError, match="It diverged"):
+        server.told(None, None, server.Options(tmp_path))
 
 
 def test_a_run_of_one_kind_is_not_gone_on_with_by_another(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def told(grid: Grid, experiment: Experiment, options: Options) -> None:
     finally:
         place = options.out / "flower"
         if place.is_dir():
-            write_text(place / OUTCOME, json.dumps(word))
+            with suppress(OSError, RunError):  # a full disk, which the run has said
+                write_text(place / OUTCOME, json.dumps(word))
 
 
 def _text(value: object) -> str | None:
