@@ -138,9 +138,12 @@ class Run:
             kept(),
             interrupts(self._watcher.stopping) as stop,
             self._state(resume) as state,
-            self._engine(record, state) as engine,
+            ExitStack() as open_now,
         ):
+            engine = None
             try:
+                made = self._given or make(self._prepared, record.engine, state)
+                engine = open_now.enter_context(made)
                 file = None if state is None else state / "table.bin"
                 plan, population = self._prepared.plan, self._prepared.population
                 self._table = ServerTable(plan, self._server.params, population, file)
@@ -164,23 +167,6 @@ class Run:
             result = self._finish(record, status, message, engine)
             self._watcher.end(self._name, status)
             return result
-
-    @contextmanager
-    def _engine(self, record: RunRecord, state: Path | None) -> Iterator[Engine]:
-        """Give what runs the clients; where that cannot start, the record says so."""
-        with ExitStack() as open_now:
-            try:
-                made = self._given or make(self._prepared, record.engine, state)
-                engine = open_now.enter_context(made)
-            except FedkeelError as error:
-                with suppress(RunError):  # a full disk
-                    self._finish(record, "failed", str(error.what), None)
-                raise
-            except KeyboardInterrupt:
-                with suppress(RunError):
-                    self._finish(record, "interrupted", "stopped while its engine started", None)
-                raise
-            yield engine
 
     @contextmanager
     def _state(self, resume: bool) -> Iterator[Path | None]:

@@ -42,7 +42,7 @@ def _far(measured: Mapping[str, Tensor], factor: float) -> dict[int, str]:
 
 
 def _norms(what: str, by_part: ByPart) -> dict[str, Tensor]:
-    """Return norms [K] in float64 of what each part was sent, by what it is called."""
+    """Return norms [K] in float64 of what each part sends, by what it is called."""
     found = {}
     for part, state in by_part.items():
         tensors = [t for _, t in walk(state) if t.is_floating_point()]

@@ -72,9 +72,8 @@ def entries(terms: Terms, sums: Sequence[Tensor | None]) -> Tensor:
         sums: of the entries of each term of one tensor, [] or [n].
     """
     found = []
-    of = {parts: known for (parts, _), known in zip(terms, sums, strict=True)}
-    for parts, scale in _valued(terms):
-        known = of[parts]
+    for (parts, scales), known in zip(terms, sums, strict=True):
+        scale = _value(scales)
         one = (parts[0].sum(1) * parts[-1].sum(2)).sum(1) if known is None else known
         found.append(one * (scale.view(-1) if isinstance(scale, Tensor) else scale))
     return torch.stack(torch.broadcast_tensors(*found)).sum(0)  # type: ignore[no-untyped-call]
