@@ -82,6 +82,11 @@ class Captured:
         return found
 
     @property
+    def constants(self) -> list[Tensor]:
+        """Tensors that it reads and is not given."""
+        return list(self._module.buffers())
+
+    @property
     def code(self) -> str:
         """The list of operations, as Python."""
         return str(self._module.code)

@@ -189,11 +189,14 @@ def _record(
             torch.random.set_rng_state(state)
             return program(*[t.clone() if i in mine | fresh else t for i, t in enumerate(every)])
 
-        for _ in range(2):  # the second time shows whether the first one left something behind
-            found = recorded()
-            for name, one, other in zip(paths, expected, found, strict=True):
-                if not _close(one, other, before.get(name)):
-                    raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
+        stays = [t for i, t in enumerate(every) if i not in mine | fresh] + program.constants
+        versions = [t._version for t in stays]  # how often each has been written to
+        found = recorded()
+        for name, one, other in zip(paths, expected, found, strict=True):
+            if not _close(one, other, before.get(name)):
+                raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
+        if versions != [t._version for t in stays]:
+            raise NotTheSame("a recorded step leaves something behind")
     # what the recording gives, also this time: a run that goes on makes it anew
     found = recorded() if rounds else found
     torch.random.set_rng_state(after)
