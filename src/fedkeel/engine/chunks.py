@@ -264,6 +264,8 @@ class Chunks:
 
     def _mine(self, message: Message, group: Group, get: Kept) -> State:
         """Return what each lane keeps, read one after the other and written to its place."""
+        if not self._bench.stateful:
+            return {}
         fresh: ByPart | None = None
         lanes: dict[str, Tensor] = {}
         for lane, job in enumerate(group.jobs):

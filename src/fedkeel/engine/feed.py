@@ -123,12 +123,12 @@ class Feed:
         rows, self._sizes = _table([(world.federation.client(j.client), p) for j, p in pairs])
         # all tables of a round go to the device at once: it would be waited for in each step
         self._rows, self._real = examples.placed(rows), examples.placed(self._sizes)
-        turns = [passes(world, job, planned) for job, planned in pairs]
         clients = [job.client for job in group.jobs]
         if world.augment:
             draws = [generator(world.seed, "augment", message.round, k) for k in clients]
             self._offsets, self._mirrored = map(examples.placed, _crops(group, draws, rows.shape))
         if group.used is not None:
+            turns = [passes(world, job, planned) for job, planned in pairs]
             self._places = examples.placed(_places(group, turns, rows.shape))
         self._noise = [noise(world, message, k) for k in clients]
 

@@ -49,6 +49,11 @@ class Bench:
         """The local optimiser."""
         return LocalSGD.of(self.local)
 
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep anything from round to round."""
+        return bool(self.plan.client_states) or self.buffers == "local"
+
 
 @dataclass(frozen=True)
 class Client:

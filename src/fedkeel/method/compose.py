@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from fedkeel.config import Local, Weights
@@ -119,7 +120,7 @@ class Plan:
     server_states: tuple[ServerState, ...]
     pull: float
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[Capability]:
         """All that the parts need of task, loop and engine."""
         return frozenset().union(*(part.needs for part in self.parts))
