@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -276,6 +277,19 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not(
     assert rest.reused == (stop_at - 1) // 3
     assert rest.begun == 11 - rest.reused
     assert written(out) == written(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("run", [8, 12])
+def test_an_interrupt_in_the_last_round_of_a_wave_counts(tmp_path: Path, run: int) -> None:
+    """The first waves of both methods are eight runs; after the last of all nothing is left."""
+
+    class Presses(Counts):
+        def row(self, name: str, row: RoundRecord) -> None:
+            if self.begun == run and row.round == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    found = tune(settings(), ingredients(), METHODS, TPE, tmp_path, watcher=Presses())
+    assert (found.complete, len(found.trials)) == (run == 12, run)
 
 
 def written(out: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedkeel.experiment.progress import Silent
+from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
 from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import lines
@@ -29,6 +31,28 @@ def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None
     assert ask.folder(table, tuned=True) == folder
     assert tuning.read(folder) == found
     assert {column for _, column in found} == {"skew", "plain"}
+
+
+@pytest.mark.parametrize("run", [6, 10])
+def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: int) -> None:
+    """The searches have six, two and two runs; a table is not begun after the last."""
+
+    class Presses(Silent):
+        begun = 0
+
+        def begin(self, run: str, rounds: int, done: int) -> None:
+            self.begun += 1
+
+        def row(self, name: str, row: RoundRecord) -> None:
+            if (self.begun, row.round) == (run, 1):
+                signal.raise_signal(signal.SIGINT)
+
+    table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
+    ask = Ask(tmp_path / "out", columns=("skew", "plain"), seeds=1)
+    watcher = Presses()
+    found, complete = tuning.search(table, ask, tmp_path / "out" / "tiny-tuned", 1, watcher)
+    assert (complete, watcher.begun) == (False, run)
+    assert len(found) == {6: 3, 10: 5}[run]
 
 
 def test_a_cell_for_which_nothing_was_found_is_not_in_a_tuned_table(tmp_path: Path) -> None:

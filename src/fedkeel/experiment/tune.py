@@ -18,6 +18,7 @@ from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.experiment.axes import Axis, Point, applied, axes, changed, check
 from fedkeel.experiment.compare import folder_of, make_folder
 from fedkeel.experiment.execute import start
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.jobs import Made, Order, alone, can_fork, make_all
 from fedkeel.experiment.measure import Measure
 from fedkeel.experiment.prepare import prepare
@@ -95,8 +96,9 @@ def tune(
     runs = sum(search.suggester.trials for search in searches) * space.seeds
     watcher.plan(runs, runs * settings.rounds)
     complete = True
-    while complete and (wave := [(s, point) for s in searches for point in s.suggester.ask()]):
-        complete = work.make(wave)
+    with interrupts(watcher.stopping) as stop:  # one may come with the last run of a wave
+        while complete and (wave := [(s, point) for s in searches for point in s.suggester.ask()]):
+            complete = not stop.is_set() and work.make(wave)
     rows = [chosen(s.method, s.axes, s.trials, s.suggester.offered, space) for s in searches]
     if all(row.value is None for row in rows) and complete:
         errors = dict.fromkeys(t.error for s in searches for t in s.trials)

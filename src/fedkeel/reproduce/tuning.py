@@ -10,6 +10,7 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.errors import ConfigError
+from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.progress import Watcher
 from fedkeel.experiment.tune import tune
@@ -45,19 +46,20 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
     if table.tune is None:
         raise ConfigError(f"{table.id} has no [tune].", do="run it without --tune")
     found = read(folder)  # of other columns, or an earlier call
-    complete = True
-    for group in _groups(cells(table, ask)):
-        one = group[0].experiment
-        methods = [cell.experiment.method for cell in group]
-        place = ask.out / "tune" / f"{table.id}-{_digest(one, table.tune)}"
-        tuned = tune(one, gather(one), methods, table.tune, place, jobs, watcher)
-        complete = tuned.complete
-        if not complete:
-            break
-        chosen = {row.method: _nested(row.chosen) for row in tuned.rows}
-        found |= {(c.row.name, c.column.id): chosen[c.experiment.method] for c in group}
-        _write(folder, found)
-    return found, complete
+    with interrupts(watcher.stopping) as stop:  # one may come with the last run of a search
+        for group in _groups(cells(table, ask)):
+            if stop.is_set():
+                break
+            one = group[0].experiment
+            methods = [cell.experiment.method for cell in group]
+            place = ask.out / "tune" / f"{table.id}-{_digest(one, table.tune)}"
+            tuned = tune(one, gather(one), methods, table.tune, place, jobs, watcher)
+            if not tuned.complete:
+                return found, False
+            chosen = {row.method: _nested(row.chosen) for row in tuned.rows}
+            found |= {(c.row.name, c.column.id): chosen[c.experiment.method] for c in group}
+            _write(folder, found)
+        return found, not stop.is_set()
 
 
 def _write(folder: Path, found: Found) -> None:
