@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkeel.errors import TrainingError
 from fedkeel.experiment.progress import Silent
 from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
@@ -62,6 +63,38 @@ def test_a_cell_for_which_nothing_was_found_is_not_in_a_tuned_table(tmp_path: Pa
     (one,) = cells(table, replace(ask, chosen=chosen))
     assert (one.row.name, one.column.id, one.experiment.local.lr) == ("FedAvg", "skew", 0.01)
     assert cells(table, replace(ask, chosen={})) == []
+
+
+FAILS = TINY.replace("rounds = 6", "rounds = 1").replace('"fedgh"\n', '"fedprox(mu=1e38)"\n')
+
+
+def test_nor_is_one_of_which_every_trial_fails(tmp_path: Path) -> None:
+    """Searched apart, as its settings are others; what was found before counts no more."""
+
+    class Hears(Silent):
+        told = ""
+
+        def hint(self, run: str, text: str) -> None:
+            self.told += text
+
+    table = read(tiny(tmp_path, FAILS + SEARCH))
+    ask, watcher = Ask(tmp_path / "out", columns=("plain",), seeds=1), Hears()
+    folder = ask.folder(table, tuned=True)
+    folder.mkdir(parents=True)
+    earlier = '[{"row": "FedGH", "column": "plain", "chosen": {}}]'
+    (folder / tuning.TUNED).write_text(earlier)
+    found, complete = tuning.search(table, ask, folder, 1, watcher)
+    assert (list(found), complete) == ([("FedAvg", "plain")], True)
+    assert tuning.read(folder) == found
+    assert "FedGH, iid: no trial could be finished" in watcher.told
+
+
+def test_a_search_of_which_nothing_came_is_a_failure(tmp_path: Path) -> None:
+    text = FAILS.replace('"fedavg"\n', '"fedprox(mu=1e37)"\n')
+    table = read(tiny(tmp_path, text + SEARCH))
+    ask = Ask(tmp_path / "out", columns=("plain",), seeds=1)
+    with pytest.raises(TrainingError, match="No trial"):
+        tuning.search(table, ask, ask.folder(table, tuned=True), 1, Silent())
 
 
 def test_learning_rates_are_shown_where_they_differ(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import config
-from fedkeel.errors import ConfigError
+from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.progress import Watcher
@@ -29,6 +29,7 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
     """Search for every method in every setting, or take up what was found before.
 
     Methods that a table gives different settings are searched apart, each with the whole budget.
+    One of which no trial could be finished is left out, and the watcher told.
 
     Args:
         table: the table.
@@ -42,10 +43,12 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
 
     Raises:
         ConfigError: the table says nothing about a search.
+        TrainingError: nothing was found for any method, now or before.
     """
     if table.tune is None:
         raise ConfigError(f"{table.id} has no [tune].", do="run it without --tune")
     found = read(folder)  # of other columns, or an earlier call
+    lost: TrainingError | None = None
     with interrupts(watcher.stopping) as stop:  # one may come with the last run of a search
         for group in _groups(cells(table, ask)):
             if stop.is_set():
@@ -53,13 +56,29 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
             one = group[0].experiment
             methods = [cell.experiment.method for cell in group]
             place = ask.out / "tune" / f"{table.id}-{_digest(one, table.tune)}"
-            tuned = tune(one, gather(one), methods, table.tune, place, jobs, watcher)
-            if not tuned.complete:
-                return found, False
-            chosen = {row.method: _nested(row.chosen) for row in tuned.rows}
-            found |= {(c.row.name, c.column.id): chosen[c.experiment.method] for c in group}
+            try:
+                tuned = tune(one, gather(one), methods, table.tune, place, jobs, watcher)
+            except TrainingError as error:  # no trial of any of these methods
+                chosen, lost = {}, error
+            else:
+                if not tuned.complete:
+                    return found, False
+                chosen = {r.method: _nested(r.chosen) for r in tuned.rows if r.value is not None}
+            for cell in group:
+                found.pop((cell.row.name, cell.column.id), None)  # of an earlier call
+                if cell.experiment.method in chosen:
+                    found[cell.row.name, cell.column.id] = chosen[cell.experiment.method]
+                else:
+                    watcher.hint(cell.label, _left_out(cell))
             _write(folder, found)
+        if lost is not None and not found:
+            raise lost
         return found, not stop.is_set()
+
+
+def _left_out(cell: Cell) -> str:
+    where = f"{cell.row.name}, {cell.column.name}"
+    return f"{where}: no trial could be finished; it is left out of the tuned table"
 
 
 def _write(folder: Path, found: Found) -> None:
