@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeel.errors import TrainingError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.progress import Silent
 from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
@@ -95,6 +95,13 @@ def test_a_search_of_which_nothing_came_is_a_failure(tmp_path: Path) -> None:
     ask = Ask(tmp_path / "out", columns=("plain",), seeds=1)
     with pytest.raises(TrainingError, match="No trial"):
         tuning.search(table, ask, ask.folder(table, tuned=True), 1, Silent())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"row": "FedAvg"}]', "null"])
+def test_what_was_found_before_is_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / tuning.TUNED).write_text(text)
+    with pytest.raises(RunError, match="cannot be read"):
+        tuning.read(tmp_path)
 
 
 def test_learning_rates_are_shown_where_they_differ(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import config
-from fedkeel.errors import ConfigError, TrainingError
+from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.progress import Watcher
@@ -43,6 +43,7 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
 
     Raises:
         ConfigError: the table says nothing about a search.
+        RunError: what was found before cannot be read.
         TrainingError: nothing was found for any method, now or before.
     """
     if table.tune is None:
@@ -88,12 +89,20 @@ def _write(folder: Path, found: Found) -> None:
 
 
 def read(folder: Path) -> Found:
-    """Return what was chosen before; nothing where nothing was searched."""
+    """Return what was chosen before; nothing where nothing was searched.
+
+    Raises:
+        RunError: the file is damaged.
+    """
     file = folder / TUNED
     if not file.exists():
         return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return {(one["row"], one["column"]): one["chosen"] for one in found}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {(one["row"], one["column"]): one["chosen"] for one in found}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        do = "delete it, and run the same command with --tune: its runs are taken again"
+        raise RunError(f"{file} cannot be read.", got=error, do=do) from None
 
 
 def words(space: config.Space) -> str:
