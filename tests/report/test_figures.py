@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,6 +131,16 @@ def test_traffic_by_part_adds_up_to_the_factor(entries):
     assert list(model.x) == pytest.approx([1, 1, 1, 1])
     assert list(part.x) == pytest.approx([0, 0, 0.5, 0.5])
     assert "fedgc: 1.50 times" in drawing.alt
+
+
+def test_the_key_has_the_pattern_of_the_bars(make, tmp_path):
+    names = [f"phase {i}" for i in range(4 * len(palette.RAMP))]
+    rows = [replace(row, seconds=dict.fromkeys(names, 0.1)) for row in make.rows(rounds=3)]
+    drawing = seconds(load([make.save(tmp_path, make.record(rounds=3), rows)]))
+    shapes = {"": "", "stripes": "/", "crosses": "x", "dots": "."}
+    shown = [shapes[key.pattern] for key in drawing.key]
+    assert shown == [bar.marker.pattern.shape for bar in drawing.figure.data]
+    assert len({(key.light, key.pattern) for key in drawing.key}) == len(names)
 
 
 def test_seconds_by_phase(entries):

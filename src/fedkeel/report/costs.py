@@ -18,6 +18,9 @@ from fedkeel.report.words import megabytes, number, percent
 POINTED = 60
 """Clients up to which each is drawn as a point of its own."""
 
+_SHAPES = {"": "", "stripes": "/", "crosses": "x", "dots": "."}
+"""Patterns of bars where there are more of them than colours, and what plotly calls them."""
+
 
 def client_scores(run: Run) -> tuple[int, list[float]] | None:
     """Return the last round in which clients were evaluated, and the accuracy of each of them."""
@@ -186,7 +189,6 @@ def _box(entry: Entry, values: Sequence[float], place: float) -> list[Any]:
 def _bars(
     widths: Sequence[float], places: Sequence[float], hints: Sequence[str], order: int
 ) -> go.Bar:
-    repeat = order // len(palette.RAMP)
     return go.Bar(
         x=list(widths),
         y=list(places),
@@ -195,7 +197,7 @@ def _bars(
         marker={
             "color": palette.rgba(palette.RAMP[order % len(palette.RAMP)][0]),
             "line": {"width": 0},
-            "pattern": {"shape": ("", "/", "x", ".")[repeat % 4]},
+            "pattern": {"shape": _SHAPES[_pattern(order)]},
         },
         customdata=list(hints),
         hovertemplate="%{customdata}<extra></extra>",
@@ -249,6 +251,13 @@ def _once(entry: Entry) -> float:
     return sent.mean / 2 / ratio.mean if sent and ratio and ratio.mean else 1.0
 
 
+def _pattern(order: int) -> str:
+    """Return what tells bars of the same colour apart."""
+    return list(_SHAPES)[order // len(palette.RAMP) % len(_SHAPES)]
+
+
 def _key(labels: Sequence[str]) -> tuple[Key, ...]:
     tones = palette.RAMP
-    return tuple(Key(label, *tones[i % len(tones)]) for i, label in enumerate(labels))
+    return tuple(
+        Key(label, *tones[i % len(tones)], pattern=_pattern(i)) for i, label in enumerate(labels)
+    )

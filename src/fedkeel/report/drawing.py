@@ -34,12 +34,14 @@ class Key:
         light: colour on a light page.
         dark: colour on a dark page.
         grade: whether it stands for a scale, from nothing to this colour.
+        pattern: what tells it from another of the same colour, a name that page.css draws.
     """
 
     label: str
     light: str
     dark: str
     grade: bool = False
+    pattern: str = ""
 
 
 @dataclass(frozen=True)
