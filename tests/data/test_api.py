@@ -105,6 +105,8 @@ def test_wrong_settings_are_named():
             "got inputs of type object, such as [0.0]; expected [N, ...] numbers",
         ),
         (X.astype(str), Y, "x.astype(numpy.float32)"),
+        (X + 1j, Y, "numpy.stack([x.real, x.imag], axis=1)"),
+        (torch.from_numpy(X) + 1j, Y, "got inputs of type complex"),
         (None, Y, "such as [None]"),
         ([[1.0], [1.0, 2.0]], [0, 1], "data: inputs are no array"),
         (X[:2], [0, [1]], "data: labels are no array"),

@@ -124,8 +124,8 @@ def dataset(
         **more: further fields of `Dataset`.
 
     Raises:
-        DataError: inputs are not numbers, lengths differ, there are no examples, an input is not
-            finite, a token is not a whole number >= 0, a label is not a whole number or lies
+        DataError: inputs are not real numbers, lengths differ, there are no examples, an input is
+            not finite, a token is not a whole number >= 0, a label is not a whole number or lies
             outside 0..Y-1.
 
     >>> len(dataset([[0.0], [1.0]], [0, 1]))
@@ -134,6 +134,13 @@ def dataset(
     torch.int64
     """
     xs = x.detach().cpu() if isinstance(x, Tensor) else _numbers(x, name)
+    if xs.is_complex():
+        raise DataError(
+            f"{name}: inputs are complex numbers.",
+            got=f"inputs of type {str(xs.dtype).removeprefix('torch.')}",
+            expected="[N, ...] real numbers",
+            do="give both parts, e.g. numpy.stack([x.real, x.imag], axis=1)",
+        )
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
     ys = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
