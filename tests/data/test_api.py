@@ -105,6 +105,8 @@ def test_wrong_settings_are_named():
             "got inputs of type object, such as [0.0]; expected [N, ...] numbers",
         ),
         (X.astype(str), Y, "x.astype(numpy.float32)"),
+        (X, Y + 0.5, "not learned (regression)\n  do   divide quantities into classes"),
+        (X, np.where(Y[0] == Y, np.nan, Y), "do   number them"),
         (X + 1j, Y, "numpy.stack([x.real, x.imag], axis=1)"),
         (torch.from_numpy(X) + 1j, Y, "got inputs of type complex"),
         (None, Y, "such as [None]"),

@@ -203,14 +203,17 @@ def _numbers(x: ArrayLike, name: str) -> Tensor:
 def _whole_labels(ys: NDArray[Any], name: str) -> Ints:
     if ys.dtype == bool or np.issubdtype(ys.dtype, np.integer):
         return ys.astype(np.int64)
-    numeric = np.issubdtype(ys.dtype, np.floating)
-    if numeric and np.isfinite(ys).all() and (ys == np.round(ys)).all():
+    numeric = bool(np.issubdtype(ys.dtype, np.floating) and np.isfinite(ys).all())
+    if numeric and (ys == np.round(ys)).all():
         return ys.astype(np.int64)
     raise DataError(
         f"{name}: labels are not whole numbers.",
         got=f"labels of type {ys.dtype}, such as {ys[:1].tolist()[0]!r}",
         expected="whole numbers from 0",
-        do="number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
+        why="labels name classes: a quantity is not learned (regression)" if numeric else None,
+        do="divide quantities into classes, e.g. y = numpy.digitize(y, limits)"
+        if numeric
+        else "number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
     )
 
 

@@ -350,8 +350,9 @@ def _whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind not in "biuU":
         raise DataError(
             f"{path}: {name!r} holds neither texts nor whole numbers.",
-            got=f"{values.dtype}, such as {values.reshape(-1)[0]!r}",
+            got=f"{values.dtype}, such as {values.reshape(-1)[0]}",
             expected="texts or whole numbers",
+            why="it is to name classes or clients: a quantity is not learned (regression)",
         )
     return values
 
