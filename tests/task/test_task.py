@@ -173,6 +173,24 @@ def test_a_first_layer_that_does_not_fit() -> None:
     assert "check the first layer" in text
 
 
+def test_a_module_that_converts_its_inputs() -> None:
+    class Converts(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    text = refusal(Converts(4, 3))
+    assert "convert no types in the module" in text
+    assert "engine.dtype" in text
+
+
+def test_labels_that_do_not_begin_at_0_are_named_where_outputs_do_not_fit() -> None:
+    data = fk.dataset(torch.ones(4, 4), [1, 2, 3, 3])
+    text = refusal(nn.Linear(4, 3), data=data)
+    assert "got 3 outputs for 4 classes" in text
+    assert "from 0 up to the largest, 3, and none of these is 0" in text
+    assert "none of these" not in refusal(nn.Linear(4, 2))
+
+
 # --- the module that is made -----------------------------------------------------------------
 
 

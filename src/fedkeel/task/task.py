@@ -97,7 +97,7 @@ class Task:
         head = _head(module, self.head)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
         few = data.take(np.arange(min(2, len(data)))).to(dtype)
-        _check_loss(network, _check_output(network, type(module).__name__, few), few.y)
+        _check_loss(network, _check_output(network, type(module).__name__, few.x, data), few.y)
         network.observe(few.x)
         network.try_layout(few.x)
         return network
@@ -187,9 +187,8 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
+def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tensor:
     """Send examples through the network, look at what comes out, and return it."""
-    x = data.x
     try:
         with torch.no_grad():
             buffers = network.throwaway(network.buffers)
@@ -214,9 +213,21 @@ def _check_output(network: Network, name: str, data: Dataset) -> Tensor:
             f"The output of {name} does not fit the labels.",
             got=f"{counted(out.shape[1], 'output')} for {counted(data.classes, 'class')}",
             expected=f"at least {counted(data.classes, 'output')}",
-            do="change the last layer, or check the label column",
+            why=_unused(data),
+            do="change the last layer, or check the labels",
         )
     return out
+
+
+def _unused(data: Dataset) -> str | None:
+    """Return what is odd about labels of which some number has no example."""
+    missing = np.flatnonzero(np.bincount(data.y.numpy(), minlength=data.classes) == 0)
+    if len(missing) == 0:
+        return None
+    return (
+        f"labels are numbers from 0 up to the largest, {data.classes - 1}, "
+        f"and none of these is {missing[0]}"
+    )
 
 
 def _remedy(error: Exception, x: Tensor) -> str:
@@ -225,6 +236,11 @@ def _remedy(error: Exception, x: Tensor) -> str:
         return (
             "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
             "file has no such inputs, and forward() can begin with x.long()"
+        )
+    if "same dtype" in str(error):
+        return (
+            "convert no types in the module: its parameters and inputs are of engine.dtype, "
+            "'float32' or 'float64'"
         )
     return "check the first layer against the shape of one example"
 
