@@ -312,5 +312,10 @@ def test_a_loss_is_one_number_for_each_example(
     assert says in text
 
 
-def test_a_loss_may_be_a_mean() -> None:
+def test_a_loss_may_be_a_mean_and_no_sum() -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     assert network(plain, loss=nn.CrossEntropyLoss()).names
+    assert network(plain, loss=nn.CrossEntropyLoss(weight=weights)).names
+    assert network(plain, loss=lambda scores, y: 0.0 * scores.sum()).names
+    text = refusal(plain, loss=nn.CrossEntropyLoss(reduction="sum"))
+    assert "The loss is a sum over the batch" in text

@@ -282,3 +282,18 @@ def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
             expected=f"[{len(y)}], or their mean []",
             do="return the losses before their mean, e.g. with reduction='none'",
         )
+    if losses.ndim == 0 and _is_sum(network, losses, scores, y):
+        raise ModelError(
+            "The loss is a sum over the batch.",
+            got="twice the number for twice the same examples",
+            expected=f"[{len(y)}], or their mean []",
+            why="what it is worth would depend on the size of the batch, at the end of a pass too",
+            do="return the losses before their sum, e.g. with reduction='none'",
+        )
+
+
+def _is_sum(network: Network, loss: Tensor, scores: Tensor, y: Tensor) -> bool:
+    """Return whether the same examples once more make the loss twice as large."""
+    with torch.no_grad():
+        twice = network.task_losses(torch.cat([scores, scores]), torch.cat([y, y]))
+    return bool(loss != 0) and torch.allclose(twice, 2 * loss)
