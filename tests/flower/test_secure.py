@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from fedkeel.errors import RunError
 from fedkeel.flower import keys
@@ -133,3 +134,29 @@ def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:
         assert (tmp_path / "keys" / name).stat().st_mode & 0o077 == 0
     with pytest.raises(RunError, match="holds keys already"):
         keys.make(tmp_path / "keys", ["localhost"], 1)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "https://localhost:8000", "localhost:8000", "two words", "über.example", "a..b"]
+)
+def test_a_host_that_no_node_could_reach_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(RunError, match="cannot be made for this host"):
+        keys.make(tmp_path / "keys", ["localhost", host], 1)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_keys_are_made_for_a_long_name(tmp_path: Path) -> None:
+    name = "superlink-" * 6 + "0.example.org"
+    keys.make(tmp_path, [name, "*.example.org", "::1"], 1)
+    made = x509.load_pem_x509_certificate((tmp_path / keys.CERTIFICATE).read_bytes())
+    found = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.DNSName) == [name, "*.example.org"]
+
+
+def test_keys_are_not_written_among_others(tmp_path: Path) -> None:
+    (tmp_path / "node-1").write_text("of somebody else")
+    with pytest.raises(RunError, match="holds keys already"):
+        keys.make(tmp_path, ["localhost"], 2)
+    assert [file.name for file in tmp_path.iterdir()] == ["node-1"]
+    with pytest.raises(RunError, match="cannot be written to"):
+        keys.make(tmp_path / "node-1", ["localhost"], 2)

@@ -110,7 +110,9 @@ def keys(
     host: list[str] = typer.Option(..., "--host", help="Name or address of the server."),
     nodes: int = typer.Option(..., "--nodes", min=1, help="Number of nodes."),
     out: Path = typer.Option(Path("keys"), "--out", help="Folder of the keys."),
-    days: int = typer.Option(365, "--days", min=1, help="Days that certificates are valid."),
+    days: int = typer.Option(
+        365, "--days", min=1, max=36_500, help="Days that certificates are valid."
+    ),
 ) -> None:
     """Make the server's certificate and a key pair for each node."""
     _installed()

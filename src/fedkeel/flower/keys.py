@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,6 +28,10 @@ from fedkeel.errors import RunError
 
 CA, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
 
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_LONGEST = 64
+"""Characters that the name in a certificate's subject may have."""
+
 
 def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> None:
     """Write ``ca.crt``, ``server.pem``, ``server.key`` and ``node-0``, ``node-0.pub``, ... .
@@ -40,11 +45,10 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
         days: how long the certificates are valid.
 
     Raises:
-        RunError: there are keys already.
+        RunError: a host is no name or address, there are keys already, or the folder cannot be
+            written to.
     """
-    if (folder / CA).exists():
-        raise RunError(f"{folder} holds keys already.", do="choose another folder (--out)")
-    folder.mkdir(parents=True, exist_ok=True)
+    names = [_name(host) for host in hosts]
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkeel federation")])
     root = (
@@ -55,24 +59,46 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
         .sign(authority, hashes.SHA384())
     )
     server = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:_LONGEST])])
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     certificate = (
         _certificate(subject, issuer, server.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([_name(h) for h in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign=False), critical=True)
         .add_extension(identifier, critical=False)
         .sign(authority, hashes.SHA384())
     )
-    (folder / CA).write_bytes(root.public_bytes(Encoding.PEM))
-    (folder / CERTIFICATE).write_bytes(certificate.public_bytes(Encoding.PEM))
-    _private(folder / SERVER_KEY, server, PrivateFormat.PKCS8)
+    files = {
+        CA: root.public_bytes(Encoding.PEM),
+        CERTIFICATE: certificate.public_bytes(Encoding.PEM),
+        SERVER_KEY: _private(server, PrivateFormat.PKCS8),
+    }
     for number in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
-        _private(folder / f"node-{number}", key, PrivateFormat.OpenSSH)
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        (folder / f"node-{number}.pub").write_bytes(public + b"\n")
+        files[f"node-{number}"] = _private(key, PrivateFormat.OpenSSH)
+        files[f"node-{number}.pub"] = public + b"\n"
+    _write(folder, files)
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files that are not there yet; nobody else may read what is private."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any((folder / name).exists() for name in files):
+            raise RunError(f"{folder} holds keys already.", do="choose another folder (--out)")
+        for name, data in files.items():
+            mode = 0o644 if name.endswith((".crt", ".pem", ".pub")) else 0o600
+            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be written to.",
+            got=error.strerror or error,
+            do="choose another folder (--out)",
+        ) from None
 
 
 def _certificate(
@@ -108,11 +134,15 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return x509.DNSName(host)
+        if _HOST.fullmatch(host):
+            return x509.DNSName(host)
+    raise RunError(
+        "A certificate cannot be made for this host.",
+        got=repr(host),
+        expected="a name or an address, such as superlink.example.org or 10.0.0.1",
+        do="leave out https:// and the port; write an international name as xn--...",
+    )
 
 
-def _private(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:
-    """Write a private key that nobody else may read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))
+def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
