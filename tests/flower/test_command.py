@@ -11,6 +11,9 @@ import pytest
 
 from commands import Process, call, experiment, rows, shell
 from fedkeel.config import load
+from fedkeel.errors import RunError
+from fedkeel.flower import keys
+from fedkeel.flower.processes import Federation
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
@@ -63,6 +66,22 @@ def test_what_cannot_run_is_refused_before_a_process_starts(
     assert done.code == 2
     assert words in done.err
     assert not (tmp_path / "run").exists()
+
+
+def test_keys_of_fewer_nodes_are_made_anew(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is gone on with has as many nodes as this time are asked for."""
+
+    def begun(federation: Federation) -> None:
+        assert federation.secure
+        assert not federation.keys.exists()
+        raise RunError("as far as this test goes")
+
+    monkeypatch.setattr(Federation, "__enter__", begun)
+    keys.make(tmp_path / "run" / "flower" / "keys", ["127.0.0.1"], 2)
+    done = call("flower", "up", toy, "--out", tmp_path / "run", "--nodes", "3", "--secure")
+    assert "as far as this test goes" in done.err
 
 
 def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(

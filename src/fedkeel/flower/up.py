@@ -100,7 +100,8 @@ def up(
     app, outcome = place / "app", place / OUTCOME
     try:
         place.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(app, ignore_errors=True)
+        for old in (app, place / "keys"):  # of as many nodes as there were, and of their time
+            shutil.rmtree(old, ignore_errors=True)
         for left in (outcome, place / "superlink.db"):
             left.unlink(missing_ok=True)
     except OSError as error:
