@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message
 
 from fedkeel.config import Flower
@@ -69,6 +70,43 @@ class Silent(Near):
         if self.pulls > self.after:
             threading.Event().wait()
         return super().pull_messages(message_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        if self.pulls > self.after:
+            threading.Event().wait()
+        return super().get_node_ids()
+
+
+class Slow(Near):
+    """A grid that has a part of a reply, and waits for the rest until it is asked who is there."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked = threading.Event()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.asked.wait()
+        self.asked.clear()
+        return super().pull_messages(message_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.asked.set()
+        return super().get_node_ids()
+
+
+def test_a_reply_that_takes_long_to_send_is_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower waits for all of it when it is asked for what has come."""
+    made = prepared("scaffold", dtype="float64", clients=federation(3), per_round=3)
+    grid = Slow(sites(made, tmp_path / "nodes"))
+    monkeypatch.setattr(exchange, "GRACE", 0.2)
+    quick = Flower(deadline_seconds=0.2, poll_seconds=0.01)
+    made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
+    with deadline(20):
+        far, here = played(made, grid), start(made)
+    assert [row.faults for row in far.rows] == [{}] * 4
+    assert all(torch.equal(far.params[k], one) for k, one in here.params.items())
 
 
 def test_a_superlink_that_does_not_answer_ends_the_run_with_all_saved(

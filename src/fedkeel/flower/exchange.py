@@ -121,14 +121,28 @@ class Exchange:
         return self._bounded(lambda: list(self._grid.push_messages([message])))
 
     def _pull(self, numbers: Iterable[str]) -> list[Message]:
+        """Return what has come; Flower waits for a reply of which only a part is there."""
         wanted = list(numbers)
-        return self._bounded(lambda: list(self._grid.pull_messages(wanted)))
+        return self._bounded(lambda: list(self._grid.pull_messages(wanted)), self._answers)
 
-    def _bounded(self, call: Callable[[], T]) -> T:
+    def _answers(self) -> None:
+        self._bounded(lambda: list(self._grid.get_node_ids()), seconds=GRACE)
+
+    def _bounded(
+        self,
+        call: Callable[[], T],
+        answers: Callable[[], None] | None = None,
+        seconds: float | None = None,
+    ) -> T:
         """Return what a call of the grid returns, which tries for ever where nobody answers.
 
+        Args:
+            call: what is called.
+            answers: raises where the SuperLink does not answer, for a call that may take longer.
+            seconds: that it may take; None for a minute more than a round's deadline.
+
         Raises:
-            RunError: it has not returned a minute after a round's deadline.
+            RunError: it has not returned by then.
         """
         found: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -139,15 +153,19 @@ class Exchange:
                 found.put((None, error))
 
         threading.Thread(target=work, daemon=True).start()
-        limit = self._settings.deadline_seconds + GRACE
-        try:
-            value, error = found.get(timeout=limit)
-        except queue.Empty:
-            raise RunError(
-                "The SuperLink does not answer.",
-                expected=f"an answer within {limit:g} s",
-                do="see that it runs, then go on with resume; everything is saved",
-            ) from None
+        limit = self._settings.deadline_seconds + GRACE if seconds is None else seconds
+        while True:
+            try:
+                value, error = found.get(timeout=limit)
+                break
+            except queue.Empty:
+                if answers is None:
+                    raise RunError(
+                        "The SuperLink does not answer.",
+                        expected=f"an answer within {limit:g} s",
+                        do="see that it runs, then go on with resume; everything is saved",
+                    ) from None
+            answers()
         if error is not None:
             raise error
         return cast(T, value)
