@@ -18,6 +18,7 @@ from fedkeel.errors import RunError
 from fedkeel.experiment.execute import start
 from fedkeel.flower import exchange
 from fedkeel.flower.processes import Federation
+from fedkeel.flower.roster import Roster
 from fedkeel.flower.up import shared
 from fedkeel.records.folder import RunFolder
 from near import Near, played, sites
@@ -107,6 +108,22 @@ def test_a_reply_that_takes_long_to_send_is_no_silence(
         far, here = played(made, grid), start(made)
     assert [row.faults for row in far.rows] == [{}] * 4
     assert all(torch.equal(far.params[k], one) for k, one in here.params.items())
+
+
+def test_a_question_lives_as_long_as_an_order(tmp_path: Path) -> None:
+    """A node may take as long to read its data as to train."""
+    made, lives = prepared("fedavg", clients=federation(2), per_round=2), []
+
+    class Timed(Near):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            lives.extend(one.metadata.ttl for one in messages)
+            return super().push_messages(messages)
+
+    settings = Flower(deadline_seconds=600.0, poll_seconds=0.01)
+    roster = Roster(exchange.Exchange(Timed(sites(made, tmp_path)), settings), settings, 2)
+    roster.refresh(0.1, lambda where: False)
+    assert lives == [600.0 + exchange.GRACE] * 2
 
 
 def test_a_superlink_that_does_not_answer_ends_the_run_with_all_saved(

@@ -83,7 +83,8 @@ class Exchange:
             if node in asked:  # it has not answered the last one yet
                 waiting[asked[node]] = node
                 continue
-            message = Message(content, node, kind, ttl=seconds + GRACE)
+            lives = max(seconds, self._settings.deadline_seconds) + GRACE
+            message = Message(content, node, kind, ttl=lives)
             numbers = self._push(message)
             if not numbers or not numbers[0]:  # Flower says None where it did not take the message
                 yield Reply(node, None, "the message could not be handed to Flower")
