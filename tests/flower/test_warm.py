@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +51,9 @@ def test_copies_are_what_flower_would_have_started(tmp_path: Path) -> None:
     said = [superexec.stdout.readline().split() for _ in range(4)]
     helped, wrong = ["True", "False"], ["False", "True"]
     assert [words[1:] for words in said[:3]] == [helped, wrong, helped]
-    assert sorted(said[3]) == sorted([warm.PROGRAM, f"{superexec.pid}.sock"])
+    assert sorted(said[3]) == sorted(
+        [warm.PROGRAM, f"{superexec.pid}.lock", f"{superexec.pid}.sock"]
+    )
     residents = [
         int(place.name)
         for place in Path("/proc").glob("[0-9]*")
@@ -104,3 +108,25 @@ def test_where_there_is_none_to_be_had_the_program_itself_is_started(tmp_path: P
         check=False,
     )
     assert (done.returncode, done.stdout) == (3, f"started with --token x y, from {tmp_path}\n")
+
+
+def test_one_resident_process_is_started_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of stand-ins that come meanwhile each would have started its own."""
+    monkeypatch.chdir(tmp_path)  # paths of sockets may only be short
+
+    def refused() -> int:
+        raise AssertionError("another one was started")
+
+    with open("7.lock", "w") as lock, socket.socket(socket.AF_UNIX) as listener:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        listener.bind("7.sock")
+        listener.listen()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", refused)
+            found = stand_in._started("/bin/false", 7)
+        assert found is not None
+        found.close()
+    os.unlink("7.sock")
+    assert stand_in._started("/bin/false", 7) is None  # the lock went with whoever held it

@@ -5,6 +5,7 @@ python stand_in.py FOLDER PYTHON ARGUMENT...
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -44,22 +45,46 @@ def _connected(name: str) -> socket.socket | None:
 
 
 def _started(python: str, parent: int) -> socket.socket | None:
-    """Start the resident process and wait until it answers, None where it does not."""
+    """Start the resident process and wait until it answers, None where it does not.
+
+    On a slow machine Flower starts another stand-in meanwhile, which waits for the same process: it
+    holds a lock for as long as it lives.
+    """
+    lock = os.open(f"{parent}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        pid = _begun(python, parent, lock) if _locked(lock) else None
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end:
+            found = _connected(f"{parent}.sock")
+            if found is not None:
+                return found
+            if os.waitpid(pid, os.WNOHANG)[0] if pid else _locked(lock):
+                return None
+            time.sleep(0.02)
+        return None
+    finally:
+        os.close(lock)
+
+
+def _begun(python: str, parent: int, lock: int) -> int:
     pid = os.fork()
     if pid == 0:
         try:
+            os.set_inheritable(lock, True)
             os.execv(python, [python, "-P", "-m", "fedkeel.flower.warm", ".", str(parent)])
         finally:
             os._exit(127)
-    end = time.monotonic() + WAIT
-    while time.monotonic() < end:
-        found = _connected(f"{parent}.sock")
-        if found is not None:
-            return found
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return None
-        time.sleep(0.02)
-    return None
+    return pid
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 if __name__ == "__main__":

@@ -90,8 +90,9 @@ def serve(folder: str, parent: int) -> None:
                 flwr_clientapp()
                 return
             asked.close()
-    with suppress(FileNotFoundError):
-        os.unlink(name)
+    for left in (name, f"{parent}.lock"):
+        with suppress(FileNotFoundError):
+            os.unlink(left)
 
 
 def _let_go_of_output() -> None:
