@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -82,6 +84,40 @@ def test_keys_of_fewer_nodes_are_made_anew(
     keys.make(tmp_path / "run" / "flower" / "keys", ["127.0.0.1"], 2)
     done = call("flower", "up", toy, "--out", tmp_path / "run", "--nodes", "3", "--secure")
     assert "as far as this test goes" in done.err
+
+
+def test_a_second_one_in_the_folder_is_refused(toy: Path, tmp_path: Path) -> None:
+    """It would take the database, the keys and the processes of the first."""
+    place = tmp_path / "run" / "flower"
+    place.mkdir(parents=True)
+    (place / "superlink.db").write_text("of the first")
+    hold = "import sys; from pathlib import Path; from fedkeel.records.folder import RunFolder\n"
+    hold += "with RunFolder(Path(sys.argv[1])).alone(): print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdin
+        assert first.stdout
+        assert first.stdout.readline()
+        done = call("flower", "up", toy, "--out", tmp_path / "run", "--resume")
+        first.stdin.close()
+    assert "being written by another process" in done.err
+    assert (place / "superlink.db").exists()
+
+
+def test_what_a_killed_command_left_running_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SuperLink and nodes would go on for ever."""
+    before, now = Federation(tmp_path / "a", []), Federation(tmp_path / "a", [])
+    other = Federation(tmp_path / "ab", [])
+    for one in (before, other):
+        one.start("node-7", [sys.executable, "-c", "import signal; signal.pause()"])
+    monkeypatch.setattr(Federation, "start_link", lambda federation: None)
+    with now:
+        assert not before.alive("node-7")
+        assert other.alive("node-7")
+    other.stop("node-7")
 
 
 def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(

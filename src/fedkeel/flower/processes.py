@@ -80,6 +80,7 @@ class Federation:
         if threading.current_thread() is threading.main_thread():  # a polite kill ends all of them
             self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
+            self._end()  # of a federation here whose command was killed
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
             self._configure()
@@ -172,31 +173,35 @@ class Federation:
     def stop(self, name: str) -> None:
         """End a process and all that it has started, at once; nothing of it is left on return."""
         process = self._running.pop(name)
-        end = time.monotonic() + self._patience
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(self._patience)
+        self._end(name)
+
+    def _end(self, name: str = "") -> None:
+        end = time.monotonic() + self._patience
         while (left := self.started(name)) and time.monotonic() < end:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def started(self, name: str, command: str = "") -> list[int]:
+    def started(self, name: str = "", command: str = "") -> list[int]:
         """Return the processes that run on behalf of one of the federation's, itself included.
 
         They are found by their environment, where the system shows it (Linux); elsewhere nothing is
         found, and Flower's helpers end by themselves when they see that their parent is gone.
 
         Args:
-            name: which, such as ``superlink`` or ``node-0``.
+            name: which, such as ``superlink`` or ``node-0``; "" for all that began in the folder.
             command: only those whose command line holds this.
         """
         mark, found = f"{MARK}={self._mark(name)}".encode(), []
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended, or belongs to somebody else
                 words = (place / "cmdline").read_bytes()
-                ours = mark in (place / "environ").read_bytes().split(b"\0")
+                facts = (place / "environ").read_bytes().split(b"\0")
+                ours = any(one == mark or (not name and one.startswith(mark)) for one in facts)
                 found += [int(place.name)] if ours and command.encode() in words else []
         return found
 
