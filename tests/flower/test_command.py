@@ -120,6 +120,26 @@ def test_what_a_killed_command_left_running_is_ended(
     other.stop("node-7")
 
 
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_kill_ends_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: signal.Signals
+) -> None:
+    """A terminal that closes is one; nohup lets it pass."""
+    words = [sys.executable, "-c", "import signal; signal.pause()"]
+    monkeypatch.setattr(Federation, "start_link", lambda one: one.start("node-0", words))
+    before, running = signal.getsignal(kill), Federation(tmp_path, [])
+    with pytest.raises(SystemExit, match=str(128 + kill)), running:
+        signal.raise_signal(kill)
+    assert running.started() == []
+    assert signal.getsignal(kill) == before
+    signal.signal(kill, signal.SIG_IGN)
+    try:
+        with running:
+            signal.raise_signal(kill)
+    finally:
+        signal.signal(kill, before)
+
+
 def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
     toy: Path, patience: float, tmp_path: Path
 ) -> None:

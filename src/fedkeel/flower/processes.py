@@ -57,7 +57,7 @@ class Federation:
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._before: Any = None  # what a polite kill did before
+        self._before: dict[int, Any] = {}  # what polite kills did before
         self.port = free_port()
         self.keys = folder / "keys"
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,9 @@ class Federation:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # a polite kill ends all of them
-            self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            for kill in (signal.SIGTERM, signal.SIGHUP):  # the other is a terminal that closes
+                if signal.getsignal(kill) != signal.SIG_IGN:  # as nohup has it
+                    self._before[kill] = signal.signal(kill, lambda one, _: sys.exit(128 + one))
         try:
             self._end()  # of a federation here whose command was killed
             if self.secure and not self.keys.exists():
@@ -99,9 +101,9 @@ class Federation:
     def __exit__(self, *error: object) -> None:
         for name in list(self._running):
             self.stop(name)
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        for kill, before in self._before.items():
+            signal.signal(kill, before)
+        self._before = {}
 
     def _configure(self) -> None:
         home = self.folder / "home"
