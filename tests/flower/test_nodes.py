@@ -211,6 +211,16 @@ def surveyed(factor: float, kind: str, reply: RecordDict) -> RecordDict:
     return scaled(reply, factor) if kind == "train.survey" else reply
 
 
+def test_who_is_silent_in_a_survey_is_written_down(tmp_path: Path) -> None:
+    """The answer is then the mean of the others, which is another result than with all."""
+    made = run("mime", rounds=2)
+    grid = alone(made, tmp_path)
+    grid.bends[10**9 + 7] = lambda kind, reply: None if kind == "train.survey" else reply
+    for row in played(made, grid).rows[1:]:
+        assert row.faults == {"survey: no reply before the deadline": [1]}
+        assert row.clients == [0, 1, 2]
+
+
 def test_nobody_who_answers_a_survey_is_no_quorum(tmp_path: Path) -> None:
     """It was said that training had diverged."""
     made = run("mime", rounds=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.room import estimate
 from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
-from fedkeel.flower.ledger import EVALUATION, Ledger
+from fedkeel.flower.ledger import ASKED, EVALUATION, Ledger
 from fedkeel.flower.reader import Reader
 from fedkeel.flower.roster import Roster, least
 from fedkeel.flower.screen import odd_answers, outliers
@@ -209,19 +209,22 @@ class Nodes:
             do="see that the nodes are up, then go on with resume; everything is saved",
         )
 
-    def _missing(self, clients: Ints, took: Mapping[int, Took], seconds: float) -> None:
+    def _missing(
+        self, clients: Ints, came: Collection[int], seconds: float, stage: str = ""
+    ) -> None:
         """Write down who has not answered, and is not written down already."""
-        named = self._ledger.named()
+        named = self._ledger.named(stage)
         where = self._roster.where()
         for client in clients.tolist():
-            if client in took or client in named:
+            if client in came or client in named:
                 continue
             if client not in where:
-                self._ledger.fault("not connected", [client])
+                words = "not connected"
             elif seconds >= self._settings.deadline_seconds:
-                self._ledger.fault("no reply before the deadline", [client])
+                words = "no reply before the deadline"
             else:
-                self._ledger.fault("not needed: enough had replied", [client])
+                words = "not needed: enough had replied"
+            self._ledger.fault(words, [client], stage)
 
     def _latecomers(self) -> None:
         said = self._roster.said()
@@ -248,9 +251,10 @@ class Nodes:
         self._ledger.open(message.round)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs)
-        came = 0
+        came: set[int] = set()
         for job in jobs.values():
             self._buffers.rows.put_answers(job, _nothing(self._forms))
+        started = time.monotonic()
         for reply in self._exchange.ask(orders, SURVEY):
             meant = self._meant(orders, reply.node)
             try:
@@ -260,15 +264,16 @@ class Nodes:
                 if (head.run, head.round) != (self._prepared.key, message.round):
                     raise WireError("A reply belongs to another round or run.")
             except WireError as error:
-                self._ledger.fault(f"survey: {error.short()}", meant)
+                self._ledger.fault(error.short(), meant, stage=ASKED)
                 continue
-            came += sum(self._answered(reply.content, jobs[client]) for client in meant)
-        self._quorum(message, len(clients), came)
+            came |= {c for c in meant if self._answered(reply.content, jobs[c])}
+        self._missing(clients, came, time.monotonic() - started, stage=ASKED)
+        self._quorum(message, len(clients), len(came))
         answers = self._buffers.answers(clients)
         for row, words in odd_answers(answers, self._settings.screen).items():
             for _, answer in walk(dict(answers)):
                 answer[row] = math.nan
-            self._ledger.fault(f"survey: {words}", [int(clients[row])])
+            self._ledger.fault(words, [int(clients[row])], stage=ASKED)
         return answers
 
     def _answered(self, content: RecordDict, job: Job) -> bool:
@@ -276,7 +281,7 @@ class Nodes:
         try:
             state = unpack(content, of_client(TENSORS, job.client), self._forms.answer)
         except WireError as error:
-            self._ledger.fault(f"survey: {error.short()}", [job.client])
+            self._ledger.fault(error.short(), [job.client], stage=ASKED)
             return False
         self._buffers.rows.put_answers(job, branches(state))
         for part, own in branches(state).items():
@@ -346,7 +351,7 @@ class Nodes:
                     own = np.flatnonzero(group == client)
                     measured[own] = _spread(found, len(own))
             except WireError as error:
-                self._ledger.fault(f"evaluation: {error.short()}", meant)
+                self._ledger.fault(error.short(), meant, stage=EVALUATION)
         return measured
 
     def __enter__(self) -> Nodes:
