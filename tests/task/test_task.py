@@ -316,6 +316,7 @@ def test_a_loss_may_be_a_mean_and_no_sum() -> None:
     weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     assert network(plain, loss=nn.CrossEntropyLoss()).names
     assert network(plain, loss=nn.CrossEntropyLoss(weight=weights)).names
-    assert network(plain, loss=lambda scores, y: 0.0 * scores.sum()).names
+    for factor in (0.0, float("inf")):
+        assert network(plain, loss=lambda scores, y, f=factor: f * scores.abs().sum()).names
     text = refusal(plain, loss=nn.CrossEntropyLoss(reduction="sum"))
     assert "The loss is a sum over the batch" in text

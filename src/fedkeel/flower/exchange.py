@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -156,16 +157,15 @@ class Exchange:
         threading.Thread(target=work, daemon=True).start()
         limit = self._settings.deadline_seconds + GRACE if seconds is None else seconds
         while True:
-            try:
+            with suppress(queue.Empty):
                 value, error = found.get(timeout=limit)
                 break
-            except queue.Empty:
-                if answers is None:
-                    raise RunError(
-                        "The SuperLink does not answer.",
-                        expected=f"an answer within {limit:g} s",
-                        do="see that it runs, then go on with resume; everything is saved",
-                    ) from None
+            if answers is None:
+                raise RunError(
+                    "The SuperLink does not answer.",
+                    expected=f"an answer within {limit:g} s",
+                    do="see that it runs, then go on with resume; everything is saved",
+                )
             answers()
         if error is not None:
             raise error

@@ -97,10 +97,6 @@ def up(
     else:
         told = hints(prepare(experiment, gather(experiment)))
     place = out.absolute() / "flower"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _refused(out, error) from None
     with RunFolder(place).alone():  # what follows would end another one's processes
         app, outcome = place / "app", place / OUTCOME
         try:
@@ -109,7 +105,11 @@ def up(
             for left in (outcome, place / "superlink.db"):
                 left.unlink(missing_ok=True)
         except OSError as error:
-            raise _refused(out, error) from None
+            raise RunError(
+                f"{place} cannot be written to.",
+                got=error.strerror or error,
+                do="choose another folder (--out)",
+            ) from None
         export(experiment, app)
         state = json.dumps(str(place / "state"))
         with Federation(place, [f"{one} state={state}" for one in configs], secure) as federation:
@@ -117,14 +117,6 @@ def up(
             for one in told:
                 watcher.hint(_name(run), one)
             return _follow(federation, run, folder, outcome, experiment.rounds, watcher)
-
-
-def _refused(out: Path, error: OSError) -> RunError:
-    return RunError(
-        f"{out} cannot be written to.",
-        got=error.strerror or error,
-        do="choose another folder (--out)",
-    )
 
 
 def _follow(

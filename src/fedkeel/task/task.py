@@ -296,4 +296,4 @@ def _is_sum(network: Network, loss: Tensor, scores: Tensor, y: Tensor) -> bool:
     """Return whether the same examples once more make the loss twice as large."""
     with torch.no_grad():
         twice = network.task_losses(torch.cat([scores, scores]), torch.cat([y, y]))
-    return bool(loss != 0) and torch.allclose(twice, 2 * loss)
+    return bool(loss.isfinite() and loss != 0) and torch.allclose(twice, 2 * loss)
