@@ -202,6 +202,20 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
         assert watcher.ends == {"run 0": bad.error.what, "run 1": FINISHED}
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_finished_run_without_rows_is_reported(tmp_path: Path, jobs: int) -> None:
+    wanted, given = [settings(lr) for lr in (0.01, 0.05)], ingredients()
+    made = made_of(wanted, given, tmp_path)
+    assert made[0] is not None
+    (made[0].folder / "rounds.jsonl").write_text("")
+    first, other = made_of(wanted, given, tmp_path, jobs)
+    assert first is not None
+    assert other is not None
+    assert isinstance(first.error, RunError)
+    assert "lacks rounds" in first.error.what
+    assert other.error is None
+
+
 def test_a_process_that_is_killed_is_reported(tmp_path: Path) -> None:
     killer, wanted = ingredients(Kills, marked=0), [settings(0.1), settings(0.2)]
     for made in made_of(wanted, killer, tmp_path, 2):

@@ -589,3 +589,15 @@ def test_a_finished_run_without_its_checkpoint(tmp_path: Path) -> None:
     shutil.rmtree(out / "checkpoint")
     with pytest.raises(RunError, match="marked finished, and has no checkpoint"):
         start(prepared(), out)
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_finished_run_that_lost_rows(tmp_path: Path, left: int) -> None:
+    out = tmp_path / "run"
+    ready = prepared()
+    start(ready, out)
+    file = out / "rounds.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:left]))
+    with pytest.raises(RunError, match="lacks rounds") as found:
+        start(prepared(), out)
+    assert found.value.got == f"{left} rows up to round {ready.settings.rounds}"

@@ -34,6 +34,29 @@ def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None
     assert {column for _, column in found} == {"skew", "plain"}
 
 
+def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
+    """The other one ends, with another column, while this one's runs go on."""
+    table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
+    folder = tmp_path / "out" / "tiny-tuned"
+
+    def search(column: str, watcher: Silent) -> tuning.Found:
+        ask = Ask(tmp_path / "out", columns=(column,), seeds=1)
+        return tuning.search(table, ask, folder, 1, watcher)[0]
+
+    class Waits(Silent):
+        other: tuning.Found | None = None
+
+        def end(self, run: str, how: str) -> None:
+            self.other = self.other or search("plain", Silent())
+
+    watcher = Waits()
+    ours = search("skew", watcher)
+    assert watcher.other
+    assert {column for _, column in watcher.other} == {"plain"}
+    assert ours == tuning.read(folder)
+    assert {column for _, column in ours} == {"skew", "plain"}
+
+
 @pytest.mark.parametrize("run", [6, 10])
 def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: int) -> None:
     """The searches have six, two and two runs; a table is not begun after the last."""

@@ -136,12 +136,10 @@ def _reused(
     if saved is None:
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")
     server = unpacked(saved.arrays, prepared.server, saved.round)
-    rows = folder.rows()
+    rows = folder.rows_to(saved.round)
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
-    done = rows[-1].round if rows else 0
-    watcher.begin(name, found.rounds, done)
-    for row in rows[-1:]:
-        watcher.row(name, row)
+    watcher.begin(name, found.rounds, saved.round)
+    watcher.row(name, rows[-1])
     watcher.end(name, REUSED)
     module = prepared.world.bench.network.whole(server.params, server.buffers)
     return Result(found, rows, server.params, server.buffers, module, folder.path)

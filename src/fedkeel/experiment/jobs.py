@@ -127,14 +127,16 @@ def alone(engine: config.Engine) -> config.Engine:
 
 
 def _read(order: Order, watcher: Watcher) -> Made | None:
-    """Return a run that is finished, None where it is not."""
+    """Return a run that is finished, None where it is not or has lost its rows."""
     folder = RunFolder(order.folder)
     record = folder.read_run() if folder.exists() else None
     if record is None or record.status != "finished":
         return None
-    last = folder.rows()[-1]
-    watcher.begin(order.run, record.rounds, last.round)
-    watcher.row(order.run, last)
+    rows = folder.rows()
+    if not rows:
+        return None
+    watcher.begin(order.run, record.rounds, rows[-1].round)
+    watcher.row(order.run, rows[-1])
     watcher.end(order.run, REUSED)
     return Made(order.folder)
 

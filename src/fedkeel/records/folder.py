@@ -251,6 +251,17 @@ class RunFolder:
         Raises:
             RunError: one of the others is missing or damaged; nothing is written then.
         """
+        rows = self.rows_to(last)
+        with self._writing():
+            write_text(self.path / "rounds.jsonl", "".join(row.line() for row in rows))
+        return rows
+
+    def rows_to(self, last: int) -> list[RoundRecord]:
+        """Read the rows of rounds 0 to `last`.
+
+        Raises:
+            RunError: one of them is missing or damaged.
+        """
         file = self.path / "rounds.jsonl"
         rows = [row for row in self._rows() if row.round <= last]
         if [row.round for row in rows] != list(range(last + 1)):
@@ -260,8 +271,6 @@ class RunFolder:
                 expected=f"{last + 1}",
                 do=_AGAIN.format(self.path),
             )
-        with self._writing():
-            write_text(file, "".join(row.line() for row in rows))
         return rows
 
     def save(self, checkpoint: Checkpoint) -> None:

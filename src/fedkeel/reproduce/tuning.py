@@ -48,7 +48,7 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
     """
     if table.tune is None:
         raise ConfigError(f"{table.id} has no [tune].", do="run it without --tune")
-    found = read(folder)  # of other columns, or an earlier call
+    found = read(folder)
     lost: TrainingError | None = None
     with interrupts(watcher.stopping) as stop:  # one may come with the last run of a search
         for group in _groups(cells(table, ask)):
@@ -65,6 +65,7 @@ def search(table: Table, ask: Ask, folder: Path, jobs: int, watcher: Watcher) ->
                 if not tuned.complete:
                     return found, False
                 chosen = {r.method: _nested(r.chosen) for r in tuned.rows if r.value is not None}
+            found = read(folder)  # also what another call, of other columns, has found meanwhile
             for cell in group:
                 found.pop((cell.row.name, cell.column.id), None)  # of an earlier call
                 if cell.experiment.method in chosen:
