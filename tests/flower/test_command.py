@@ -19,7 +19,6 @@ from fedkeel.flower.processes import Federation
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
-pytestmark = pytest.mark.processes
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals"
 
@@ -34,6 +33,7 @@ def hospital(file: Path, seed: int) -> Path:
     return file
 
 
+@pytest.mark.processes
 def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     """The hospitals' own experiment, with two small ones; nothing is left running."""
     files = [hospital(tmp_path / f"{i}.csv", i) for i in range(2)]
@@ -141,6 +141,7 @@ def test_a_polite_kill_ends_all(
         signal.signal(kill, before)
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
     toy: Path, patience: float, tmp_path: Path
 ) -> None:
