@@ -147,6 +147,30 @@ def test_the_result_is_the_functions_own(step: object) -> None:
     assert torch.equal(copies[2], given[2])
 
 
+@pytest.mark.parametrize(
+    ("step", "placed"),
+    [
+        (lambda a, b: [torch.cat([(a @ b).view(-1), a.sum(0), (a - b).reshape(-1)])], 2),
+        (lambda a, b: [torch.cat([(a @ b).view(-1), (a - b).view(-1)]).view(2, -1).mul_(2.0)], 2),
+        (lambda a, b: [torch.cat([(a.float() - b).view(-1), b[0]])], 1),  # of another type
+        (lambda a, b: [torch.cat([(a @ b).T.reshape(-1), (a + b).view(-1)])], 1),  # turned
+        (lambda a, b: [torch.cat([c.view(-1), (c * b).view(-1)]) for c in [a @ b]], 1),  # needed
+        (lambda a, b: [torch.cat([c, c]) for c in [(a @ b).view(-1)]], 0),  # twice
+        (lambda a, b: [torch.cat([c, c[:3]]) for c in [(a @ b).view(-1)]], 0),
+        (lambda a, b: [torch.cat([a @ b, a - b], dim=1)], 0),
+        (lambda a, b: [torch.cat([(a[:9] @ b).view(-1), b[0]])], 0),  # small
+    ],
+)
+def test_what_is_joined_is_made_in_its_place(step: object, placed: int) -> None:
+    given = [numbers(260, 260, seed=1), numbers(260, 260, seed=2)]
+    expected = step(*given)
+    recorded = Captured(step, given)
+    assert recorded.code.count(", out = ") == placed, recorded.code
+    assert ("aten.cat" in recorded.code) == (placed == 0)
+    for one, other in zip(expected, recorded(*given), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 def test_a_tensor_that_is_given_twice_stays_two_arguments() -> None:
     """As a client's last model is the received one when it takes part for the first time."""
     x = numbers(3)

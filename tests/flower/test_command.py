@@ -19,7 +19,6 @@ from fedkeel.flower.processes import Federation
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
-
 HOSPITALS = Path(__file__).parents[2] / "examples" / "three_hospitals"
 
 

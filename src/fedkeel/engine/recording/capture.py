@@ -70,6 +70,7 @@ class Captured:
         passes.line_up(graph)
         passes.reuse(graph, {inputs[i] for i in owned | fresh})
         graph.eliminate_dead_code()
+        passes.place(graph)
         graph.lint()
         module.recompile()
         self.operations = sum(node.op == "call_function" for node in graph.nodes)

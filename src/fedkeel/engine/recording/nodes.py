@@ -108,8 +108,8 @@ def turns(node: fx.Node) -> bool:
     return node.target in (aten.t.default, aten.transpose.int)
 
 
-def called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:  # noqa: ANN401
+def called(graph: fx.Graph, target: Any, *args: Any, **named: Any) -> fx.Node:  # noqa: ANN401
     """Return a new node, which knows its value's form."""
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]))
+    node = graph.call_function(target, args, named)
+    node.meta["val"] = target(*fx.map_arg(args, lambda one: one.meta["val"]), **named)
     return node

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fedkeel.engine.recording.nodes import (
+    called,
     form,
     form_of,
     is_random,
@@ -257,3 +258,74 @@ def reuse(graph: fx.Graph, owned: set[fx.Node]) -> None:
         if mutates(source) and source.target not in _IN_PLACE.values():
             continue
         node.target = _IN_PLACE[node.target]
+
+
+# ---- what is joined ------------------------------------------------------------------------------
+
+_INTO: dict[Any, Any] = {
+    aten.mm.default: aten.mm.out,
+    aten.sub.Tensor: aten.sub.out,
+    aten.add.Tensor: aten.add.out,
+    aten.mul.Tensor: aten.mul.out,
+}
+"""Operations that may write their result where they are told."""
+
+
+def place(graph: fx.Graph) -> None:
+    """Work out what is joined end to end where it will lie, so that it is not copied there.
+
+    What a method looks at as one vector, such as a model's gradient, is joined from tensors that
+    nobody else looks at. Nothing may be taken out of the graph after this.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target is not aten.cat.default or node.meta["val"].numel() <= _SMALL:
+            continue
+        pieces, whole = node.args[0], node.meta["val"]
+        if not all(_flat(piece, whole.dtype) for piece in pieces):
+            continue
+        made = [_made_for(piece) if pieces.count(piece) == 1 else None for piece in pieces]
+        first = min((one for one in made if one), key=order.__getitem__, default=None)
+        if first is None:
+            continue
+        with graph.inserting_before(first):
+            given = first.all_input_nodes[0]
+            joined = called(
+                graph, aten.new_empty.default, given, list(whole.shape), dtype=whole.dtype
+            )
+        start = 0
+        for piece, one in zip(pieces, made, strict=True):
+            end = start + piece.meta["val"].numel()
+            with graph.inserting_before(one or node):
+                there = called(graph, aten.slice.Tensor, joined, 0, start, end)
+                if one is None:
+                    called(graph, aten.copy_.default, there, piece)
+                else:
+                    one.target = _INTO[one.target]
+                    there = called(graph, aten.view.default, there, list(form(one)[0]))  # type: ignore[index]
+                    one.kwargs = {**one.kwargs, "out": there}
+            start = end
+        node.replace_all_uses_with(joined)
+        graph.erase_node(node)
+        for piece, one in zip(pieces, made, strict=True):
+            while one and piece is not one:
+                piece, idle = piece.args[0], piece
+                graph.erase_node(idle)
+
+
+def _flat(node: fx.Node, dtype: torch.dtype) -> bool:
+    """Return whether a value is a vector of this type without gaps."""
+    value = node.meta["val"]
+    return value.ndim == 1 and value.dtype == dtype and bool(value.is_contiguous())
+
+
+def _made_for(piece: fx.Node) -> fx.Node | None:
+    """Return what makes a piece for nobody else, and could write it anywhere."""
+    found = piece
+    while len(found.users) == 1:
+        if found.target in _INTO:
+            return found if found.meta["val"].is_contiguous() else None
+        if found.target is not aten.view.default:
+            return None
+        found = found.args[0]  # type: ignore[assignment]
+    return None

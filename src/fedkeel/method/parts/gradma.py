@@ -98,9 +98,8 @@ class GradMAW(GradientTransform, Carry, ClientState):
         )
         out: Tree = {}
         for names in tree.group_names(list(grads), self.groups):
-            m = torch.cat(
-                [torch.stack([t[k].reshape(-1) for t in (*rows, grads)]) for k in names], dim=1
-            )  # [4, F]: the three directions and the gradient
+            flat = [t[k].reshape(-1) for t in (*rows, grads) for k in names]
+            m = torch.cat(flat).view(4, -1)  # [4, F]: the three directions and the gradient
             products = m @ m.T
             gram, inner = products[:3, :3], products[:3, 3]
             if self.margin > 0.0:
