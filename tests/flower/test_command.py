@@ -216,6 +216,10 @@ def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.Mon
         (["up", HOSPITALS / "experiment.toml"], "--data goes with"),
         (["export", file, "--out", "app", "-s", "flower.secure_aggregation=true"], "Secure aggr"),
         (["export", file, "--out", "app", "-s", "flower.quorum=0"], "flower.quorum"),
+        (["export", file, "--out", "app", "-s", "method=fedavgg"], "did you mean 'fedavg'"),
+        (["export", file, "--out", "app", "-s", "model.name=mpl"], "did you mean 'mlp'"),
+        (["export", file, "--out", "app", "-s", "model.name=nowhere:Net"], "nowhere"),
+        (["export", file, "--out", "app", "-s", "data.source=nodes"], "partition.kind"),
     ):
         done = call("flower", *words)
         assert done.code == 2

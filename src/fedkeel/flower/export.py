@@ -11,8 +11,11 @@ from string import Template
 
 from fedkeel.config import Experiment, to_toml
 from fedkeel.errors import RunError
+from fedkeel.flower.own_data import away
 from fedkeel.flower.server import refuse_secure_aggregation
+from fedkeel.method.grammar import parse
 from fedkeel.own import working_directory_first
+from fedkeel.task.models import builder
 from fedkeel.version import __version__
 
 PACKAGE = "federation"
@@ -30,8 +33,13 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         Modules of one's own that the app does not hold and that have to be installed everywhere.
 
     Raises:
+        FedkeelError: there is no such method or model, or what is said of the data on the nodes
+            does not fit together.
         RunError: the folder holds something, or cannot be written to.
     """
+    parse(experiment.method, weights=experiment.weights)
+    builder(experiment.model.name)
+    away(experiment)
     refuse_secure_aggregation(experiment)
     try:
         if out.exists() and any(out.iterdir()):

@@ -35,7 +35,7 @@ from fedkeel.task.models import (
 )
 from fedkeel.task.models.norm import replace_batch_norm
 
-__all__ = ["MODELS", "ModelInfo", "make", "replace_batch_norm"]
+__all__ = ["MODELS", "ModelInfo", "builder", "make", "replace_batch_norm"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,23 @@ MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in 
 """The networks that are known by name."""
 
 
+def builder(name: str) -> Callable[..., object]:
+    """Return what makes the network of this name: a key of `MODELS`, or an import path.
+
+    Raises:
+        ModelError: an unknown name, or a class that cannot be imported.
+    """
+    if ":" in name:
+        return custom.load(name)
+    if name in MODELS:
+        return MODELS[name].build
+    raise ModelError(
+        f"there is no model {name!r}",
+        expected="a known name, or an import path package.module:Class",
+        do=did_you_mean(name, MODELS, limit=len(MODELS)),
+    )
+
+
 def make(
     name: str, shape: tuple[int, ...], classes: int, args: Mapping[str, Any] | None = None
 ) -> nn.Module:
@@ -114,16 +131,7 @@ def make(
         ModelError: an unknown name or argument, a wrong value, an input shape the network cannot
             take, or a class that cannot be imported or built.
     """
-    if ":" in name:
-        build: Callable[..., object] = custom.load(name)
-    elif name in MODELS:
-        build = MODELS[name].build
-    else:
-        raise ModelError(
-            f"there is no model {name!r}",
-            expected="a known name, or an import path package.module:Class",
-            do=did_you_mean(name, MODELS, limit=len(MODELS)),
-        )
+    build = builder(name)
     keywords = _keywords(name, build, {"shape": shape, "classes": classes}, dict(args or {}))
     return _build(name, build, keywords)
 
