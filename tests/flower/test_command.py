@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,48 @@ def test_a_polite_kill_ends_all(
             signal.raise_signal(kill)
     finally:
         signal.signal(kill, before)
+
+
+def test_an_interrupt_while_processes_are_ended_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever presses Ctrl-C twice means the same thing."""
+    words = [sys.executable, "-c", "import signal; signal.pause()"]
+    running, stop = Federation(tmp_path, []), Federation.stop
+
+    def interrupted(federation: Federation, name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        stop(federation, name)
+
+    monkeypatch.setattr(Federation, "start_link", lambda one: one.start("superlink", words))
+    monkeypatch.setattr(Federation, "stop", interrupted)
+    with running:
+        running.start("node-0", words)
+    assert running.started() == []
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_an_interrupt_while_a_process_is_started_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come before anybody has written down that the process is there."""
+    words, started, begin = (
+        [sys.executable, "-c", "import signal; signal.pause()"],
+        [],
+        subprocess.Popen,
+    )
+
+    def interrupted(*words: Any, **more: Any) -> None:
+        started.append(begin(*words, **more))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Federation, "start_link", lambda one: one.start("superlink", words))
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    running = Federation(tmp_path, [])
+    with pytest.raises(KeyboardInterrupt), running:
+        pytest.fail("it began")
+    assert started[0].wait(10.0) == -signal.SIGKILL
+    assert running.started() == []
 
 
 @pytest.mark.processes

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,8 +99,10 @@ class Federation:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name in list(self._running):
-            self.stop(name)
+        with _undisturbed():
+            for name in list(self._running):
+                self.stop(name)
+            self._end()  # one that an interrupt kept from being written down
         for kill, before in self._before.items():
             signal.signal(kill, before)
         self._before = {}
@@ -264,6 +266,21 @@ class Federation:
         said = self.flwr("list", NAME, "--run-id", str(run), "--format", "json")
         found = json.loads(said[said.index("{") :])
         return str(found["runs"][0]["status"])
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let interrupts and polite kills pass: who is in haste would leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in signals}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def free_port() -> int:
