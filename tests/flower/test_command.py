@@ -211,9 +211,13 @@ def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
 def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = experiment(tmp_path)
-    (tmp_path / "my_net.py").write_text("from torch import nn\n\nNet = nn.Linear\n")
+    (tmp_path / "my_net.py").write_text("import my_layers, os\n\nNet = my_layers.Wide\n")
+    (tmp_path / "my_layers.py").write_text("import my_pack\nfrom torch.nn import Linear as Wide\n")
+    (tmp_path / "my_pack").mkdir()
+    (tmp_path / "my_pack" / "__init__.py").write_text("")
     done = call("flower", "export", file, "--out", "app", "-s", "model.name=my_net:Net")
     assert done.code == 0, done.err
+    assert "the module 'my_pack' is not in the app" in done.err
     app = tmp_path / "app"
     found = sorted(str(p.relative_to(app)) for p in app.rglob("*") if p.is_file())
     assert found == [
@@ -222,6 +226,7 @@ def test_export_writes_a_whole_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "federation/client.py",
         "federation/experiment.toml",
         "federation/server.py",
+        "my_layers.py",
         "my_net.py",
         "pyproject.toml",
     ]

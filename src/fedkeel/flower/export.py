@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -61,19 +63,45 @@ def export(experiment: Experiment, out: Path) -> list[str]:
 
 
 def own_modules(experiment: Experiment) -> list[str]:
-    """Return the modules that the experiment names by import path."""
+    """Return the modules that the experiment names by import path, and those they need.
+
+    Those they need are what they import, and what that imports, of the working directory.
+    """
     words = f"{experiment.method} {experiment.model.name}"
-    return sorted({found[1] for found in _OWN.finditer(words)})
+    found = sorted({one[1] for one in _OWN.finditer(words)})
+    for module in found:  # which grows
+        file = _file(module)
+        needed = _imported(file) if file is not None else ()
+        found += [name for name in needed if name not in found and _file(name) is not None]
+    return found
+
+
+def _file(module: str) -> Path | None:
+    """Return the file of a module, or of its package, that lies in the working directory."""
+    with working_directory_first():
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None or not spec.origin or not spec.has_location:  # built in, or no file at all
+        return None
+    file = Path(spec.origin).resolve()
+    place = file.parent.parent if file.name == "__init__.py" else file.parent
+    return file if place == Path.cwd() else None
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Return the names, without what follows a dot, of the modules that a file imports."""
+    for one in ast.walk(ast.parse(file.read_bytes())):
+        names = [name.name for name in one.names] if isinstance(one, ast.Import) else []
+        if isinstance(one, ast.ImportFrom) and one.module and not one.level:
+            names = [one.module]
+        yield from (name.partition(".")[0] for name in names)
 
 
 def _copied(module: str, out: Path) -> bool:
     """Copy a module that is one file in the working directory into the app."""
-    with working_directory_first():
-        spec = importlib.util.find_spec(module.partition(".")[0])
-    origin = Path(spec.origin) if spec is not None and spec.origin else None
-    if origin is None or origin.parent.resolve() != Path.cwd() or "." in module:
+    file = _file(module)
+    if file is None or file.parent != Path.cwd() or "." in module:
         return False
-    shutil.copyfile(origin, out / origin.name)
+    shutil.copyfile(file, out / file.name)
     return True
 
 
