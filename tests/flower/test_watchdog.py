@@ -150,13 +150,22 @@ def test_a_superlink_that_does_not_answer_ends_the_run_with_all_saved(
     assert same(gone_on, here)
 
 
-def test_errors_of_the_grid_are_raised_where_it_was_asked() -> None:
-    class Broken(Near):
-        def get_node_ids(self) -> Iterable[int]:
-            raise ConnectionError("no route")
+def test_what_flower_raises_ends_the_run_in_words(tmp_path: Path) -> None:
+    """A certificate that has expired, for one: the run was left as if it went on."""
+    made = prepared("fedavg", clients=federation(3), per_round=3)
 
-    with pytest.raises(ConnectionError, match="no route"):
-        exchange.Exchange(Broken({}), Flower()).online()
+    class Broken(Near):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if any(one.metadata.message_type == exchange.TRAIN for one in messages):
+                raise ConnectionError("certificate has expired")
+            return super().push_messages(messages)
+
+    with pytest.raises(RunError, match="certificate has expired") as error:
+        played(made, Broken(sites(made, tmp_path / "nodes")), tmp_path / "run")
+    assert len(error.value.lines()) <= 4
+    record = RunFolder(tmp_path / "run").read_run()
+    assert (record.status, record.message) == ("failed", "The SuperLink cannot be asked any more.")
 
 
 @pytest.mark.processes

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
+from fedkeel.own import one_line
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class Exchange:
             seconds: that it may take; None for a minute more than a round's deadline.
 
         Raises:
-            RunError: it has not returned by then.
+            RunError: it has not returned by then, or Flower raised an error.
         """
         found: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -167,6 +168,13 @@ class Exchange:
                     do="see that it runs, then go on with resume; everything is saved",
                 )
             answers()
+        if isinstance(error, Exception):
+            raise RunError(
+                "The SuperLink cannot be asked any more.",
+                got=f"{one_line(error):.200}",
+                do="see that it runs and that its certificate is valid, then go on with resume; "
+                "everything is saved",
+            ) from error
         if error is not None:
             raise error
         return cast(T, value)
