@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedkeel import config
@@ -127,6 +128,29 @@ def test_a_late_client_keeps_what_the_server_believes_in(tmp_path: Path) -> None
     assert late.rows[2].faults == {"no reply before the deadline": [2]}
     assert late.rows[3].clients == [0, 1, 2]
     assert late.rows[3].faults == {}
+
+
+def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
+    tmp_path: Path,
+) -> None:
+    """It begins while the first one is in its second round, and ends after one round."""
+    made = run("scaffold", rounds=3)
+
+    class Ends(Near):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if any(one.content[HEAD]["round"] for one in messages):
+                raise ConnectionError("after one round")
+            return super().push_messages(messages)
+
+    def second(reply: RecordDict) -> RecordDict:
+        with pytest.raises(RunError, match="after one round"):
+            played(made, Ends(sites(made, tmp_path, nodes=3)))
+        return reply
+
+    grid = alone(made, tmp_path)
+    grid.bends[10**9 + 14] = bending(1, second)
+    assert same_but_bytes(played(made, grid), start(made))
 
 
 def test_enough_replies_end_a_round(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ class Keep:
 
     Args:
         root: the node's folder for all states.
-        run: key of the run. It names a folder by its digest: what was received is never a path.
+        run: what its orders call the run. It names a folder by its digest: what was received is
+            never a path.
         client: stable client index.
     """
 

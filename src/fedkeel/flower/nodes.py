@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -42,8 +43,9 @@ from fedkeel.flower.wire import (
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree, below, branches, nbytes, unwalk, walk
 
-KEPT, DIGEST, ROUND = "nodes/kept", "nodes/digest", "nodes/round"
-"""Names in a checkpoint: the round of each client's state, its digest, and the server's round."""
+KEPT, DIGEST, ROUND, BEGUN = "nodes/kept", "nodes/digest", "nodes/round", "nodes/begun"
+"""Names in a checkpoint: the round of each client's state, its digest, the server's round, and a
+number by which nodes tell this run from another of the same key."""
 
 
 class Nodes:
@@ -65,6 +67,7 @@ class Nodes:
         self._exchange, self._roster, self._away = exchange, roster, away
         needs = estimate(prepared)
         self._forms, self._terms = Forms.of(prepared), terms(prepared)
+        self._begun = np.array([secrets.randbits(64)], dtype=np.uint64)
         self._reader = Reader(prepared, self._forms)
         self._buffers = RoundBuffers(world, prepared.spec, capacity, private, away=True)
         clients = len(world.federation)
@@ -132,7 +135,7 @@ class Nodes:
         for node, own in route.items():
             head = Order(
                 format=FORMAT,
-                run=self._prepared.key,
+                run=self._run,
                 round=message.round,
                 terms=self._terms,
                 data=said[own[0]].digest,
@@ -155,7 +158,7 @@ class Nodes:
         try:
             if reply.content is None:
                 raise WireError(reply.fault)
-            answer = self._reader.answer(reply.content, order.round, meant)
+            answer = self._reader.answer(reply.content, order)
         except WireError as error:
             self._ledger.fault(error.short(), meant)
             return
@@ -261,7 +264,7 @@ class Nodes:
                 if reply.content is None:
                     raise WireError(reply.fault)
                 head = Order.read(reply.content)
-                if (head.run, head.round) != (self._prepared.key, message.round):
+                if (head.run, head.round) != (self._run, message.round):
                     raise WireError("A reply belongs to another round or run.")
             except WireError as error:
                 self._ledger.fault(error.short(), meant, stage=ASKED)
@@ -288,6 +291,10 @@ class Nodes:
             self._ledger.came(part, {part: own})
         return True
 
+    @property
+    def _run(self) -> str:
+        return f"{self._prepared.key}-{int(self._begun[0]):016x}"
+
     # --- state -----------------------------------------------------------------------------------
 
     def commit(self, trained: Trained, keep: Ints) -> None:
@@ -311,6 +318,7 @@ class Nodes:
             KEPT: self._kept.copy(),
             DIGEST: self._digest.copy(),
             ROUND: np.array([self._round], dtype=np.int64),
+            BEGUN: self._begun.copy(),
         }
 
     def saved(self) -> None:
@@ -322,6 +330,7 @@ class Nodes:
         self._buffers.restore(arrays)
         self._kept[:] = arrays[KEPT]
         self._digest[:] = arrays[DIGEST]
+        self._begun[:] = arrays[BEGUN]
         self._round = self._saved = int(arrays[ROUND][0])
 
     # --- evaluation ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fedkeel.data import batches
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.arrived import Took
 from fedkeel.flower.site import Forms
-from fedkeel.flower.wire import TENSORS, Answer, WireError, of_client, unpack, values
+from fedkeel.flower.wire import TENSORS, Answer, Order, WireError, of_client, unpack, values
 from fedkeel.method import client as method
 from fedkeel.tree import State, Tree, below, branches, tensors
 
@@ -28,24 +28,23 @@ class Reader:
     prepared: Prepared
     forms: Forms
 
-    def answer(self, content: RecordDict, round: int, meant: tuple[int, ...]) -> Answer:
+    def answer(self, content: RecordDict, order: Order) -> Answer:
         """Return what a node says of its clients.
 
         Args:
             content: its reply.
-            round: rounds completed before this one.
-            meant: the clients that it was asked for.
+            order: what it was asked for.
 
         Raises:
             WireError: it is not an answer to that.
         """
         answer = Answer.read(content)
-        if answer.run != self.prepared.key or answer.round != round:
+        if (answer.run, answer.round) != (order.run, order.round):
             raise WireError("A reply belongs to another round or run.", got=f"round {answer.round}")
-        if answer.clients != meant:
+        if answer.clients != order.clients:
             raise WireError("A reply is for other clients than were asked.")
         columns = (answer.status, answer.steps, answer.seen, answer.digest)
-        if any(len(column) != len(meant) for column in columns):
+        if any(len(column) != len(order.clients) for column in columns):
             raise WireError("A reply's columns differ in length.")
         return answer
 

@@ -44,7 +44,7 @@ class Head(Settings):
 
     Args:
         format: version of the messages.
-        run: key of the run.
+        run: what the server calls the run: its key, and a number of its own.
         round: rounds completed before this one.
     """
 
