@@ -153,6 +153,20 @@ def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
     assert same_but_bytes(played(made, grid), start(made))
 
 
+def test_a_node_that_comes_back_under_another_id_takes_part_again(tmp_path: Path) -> None:
+    """Flower gives a new id to a SuperNode without a key that is started anew."""
+    made = run("scaffold", rounds=3)
+    grid = alone(made, tmp_path)
+
+    def gone(reply: RecordDict) -> None:
+        grid.sites[5] = grid.sites.pop(10**9 + 14)
+
+    grid.bends[10**9 + 14] = bending(0, gone)
+    result = played(made, grid)
+    assert [row.clients for row in result.rows[1:]] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+    assert [row.faults for row in result.rows[2:]] == [{}, {}]
+
+
 def test_enough_replies_end_a_round(tmp_path: Path) -> None:
     """Over-selection: three are asked, two count."""
     made = run("fedavg", rounds=2)

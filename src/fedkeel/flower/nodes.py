@@ -115,6 +115,7 @@ class Nodes:
     ) -> dict[int, RecordDict]:
         """Return what each node is sent, and count it; the model for `whose` sake."""
         wanted = sorted(jobs)
+        self._roster.look()  # a node that was started anew may have another id
         route = self._roster.route(wanted)
         if sum(map(len, route.values())) < len(wanted):  # somebody may have come back
             there = set(wanted)

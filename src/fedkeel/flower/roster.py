@@ -96,8 +96,7 @@ class Roster:
             seconds: how long new nodes may take to answer.
             done: whether the nodes that are there, by client, are enough.
         """
-        online = set(self._exchange.online())
-        self._known = {node: said for node, said in self._known.items() if node in online}
+        online = self.look()
         self._refused &= online
         waiting, self._waiting = self._waiting, {}
         for node, said in waiting.items():
@@ -114,6 +113,12 @@ class Roster:
                 self._admit(reply.node, Presence.read(reply.content))
             except WireError as error:
                 self._refuse(reply.node, error)
+
+    def look(self) -> set[int]:
+        """Forget nodes that are gone, and return the ids of those that are connected."""
+        online = set(self._exchange.online())
+        self._known = {node: said for node, said in self._known.items() if node in online}
+        return online
 
     def _note(self, words: str) -> None:
         if words not in self.faults:
