@@ -100,10 +100,11 @@ def test_what_a_node_says_of_itself_is_bounded(tmp_path: Path, field: str, lie: 
     assert "was turned away" in found.faults[0]
 
 
-def test_nobody_there_is_said_after_the_deadline() -> None:
+def test_nobody_there_is_said_after_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="nodes of the federation are not there") as error:
         roster(Near({}), 3).gather(lambda count: count >= 2, "2 clients")
     assert len(error.value.lines()) <= 4
+    assert capsys.readouterr().out == "waiting for nodes: 0 of 3 clients\n"  # and once alone
 
 
 # --- data of one's own ---------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Roster:
         Raises:
             RunError: they are not there by the deadline.
         """
-        begin, last = time.monotonic(), 0
+        begin, last, told = time.monotonic(), 0, ""
         end = came = begin + self._settings.deadline_seconds
         while True:
             left = max(end - time.monotonic(), 1.0)
@@ -182,14 +182,17 @@ class Roster:
             came, last = (now, count) if count > last else (came, last)
             if count == self._clients or (enough(count) and now > min(came + STRAGGLERS, end)):
                 return
+            words = "; ".join([f"{count} of {self._clients} clients", *self.faults[-1:]])
             if now > end:
                 raise RunError(
                     "The nodes of the federation are not there.",
-                    got=f"{count} of {self._clients} clients"
-                    + (f"; {self.faults[-1]}" if self.faults else ""),
+                    got=words,
                     expected=what,
                     do="start the SuperNodes, then go on with resume",
                 )
+            if words != told:  # Flower shows it to whoever has submitted the run
+                print(f"waiting for nodes: {words}", flush=True)
+                told = words
             time.sleep(self._settings.poll_seconds)
 
     def where(self) -> dict[int, int]:
