@@ -262,6 +262,8 @@ def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.Mon
         (["up", file, "--out", "taken"], "taken/flower cannot be written to"),
         (["up", file, "--data", "x.csv"], "--data goes with"),
         (["up", HOSPITALS / "experiment.toml"], "--data goes with"),
+        (["up", HOSPITALS / "experiment.toml", "--data", "x.csv"], "expected 3 times --data"),
+        (["up", HOSPITALS / "experiment.toml", *3 * ["--data", "x.csv"]], "no file or folder"),
         (["export", file, "--out", "app", "-s", "flower.secure_aggregation=true"], "Secure aggr"),
         (["export", file, "--out", "app", "-s", "flower.quorum=0"], "flower.quorum"),
         (["export", file, "--out", "app", "-s", "method=fedavgg"], "did you mean 'fedavg'"),

@@ -47,10 +47,12 @@ def up(
     chosen = experiment(path, preset, settings)
     out = Path("runs") / chosen.name if out is None else out
     console = stderr()
-    if away(chosen) != bool(data):
+    count, needed = len(data or ()), (chosen.partition.clients or 0) if away(chosen) else 0
+    if count != needed:
         raise ConfigError(
-            "--data goes with data.source = 'nodes', once for each node.",
-            got=f"data.source = {chosen.data.source!r} and {len(data or ())} times --data",
+            "--data goes with data.source = 'nodes', once for each client.",
+            got=f"data.source = {chosen.data.source!r} and {count} times --data",
+            expected=f"{needed} times --data",
         )
     configs = with_data(data) if data else shared(nodes)
     try:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from flwr.common.config import parse_config_args
+
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
 from fedkeel.experiment.hints import hints
@@ -21,9 +23,9 @@ from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.progress import Watcher
 from fedkeel.flower.export import export
 from fedkeel.flower.own_data import away
+from fedkeel.flower.place import site
 from fedkeel.flower.processes import Federation
 from fedkeel.flower.server import OUTCOME
-from fedkeel.method.grammar import parse
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 
@@ -93,7 +95,8 @@ def up(
         )
     told = []
     if away(experiment):
-        parse(experiment.method, weights=experiment.weights)
+        for one in configs:
+            site(experiment, parse_config_args([one]))
     else:
         told = hints(prepare(experiment, gather(experiment)))
     place = out.absolute() / "flower"
