@@ -146,7 +146,11 @@ def test_an_interrupt_while_processes_are_ended_leaves_none(
 ) -> None:
     """Whoever presses Ctrl-C twice means the same thing."""
     words = [sys.executable, "-c", "import signal; signal.pause()"]
-    running, stop = Federation(tmp_path, []), Federation.stop
+    running, stop, before = (
+        Federation(tmp_path, []),
+        Federation.stop,
+        signal.getsignal(signal.SIGINT),
+    )
 
     def interrupted(federation: Federation, name: str) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -157,18 +161,16 @@ def test_an_interrupt_while_processes_are_ended_leaves_none(
     with running:
         running.start("node-0", words)
     assert running.started() == []
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_an_interrupt_while_a_process_is_started_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may come before anybody has written down that the process is there."""
-    words, started, begin = (
-        [sys.executable, "-c", "import signal; signal.pause()"],
-        [],
-        subprocess.Popen,
-    )
+    words = [sys.executable, "-c", "import signal; signal.pause()"]
+    started: list[subprocess.Popen[bytes]] = []
+    begin = subprocess.Popen
 
     def interrupted(*words: Any, **more: Any) -> None:
         started.append(begin(*words, **more))
