@@ -66,7 +66,7 @@ def test_equal_bit_for_bit(method: str, other: str, weights: str | None, local: 
         # the second projection of a projected update takes away the rounding of the first
         ("gcfed(lam=1.0)", "localgc", None),
         # a path found by adding ones up is divided by as a number of steps
-        ("fednova(length='steps', effective='steps')", "fednova", None),
+        ("fednova(length='steps')", "fednova", None),
         # where no margin binds, projecting with one or without is the same
         ("gradma.w(margin=0.0)", "gradma.w", None),
     ],
@@ -98,8 +98,11 @@ def test_fednova_with_equal_paths_is_fedavg_to_rounding() -> None:
     data = skewed((8, 8, 8))
     for local in (LOCAL, MOMENTUM):
         for mu in ("", "fedprox(mu=0.5)+"):
-            ours = play(f"{mu}fednova", data, local=local)
-            assert gap(ours, play(f"{mu}fedavg", data, local=local)) < 1e-12
+            for length in ("path", "steps"):
+                ours = play(f"{mu}fednova(length='{length}')", data, local=local)
+                assert gap(ours, play(f"{mu}fedavg", data, local=local)) < 1e-12
+    ours = play("fedreg+fednova(length='steps')", data, local=MOMENTUM)
+    assert gap(ours, play("fedreg", data, local=MOMENTUM)) < 1e-12
     assert gap(play("fednova"), play("fedavg")) > 1e-3
 
 

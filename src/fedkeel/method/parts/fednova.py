@@ -42,11 +42,12 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
             steps, which is the same for plain SGD and also has a meaning for methods that break
             linear accumulation.
         effective: what tau_eff is the mean of: ``path``, or the number of ``steps`` as the
-            public code has it with a proximal term.
+            public code has it with a proximal term. None takes what `length` divides by.
     Sent: one number up.
     State: none.
     Cost: one pass over the update.
-    Laws: equal paths give FedAvg. The path of plain SGD is its number of steps.
+    Laws: equal paths give FedAvg, and so do equal numbers of steps with length = ``steps``. The
+        path of plain SGD is its number of steps.
     Deviations: the path is found by pushing a unit gradient through the optimiser, not from a
         closed form for each optimiser. The public code adds the proximal term into the momentum
         buffer in place, so momentum and prox together differ from the paper there; here they
@@ -59,7 +60,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     """
 
     length: Literal["path", "steps"] = "path"
-    effective: Literal["path", "steps"] = "path"
+    effective: Literal["path", "steps"] | None = None
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "wang2020fednova"
@@ -68,8 +69,9 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        """Dividing by the path needs one; dividing by the steps does not."""
-        return frozenset({Capability.LINEAR_ACCUMULATION} if self.length == "path" else ())
+        """The length of the path needs one; the number of steps does not."""
+        paths = "path" in (self.length, self.effective)
+        return frozenset({Capability.LINEAR_ACCUMULATION} if paths else ())
 
     def transform_update(self, delta: Tree, round: Round) -> Tree:
         """Return the update for each unit of the path."""
@@ -77,7 +79,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     def upload(self, round: Round) -> State:
         """Return what tau_eff is made of."""
-        value = self._length(round, self.effective)
+        value = self._length(round, self.effective or self.length)
         like = next(iter(round.start.values()))
         return {"tau": torch.as_tensor(value, dtype=torch.float64, device=like.device)}
 
