@@ -15,17 +15,19 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.errors import TrainingError
+from fedkeel.experiment import rounds
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import prepare
 from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
-from fedkeel.method.server import server_message
+from fedkeel.method.context import ByPart, Message
+from fedkeel.method.server import Aggregated, server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.task.metrics import measure
 from fedkeel.tree import nbytes
-from toys import MODELS, NaN, Net, Slow, federation, held, prepared, same
+from toys import MODELS, NaN, Net, Slow, federation, held, of_sizes, prepared, same
 
 
 def evaluated(result: Result) -> list[int]:
@@ -46,6 +48,38 @@ def test_round_0_is_the_initial_model() -> None:
     assert first.test.examples == 60
     assert first.test.top1 == rows[:, 0].mean()
     assert first.test.loss == pytest.approx(float(rows[:, 2].mean()))
+
+
+def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By examples processed, too, of which a client has fewer where a pass ends in the round."""
+    asked, trained = [], []
+    survey, train = rounds.surveyed, rounds.server_round
+
+    def surveyed(message: Message, answers: ByPart, weights: np.ndarray) -> Message:
+        asked.append(weights.tolist())
+        return survey(message, answers, weights)
+
+    def server_round(*given: object) -> Aggregated:
+        trained.append(given[3].processed.tolist())
+        return train(*given)
+
+    monkeypatch.setattr(rounds, "surveyed", surveyed)
+    monkeypatch.setattr(rounds, "server_round", server_round)
+    fk.run(
+        "mime",
+        task=fk.Task(Net),
+        clients=of_sizes(5, 7, 13, 6),
+        test=held(),
+        rounds=3,
+        local=fk.Local(lr=0.05, steps=3, batch_size=4),
+        weights="processed",
+        engine=fk.Engine(kind="sequential"),
+        progress=False,
+    )
+    assert asked == trained
+    assert asked[0] != asked[1]
 
 
 def test_a_row_says_what_happened() -> None:

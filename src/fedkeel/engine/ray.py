@@ -112,6 +112,10 @@ class Ray:
         self._work(work, self._put("params", "buffers", "sent"), lambda _: None)
         return self._rounds.answers(clients)
 
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._rounds.done(clients)
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the state of the clients `keep`."""
         self._rounds.commit(trained, keep)

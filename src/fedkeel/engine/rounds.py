@@ -160,6 +160,10 @@ class RoundBuffers:
             seconds=self.rows.seconds(k),
         )
 
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._done[clients]
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the state that the clients `keep` have written, and add to their steps."""
         clients = trained.replies.clients

@@ -61,6 +61,10 @@ class Sequential:
                 self._buffers.ask(message, job)
         return self._buffers.answers(clients)
 
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._buffers.done(clients)
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the state of the clients `keep`."""
         self._buffers.commit(trained, keep)

@@ -152,6 +152,10 @@ class Workers:
         self._work(pieces.survey(message, jobs, len(self._workers)), lambda _: None)
         return self._shared.rounds.answers(clients)
 
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._shared.rounds.done(clients)
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the state of the clients `keep`."""
         self._shared.rounds.commit(trained, keep)

@@ -185,6 +185,9 @@ class Engine(Protocol):
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys, tensors [K, ...] by part."""
 
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the state of the clients `keep`, after the server has taken the round."""
 

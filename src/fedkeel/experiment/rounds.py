@@ -34,6 +34,7 @@ from fedkeel.method.server import (
     Aggregated,
     begun_anew,
     owned,
+    raw_weights,
     server_message,
     server_round,
     surveyed,
@@ -276,13 +277,9 @@ class Run:
     def _ask(self, engine: Engine, message: Message, chosen: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""
         plan, local = self._prepared.plan, self._world.bench.local
-        sizes = self._world.federation.sizes[chosen.clients]
-        counts = {
-            "uniform": np.ones(len(sizes)),
-            "examples": sizes,
-            "processed": np.array([batches.processed(local, int(n)) for n in sizes]),
-        }
-        weights = counts[plan.weights].astype(np.float64)
+        sizes, done = self._world.federation.sizes[chosen.clients], engine.done(chosen.clients)
+        spent = [batches.processed(local, int(n), int(d)) for n, d in zip(sizes, done, strict=True)]
+        weights = raw_weights(plan.weights, sizes, np.array(spent))
         return surveyed(message, engine.survey(message, chosen.clients), weights)
 
     def _record(

@@ -298,6 +298,10 @@ class Nodes:
 
     # --- state -----------------------------------------------------------------------------------
 
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._buffers.done(clients)
+
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the round: believe in the states that the clients `keep` have written for it."""
         self._buffers.commit(trained, keep)
