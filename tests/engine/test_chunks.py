@@ -479,7 +479,10 @@ def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fednova", "gcfed", "fedgh", "feddyn", "fedadam"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "fednova", "fednova(length='steps')", "gcfed", "fedgh", "feddyn", "fedadam"],
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers: int) -> None:
     expected = start(ready(method=method))

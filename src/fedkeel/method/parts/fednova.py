@@ -85,7 +85,10 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     @staticmethod
     def _length(round: Round, kind: Literal["path", "steps"]) -> float | Tensor:
-        return round.unit if kind == "path" else round.steps
+        if kind == "path":
+            return round.unit
+        steps = round.steps  # whole numbers [], whose inverse torch rounds to float32
+        return steps.double() if isinstance(steps, Tensor) else steps
 
     def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the mean of the normalised updates, times tau_eff."""
