@@ -211,6 +211,12 @@ def test_files_that_cannot_be_used(tmp_path: Path, content: bytes, says: str) ->
     assert len(str(caught.value).splitlines()) <= 4
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = to_toml(build(Experiment, values(), "try.toml")).replace("\n", "\r\n")
+    marked = b"\xef\xbb\xbf" + text.encode()
+    assert load(written(tmp_path, marked)) == build(Experiment, values(), "try.toml")
+
+
 def test_a_file_that_is_not_there_and_one_that_is_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such experiment file") as caught:
         load(tmp_path / "none.toml")

@@ -51,7 +51,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with a mark or without
     except FileNotFoundError:
         raise ConfigError(
             "There is no such experiment file.",
