@@ -111,6 +111,12 @@ def test_both_axes_and_the_same_colour_in_all_figures(entries):
     assert any("target 85 %" in a.text for a in found["rounds"].figure.layout.annotations)
 
 
+def test_a_tick_is_a_whole_round(make, tmp_path):
+    found = curves(load([make.save(tmp_path, make.record(), make.rows(rounds=1))]), "top1")
+    assert found["rounds"].figure.layout.xaxis.dtick == 1
+    assert found["megabytes"].figure.layout.xaxis.dtick is None
+
+
 def test_a_collapse_is_never_cut_off(make, tmp_path):
     made = [make.save(tmp_path, make.record(), make.rows(rounds=60, nan_from=40, noise=0.0))]
     low, high = curves(load(made), "top1")["rounds"].figure.layout.yaxis.range

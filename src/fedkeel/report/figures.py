@@ -20,6 +20,9 @@ Against = Literal["rounds", "megabytes"]
 CROWD = 6
 """Methods above which lines and bands are drawn fainter."""
 
+FEW_ROUNDS = 8
+"""Rounds up to which each has its tick; plotly's own would lie between them."""
+
 
 def curves(
     entries: Sequence[Entry], metric: Metric, target: float | None = None
@@ -57,6 +60,8 @@ def _curves(
         title_text="round" if against == "rounds" else "MB sent, both ways, all clients",
         rangemode="tozero",
     )
+    if against == "rounds" and max(line.rounds[-1] for _, line in drawn) <= FEW_ROUNDS:
+        figure.update_xaxes(dtick=1)
     figure.update_yaxes(title_text="test accuracy, %" if metric == "top1" else "test loss")
     if metric == "loss" and _spans(drawn):
         figure.update_yaxes(type="log", title_text="test loss, logarithmic")
