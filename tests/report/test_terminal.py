@@ -1,0 +1,26 @@
+from rich.console import Console
+
+from fedkeel.report.terminal import partition
+
+
+def shown(names, classes, width):
+    console = Console(width=width)
+    with console.capture() as said:
+        histogram = [[k + 1] * classes for k in range(len(names))]
+        console.print(partition(histogram, names, [str(y) for y in range(classes)]))
+    return said.get().splitlines()
+
+
+def test_many_classes_leave_names_and_numbers():
+    lines = shown(["north", "south"], 26, 80)
+    assert lines[1].split()[:3] == ["client", "examples", "classes"]
+    assert lines[4].split()[:3] == ["south", "52", "26"]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_long_name_leaves_the_classes():
+    assert shown(["the northern hospital of the city", "x"], 3, 80)[3].count("\u2592") == 6
+
+
+def test_a_name_is_text():
+    assert shown(["[/red]"], 2, 80)[3].split()[0] == "[/red]"
