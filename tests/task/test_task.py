@@ -312,6 +312,14 @@ def test_a_loss_is_one_number_for_each_example(
     assert says in text
 
 
+def test_a_loss_for_as_many_examples_as_scores_is_refused() -> None:
+    examples = fk.dataset(torch.ones(6, 4), [0, 1] * 3)
+    with pytest.raises(ModelError, match="The loss cannot be taken of scores and labels"):
+        fk.Task(nn.Linear(4, 2), loss=lambda scores, y: (scores - y).square().mean()).network(
+            examples, 0, torch.float32
+        )
+
+
 def test_a_loss_may_be_a_mean_and_no_sum() -> None:
     weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     assert network(plain, loss=nn.CrossEntropyLoss()).names
