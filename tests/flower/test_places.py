@@ -130,7 +130,7 @@ def table(file: Path, seed: int, labels: tuple[str, ...] = ("no", "yes")) -> Pat
     for number in range(30 + 10 * seed):
         label = labels[number % len(labels)]
         x = random.normal(size=3) + 2 * (label == "yes")
-        lines.append(",".join([*(f"{v:.4f}" for v in x), label]))
+        lines.append(",".join([*(f"{v:.10f}" for v in x), label]))  # of no other number's digits
     file.write_text("\n".join(lines) + "\n")
     return file
 
