@@ -284,7 +284,7 @@ class Lines:
         if at is None:  # it ended before it began
             self._print(f"{run}: {how}")
             return
-        shown = f"{time.monotonic() - at.began:.1f} s" if how == FINISHED else how
+        shown = f"{time.monotonic() - at.began:.1f} s" if how == FINISHED else how.rstrip(".")
         self._print(f"{self._count(at)}{run}: {shown}{_accuracy(at.row)}")
 
     def stopping(self) -> None:
