@@ -167,22 +167,25 @@ def test_an_interrupt_while_processes_are_ended_leaves_none(
 def test_an_interrupt_while_a_process_is_started_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may come before anybody has written down that the process is there."""
+    """It waits until somebody has written down that the process is there."""
     words = [sys.executable, "-c", "import signal; signal.pause()"]
     started: list[subprocess.Popen[bytes]] = []
     begin = subprocess.Popen
 
-    def interrupted(*words: Any, **more: Any) -> None:
+    def interrupted(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
         started.append(begin(*words, **more))
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
 
     monkeypatch.setattr(Federation, "start_link", lambda one: one.start("superlink", words))
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    running = Federation(tmp_path, [])
-    with pytest.raises(KeyboardInterrupt), running:
-        pytest.fail("it began")
-    assert started[0].wait(10.0) == -signal.SIGKILL
-    assert running.started() == []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Federation(tmp_path, []):
+            pytest.fail("it began")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started[0].returncode == -signal.SIGKILL
 
 
 @pytest.mark.processes

@@ -102,7 +102,6 @@ class Federation:
         with _undisturbed():
             for name in list(self._running):
                 self.stop(name)
-            self._end()  # one that an interrupt kept from being written down
         for kill, before in self._before.items():
             signal.signal(kill, before)
         self._before = {}
@@ -164,7 +163,8 @@ class Federation:
             words: its command line.
             more: of its environment.
         """
-        with (self.folder / f"{name}.log").open("ab") as log:
+        # nobody could end a process of which an interrupt left no trace
+        with (self.folder / f"{name}.log").open("ab") as log, _undisturbed(later=True):
             self._running[name] = subprocess.Popen(
                 words,
                 env={**self.environment, **(more or {}), MARK: self._mark(name)},
@@ -269,18 +269,21 @@ class Federation:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let interrupts and polite kills pass: who is in haste would leave processes behind."""
+def _undisturbed(later: bool = False) -> Iterator[None]:
+    """Let interrupts and polite kills pass, or come `later`: who is in haste leaves processes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    heard: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {one: signal.signal(one, signal.SIG_IGN) for one in signals}
+    before = {one: signal.signal(one, lambda one, _: heard.append(one)) for one in signals}
     try:
         yield
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+        for number in heard if later else ():
+            signal.raise_signal(number)
 
 
 def free_port() -> int:
