@@ -41,8 +41,8 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
             under the client's own momentum and proximal term; ``steps`` divides by the number of
             steps, which is the same for plain SGD and also has a meaning for methods that break
             linear accumulation.
-        effective: what tau_eff is the mean of: ``path``, or the number of ``steps`` as the
-            public code has it with a proximal term. None takes what `length` divides by.
+        effective: what tau_eff is the mean of: what `length` divides by, the ``path``, or the
+            number of ``steps`` as the public code has it with a proximal term.
     Sent: one number up.
     State: none.
     Cost: one pass over the update.
@@ -60,7 +60,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     """
 
     length: Literal["path", "steps"] = "path"
-    effective: Literal["path", "steps"] | None = None
+    effective: Literal["length", "path", "steps"] = "length"
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "wang2020fednova"
@@ -79,7 +79,8 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     def upload(self, round: Round) -> State:
         """Return what tau_eff is made of."""
-        value = self._length(round, self.effective or self.length)
+        kind = self.length if self.effective == "length" else self.effective
+        value = self._length(round, kind)
         like = next(iter(round.start.values()))
         return {"tau": torch.as_tensor(value, dtype=torch.float64, device=like.device)}
 
