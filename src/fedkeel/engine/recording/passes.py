@@ -302,7 +302,8 @@ def place(graph: fx.Graph) -> None:
                     called(graph, aten.copy_.default, there, piece)
                 else:
                     one.target = _INTO[one.target]
-                    there = called(graph, aten.view.default, there, list(form(one)[0]))  # type: ignore[index]
+                    shape = list(one.meta["val"].shape)
+                    there = called(graph, aten.view.default, there, shape)
                     one.kwargs = {**one.kwargs, "out": there}
             start = end
         node.replace_all_uses_with(joined)
