@@ -9,6 +9,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -131,3 +134,37 @@ def test_the_cycle_within_method_is_for_types_only() -> None:
     for file in sorted(SOURCE.rglob("*.py")):
         if file != SOURCE / "__init__.py" and "TYPE_CHECKING" in file.read_text(encoding="utf-8"):
             assert file.relative_to(SOURCE).parts[0] == "method", file
+
+
+PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn"}
+"""Name that is imported -> name that is installed, where they differ."""
+
+WITHIN = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
+"""Package -> the one that is declared and is nothing without it."""
+
+
+def declared() -> set[str]:
+    """The packages that pyproject.toml asks for, with every extra that users have."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["ray"], *extras["tune"], *extras["flower"]]
+    return {re.split(r"[<>=]", one)[0].replace("-", "_") for one in wanted}
+
+
+def foreign(text: str) -> set[str]:
+    """The packages that a module imports and that are neither Python's nor ours."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).split(".")[0])
+    return found - sys.stdlib_module_names - {"fedkeel"}
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    """What another package happens to bring may be gone with its next version, as click went."""
+    used = set().union(*(foreign(f.read_text(encoding="utf-8")) for f in SOURCE.rglob("*.py")))
+    packages = {WITHIN.get(name, PACKAGE_OF.get(name, name)) for name in used}
+    assert {"torch", "flwr", "optuna", "typer"} <= packages
+    assert {name.replace("-", "_") for name in packages} <= declared()

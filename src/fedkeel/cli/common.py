@@ -7,7 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -29,11 +28,13 @@ QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
 
 
 class Group(TyperGroup):
-    """Commands; of a misspelled one the nearest is named once, by click where it does so itself."""
+    """Commands; of a misspelled one the nearest is named, whichever click typer comes with."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: ANN401 - click's
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401 - click's
         """Return the command that is called."""
-        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}; {did_you_mean(name, self.list_commands(ctx))}.")
         return super().resolve_command(ctx, args)
 
 

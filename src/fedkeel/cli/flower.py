@@ -150,6 +150,6 @@ def _installed() -> None:
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
     if missing:
         raise RunError(
-            f"{' and '.join(missing)} is not installed.",
+            f"A federation needs {' and '.join(missing)}.",
             do="pip install 'fedkeel[flower]'",
         )
