@@ -177,7 +177,7 @@ class Rows:
         What is added up comes as G sums, [G, ...]: of one piece as a view, else as copies.
         """
         heads = self._heads(count)
-        sums = {path: t[heads] for path, t in self._sums.tensors.items()}
+        sums = {path: _chosen(t, heads) for path, t in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 
     def counts(self, count: int) -> dict[str, Tensor]:
@@ -234,6 +234,15 @@ class Rows:
 
 Packed = dict[str, Raw]
 """Bytes of tensors by what they are and by path, uint8 [n, bytes of a row]."""
+
+
+def _chosen(rows: Tensor, heads: Tensor | slice) -> Tensor:
+    """Return some rows.
+
+    Indexing with a tensor would wake torch's other threads, however little there is to copy, and
+    they then keep a core busy that a worker wants: see `fedkeel.__init__`.
+    """
+    return rows[heads] if isinstance(heads, slice) else rows.index_select(0, heads)
 
 
 def _typed(raw: NDArray[np.uint8], spec: Spec) -> Tensor:
