@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fedkeel.version import __version__ as __version__
 
-# torch reads both once, when it is loaded or first wants memory
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # see engine/heap.py
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # idle threads wait 0.3 ms, not 8, before they sleep
+# both are read once, with torch or its first tensor
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: see engine/heap.py
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads sleep when idle for 0.3 ms, not 8
 
 if TYPE_CHECKING:
     from fedkeel.config import Cohort as Cohort

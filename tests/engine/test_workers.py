@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
 from fedkeel.engine import workers as module
+from fedkeel.engine.rounds import RoundBuffers, Trained
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
+from fedkeel.method.context import Ints
 from fedkeel.method.server import server_message
 from toys import MODELS, Kills, NaN, Noisy, Raises, children, federation, held, prepared, same
 
@@ -103,6 +106,28 @@ def test_spawned_workers_make_them_too(tmp_path: Path, monkeypatch: pytest.Monke
     model = partial(Kills, once, norm=True)
     assert same(one, start(prepared("scaffold", model, **more, kind="workers", workers=2)))
     assert once.exists()
+
+
+def test_gathering_a_round_leaves_torchs_other_threads_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Indexing with a tensor wakes them, and they then spin on a core that a worker wants."""
+    called: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            called.add(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def gather(self: RoundBuffers, clients: Ints) -> Trained:
+        with Watch():
+            return plain(self, clients)
+
+    plain = RoundBuffers.gather
+    monkeypatch.setattr(RoundBuffers, "gather", gather)
+    start(prepared("fedavg", local=LOCAL, rounds=2, kind="vectorised", chunk=2, workers=2))
+    assert "index_select" in called  # there are several sums
+    assert "index" not in called
 
 
 def test_beside_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:

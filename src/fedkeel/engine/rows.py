@@ -187,7 +187,7 @@ class Rows:
     def seconds(self, count: int) -> dict[str, float]:
         """Return the seconds of the first clients by phase, summed over them."""
         heads = self._heads(count)
-        return {phase: float(t[heads].sum()) for phase, t in self._seconds.tensors.items()}
+        return {phase: float(_chosen(t, heads).sum()) for phase, t in self._seconds.tensors.items()}
 
     def _heads(self, count: int) -> Tensor | slice:
         """Return where the pieces of the first clients begin; as a slice, where it is one."""
@@ -240,7 +240,7 @@ def _chosen(rows: Tensor, heads: Tensor | slice) -> Tensor:
     """Return some rows.
 
     Indexing with a tensor would wake torch's other threads, however little there is to copy, and
-    they then keep a core busy that a worker wants: see `fedkeel.__init__`.
+    they then keep a core busy for milliseconds, which a worker wants.
     """
     return rows[heads] if isinstance(heads, slice) else rows.index_select(0, heads)
 
