@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,11 @@ def blend(a: Mapping[str, Tensor], b: Mapping[str, Tensor], share: float) -> Tre
 def zeros_like(a: Mapping[str, Tensor]) -> Tree:
     """Return zeros of the same names, shapes and types."""
     return {k: torch.zeros_like(v) for k, v in a.items()}
+
+
+def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros that take memory only where they are written to, on the CPU."""
+    return torch.from_numpy(np.zeros(tuple(shape), dtype=torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def clone(a: Mapping[str, Tensor]) -> Tree:

@@ -99,3 +99,12 @@ def test_numbers_of_every_size_are_no_hint_where_columns_have_no_names() -> None
     data = fk.dataset(np.full((12, 5), 255.0, np.float32), np.arange(12) % 3, classes=3)
     clients = fk.federation(data, [np.arange(6), np.arange(6, 12)])
     assert hints(prepared(clients=clients, per_round=2)) == []
+
+
+def test_a_server_that_remembers_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = prepared("gradma.s", per_round=2)
+    assert hints(ready) == []
+    monkeypatch.setattr("fedkeel.experiment.hints.HEAVY", 1000)
+    [told] = hints(ready)
+    assert told.startswith("gradma.s lets the server remember up to 0.0 GB, as much as 9 models")
+    assert hints(prepared("fedavg", per_round=2)) == []

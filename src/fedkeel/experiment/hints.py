@@ -8,9 +8,13 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.errors import counted
 from fedkeel.experiment.prepare import meets, raises_on_one
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.tree import nbytes
 
 LARGE = 100.0
 """Size of an input from which a table is taken to want another scale."""
+
+HEAVY = 1_000_000_000
+"""Bytes that a server remembers from which it is said before a run."""
 
 
 def hints(prepared: Prepared) -> list[str]:
@@ -18,7 +22,8 @@ def hints(prepared: Prepared) -> list[str]:
     federation = prepared.world.federation
     if federation.how["kind"] == "nodes":
         return []
-    found = (_one_class(federation.data), _unscaled(federation.data), _pairs(prepared))
+    data = federation.data
+    found = (_one_class(data), _unscaled(data), _pairs(prepared), _heavy(prepared))
     return [told for told in found if told]
 
 
@@ -64,4 +69,18 @@ def _pairs(prepared: Prepared) -> str:
         "mini-batches of two examples, which batch normalisation turns into +1 and -1 whatever "
         "they are: rounding decides what is learnt from them, so compare over several seeds, or "
         "give every client more examples, or use fedkeel.replace_batch_norm(module)"
+    )
+
+
+def _heavy(prepared: Prepared) -> str:
+    """Return a hint where a part lets the server remember very much."""
+    sizes = {part: nbytes(state) for part, state in prepared.server.memory.items()}
+    part = max(sizes, key=lambda one: sizes[one], default="")
+    if not part or sizes[part] < HEAVY:
+        return ""
+    models = sizes[part] / nbytes(prepared.server.params)
+    return (
+        f"{part} lets the server remember up to {sizes[part] / 1e9:,.1f} GB, as much as "
+        f"{models:,.0f} models, and every checkpoint holds it: `fedkeel methods {part}` says what "
+        "that depends on"
     )

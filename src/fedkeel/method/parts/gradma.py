@@ -198,9 +198,9 @@ class GradMAS(ServerOptimiser):
         groups = len(tree.group_names(list(params), self.groups))
         return {
             "m": dict(tree.zeros_like(params)),
-            "rows": {k: v.new_zeros(slots, *v.shape) for k, v in params.items()},
+            "rows": {k: tree.untouched((slots, *v.shape), v.dtype) for k, v in params.items()},
             "scale": torch.zeros(slots, dtype=torch.float64),
-            "gram": torch.zeros(groups, slots, slots, dtype=torch.float64),
+            "gram": tree.untouched((groups, slots, slots), torch.float64),
             "worker": torch.full((slots,), -1, dtype=torch.int64),
             "count": torch.zeros(slots, dtype=torch.int64),
             "age": torch.zeros(slots, dtype=torch.int64),
@@ -223,14 +223,16 @@ class GradMAS(ServerOptimiser):
         the Gram matrix is that of the rows, and a worker that stays away long is not forgotten.
 
         Returns:
-            rows [m, ...], and of those with a length gram [G, m, m] and the inner products with the
-            momentum, [G, m]; zeros elsewhere.
+            Of the n workers stored so far: rows [n, ...], and of those with a length gram [G, n, n]
+            and the inner products with the momentum, [G, n]; zeros elsewhere.
         """
         state = cohort.state
         slots, new = _reduce_memory(state, cohort.clients)
-        cohort.note("stored", float((tree.leaf(state, "worker") >= 0).sum()))
-        rows = tree.leaves(state, "rows")
-        scale, gram = tree.leaf(state, "scale").numpy(), tree.leaf(state, "gram").numpy()
+        stored = int((tree.leaf(state, "worker") >= 0).sum())  # in the first slots
+        cohort.note("stored", float(stored))
+        rows = {k: own[:stored] for k, own in tree.leaves(state, "rows").items()}
+        scale = tree.leaf(state, "scale").numpy()[:stored]
+        gram = tree.leaf(state, "gram").numpy()[:, :stored, :stored]
         scale *= self.beta2
         if self.beta2 > 0.0:
             scale[scale < LEAST] = LEAST
