@@ -12,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import fedkeel as fk  # before torch: it says how torch's threads are to wait
 from harness import Clock, arguments, metered, quiet_stdout, report
 
 
@@ -21,8 +22,6 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def engine(text: str):
     """Read ``kind:option=value,...``."""
-    import fedkeel as fk
-
     kind, _, rest = text.partition(":")
     options = dict(item.split("=", 1) for item in rest.split(",") if item)
     values = {name: int(v) if v.isdigit() else v for name, v in options.items()}
@@ -32,8 +31,6 @@ def engine(text: str):
 def clients(arrays):
     """The federation; of each client one example is looked at when clients are evaluated."""
     import numpy as np
-
-    import fedkeel as fk
 
     return fk.Federation(
         data=fk.dataset(arrays.x, arrays.y),
@@ -46,10 +43,9 @@ def clients(arrays):
 
 def commit() -> str:
     """The commit of the package that is measured, with a plus where its files were changed."""
-    import fedkeel
 
     def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(fedkeel.__file__).parent), *words]
+        command = ["git", "-C", str(Path(fk.__file__).parent), *words]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no", ".")
@@ -59,8 +55,6 @@ def commit() -> str:
 def main() -> None:
     given = arguments(__doc__, add_engine)
     import recipes
-
-    import fedkeel as fk
 
     recipe = recipes.RECIPES[given.recipe]
     arrays = recipes.load(recipe.data)
