@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
 from fedkeel.task.names import module_names, under
-from fedkeel.task.network import Batch, Network, cross_entropy
+from fedkeel.task.network import Batch, Network, cross_entropy, picked_cross_entropy
 from fedkeel.tree import Tree
 
 WAYS = ("eager", "functional")
@@ -110,6 +110,26 @@ def test_gradients_are_taken_under_no_grad_and_leave_no_tape() -> None:
 
 
 # --- losses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "y"),
+    [
+        ((4, 3), torch.tensor([0, 2, 1, 1])),
+        ((4, 3), torch.softmax(torch.arange(12.0).view(4, 3), dim=1)),
+        ((4, 3, 2), torch.tensor([[0, 2], [1, 1], [2, 0], [1, 2]])),
+    ],
+    ids=["labels", "probabilities", "positions"],
+)
+def test_the_loss_of_a_recording_is_the_same_to_the_bit(shape: tuple[int, ...], y: Tensor) -> None:
+    logits = [(30 * torch.randn(shape)).requires_grad_() for _ in range(2)]
+    logits[1].data.copy_(logits[0].data)
+    ours, torchs = picked_cross_entropy(logits[0], y), cross_entropy(logits[1], y)
+    assert torch.equal(ours, torchs)
+    for own, loss in zip(logits, (ours, torchs), strict=True):
+        loss.mean().backward()
+        assert own.grad is not None
+    assert torch.equal(*(own.grad for own in logits if own.grad is not None))
 
 
 def test_cross_entropy_takes_labels_and_probabilities() -> None:

@@ -57,7 +57,8 @@ class Chunks:
         self.reasons: list[str] = []
         self._world = world
         self.placed = placed or world.on(self.device)
-        self._bench = replace(self.placed.bench, autograd="functional")
+        network = self.placed.bench.network.to_be_recorded()
+        self._bench = replace(self.placed.bench, network=network, autograd="functional")
         self._plain = OneByOne(self.placed)
         self._lanes = Lanes(self._bench, world.precision, world.draws)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
