@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -349,6 +350,20 @@ class Drifts(Own):
         return h - self.mean
 
 
+class Normalises(Own):
+    """Keeps statistics for evaluation as plain attributes, and looks at them there alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(12)
+
+    def between(self, h: Tensor) -> Tensor:
+        if not self.training:
+            return h - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        return h - h.mean(0)
+
+
 class Shows(Own):
     """Keeps what it has seen last, and never looks at it."""
 
@@ -358,7 +373,8 @@ class Shows(Own):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"), [(Remembers, "calls"), (Drifts, "something"), (Shows, ""), (Own, "")]
+    ("model", "told"),
+    [(Remembers, "calls"), (Drifts, "mean"), (Normalises, "mean"), (Shows, ""), (Own, "")],
 )
 def test_what_a_model_remembers_is_found_out(model: type[nn.Module], told: str) -> None:
     module = model().train()
@@ -375,6 +391,64 @@ def test_a_model_with_a_memory_of_its_own_is_named_in_every_engine() -> None:
         result = run(fk.Task(Remembers), ALIKE, False, engine=engine_)
         (reason,) = result.record.engine["reasons"]
         assert "changes calls in its forward pass" in reason
+
+
+class Skips(Own):
+    """Leaves a layer out by numbers that are not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def between(self, h: Tensor) -> Tensor:
+        return h.relu() if self.training and self.draw() < 0.5 else h
+
+
+@pytest.mark.parametrize(
+    ("draw", "whose"), [(random.random, "Python"), (lambda: np.random.rand(), "NumPy")]
+)
+def test_random_numbers_that_no_seed_sets_are_named_and_not_recorded(
+    draw: Callable[[], float], whose: str
+) -> None:
+    def model() -> nn.Module:
+        return Skips(draw)
+
+    state, numpy = random.getstate(), np.random.get_state()[2]
+    fk.Task(model).network(fk.dataset(X, Y, classes=4), 0, torch.float32)
+    assert random.getstate() == state  # looking at it draws nothing
+    assert np.random.get_state()[2] == numpy
+    for engine_ in ({"kind": "sequential"}, engine(3)):
+        result = run(fk.Task(model), ALIKE, False, engine=engine_)
+        (reason,) = result.record.engine["reasons"]
+        assert f"draws random numbers from {whose}" in reason
+
+
+class Scales(Own):
+    """Writes over its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x /= 2.0
+        x += 1.0
+        return super().forward(x)
+
+
+class ScalesApart(Own):
+    """The same by new tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / 2.0 + 1.0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsam", "moon", "fedreg", "mime"])
+def test_a_model_that_writes_over_its_inputs_sees_them_anew_each_time(method: str) -> None:
+    for engine_ in ({"kind": "sequential"}, engine(3)):
+        one, two = (
+            run(fk.Task(model), ALIKE, False, method=method, engine=engine_)
+            for model in (Scales, ScalesApart)
+        )
+        assert not one.record.engine.get("reasons")
+        for name, tensor in one.state_dict().items():
+            torch.testing.assert_close(tensor, two.state_dict()[name], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["fedgc", "fedgc.cgc", "fedavg+fedgc.sgc"])

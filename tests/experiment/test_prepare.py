@@ -466,6 +466,27 @@ def test_what_trains_is_not_refused(
     assert len(start(begin(sizes, model, **local)).rows) == 4
 
 
+@pytest.mark.parametrize(("batch", "says"), [(13, "batch_size = 14"), (1, "batch_size = ")])
+def test_an_evaluation_that_ends_with_one_example(batch: int, says: str) -> None:
+    def scored(batch: int) -> object:
+        return prepared(
+            model=MODELS["norm"],
+            clients=of_sizes(8, 6),
+            buffers="local",
+            cohort=fk.Cohort(),
+            evaluation=fk.Evaluation(batch_size=batch),
+            rounds=1,
+        )
+
+    with pytest.raises(ModelError, match="evaluation has one example") as found:
+        scored(batch)
+    text = str(found.value)
+    assert says in text
+    assert "Expected more than 1 value per channel" in text
+    fits = int(text.split("evaluation.batch_size = ")[1])
+    assert len(start(scored(fits)).rows) == 2
+
+
 def test_a_server_that_would_not_fit_is_refused_before_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

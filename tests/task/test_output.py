@@ -142,16 +142,18 @@ def test_tied_weights_are_given_to_every_place() -> None:
     torch.testing.assert_close(found, x @ weight.T @ weight.T)
 
 
-def test_a_buffer_that_is_assigned_is_updated_as_one_that_is_filled() -> None:
+@pytest.mark.parametrize("watches", [False, True])
+def test_a_buffer_that_is_assigned_is_updated_as_one_that_is_filled(watches: bool) -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc = nn.Linear(4, 3)
+            self.cell = nn.GRU(4, 4) if watches else nn.Identity()
             self.register_buffer("calls", torch.zeros(()))
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls = self.calls + 1.0
-            return self.fc(x)
+            return self.fc(self.cell(x)[0] if watches else x)
 
     one = network(Counts(), "fc")
     buffers = one.throwaway(one.buffers)

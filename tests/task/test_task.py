@@ -119,6 +119,73 @@ def test_buffers_need_a_policy(policy: str) -> None:
     assert network(fk.replace_batch_norm(module)).buffers == {}
 
 
+class Masked(nn.Module):
+    """With a constant buffer."""
+
+    def __init__(self, constant: Tensor) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("mask", constant)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x)
+
+
+def test_complex_numbers_are_refused() -> None:
+    text = refusal(Masked(torch.ones(2, dtype=torch.complex64)), buffers="local")
+    assert "got 'mask' of torch.complex64" in text
+    assert "torch.view_as_complex" in text
+
+
+def test_a_buffer_that_has_no_mean() -> None:
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    text = refusal(Masked(mask), buffers="average")
+    assert "The buffer 'mask' of Masked has no mean over the clients" in text
+    assert "model.buffers = 'local'" in text
+    kept = network(Masked(mask), buffers="local").buffers["mask"]
+    assert torch.equal(kept, mask)
+
+
+def test_a_module_that_torch_cannot_copy() -> None:
+    with pytest.warns(FutureWarning):
+        old = nn.utils.weight_norm(nn.Linear(4, 6))
+    text = refusal(nn.Sequential(old, nn.Linear(6, 3)))
+    assert "Sequential cannot be copied" in text
+    assert "torch.nn.utils.parametrizations.weight_norm" in text
+    new = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+    assert len(network(nn.Sequential(new, nn.Linear(6, 3))).names) == 5
+
+
+def test_a_loss_with_parameters_of_its_own() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(3))
+
+        def forward(self, scores: Tensor, y: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(scores * self.scale.exp(), y, reduction="none")
+
+    with pytest.raises(ModelError, match="parameters of its own") as found:
+        fk.Task(plain(), loss=Scaled())
+    assert "got scale" in str(found.value)
+    fk.Task(plain(), loss=Scaled().requires_grad_(False))
+
+
+def test_a_head_that_shares_its_parameters() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+            self.last.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x)
+
+    text = refusal(Tied(), head="last")
+    assert "no parameters of its own" in text
+    assert "another layer has" in text
+
+
 def test_a_slash_in_a_name() -> None:
     module = nn.ModuleDict({"in/out": nn.Linear(4, 3)})
     assert "got '0.in/out.weight'" in refusal(nn.Sequential(module))

@@ -268,8 +268,8 @@ class OneByOne:
     def __init__(self, world: World) -> None:
         self.placed = world
         self.lanes = 1
-        habits = world.bench.network.habits
-        self.reasons = [habits.reason] if habits.remembers else []
+        varies = world.bench.network.habits.varies
+        self.reasons = [varies] if varies else []
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False

@@ -19,6 +19,7 @@ from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.divide.partition import divide
 from fedkeel.data.read.load import load
+from fedkeel.engine.loop import examples
 from fedkeel.engine.rounds import rehearse
 from fedkeel.engine.world import World
 from fedkeel.errors import ModelError, counted
@@ -95,6 +96,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.evaluation.batch_size,
         settings.engine.precision,
     )
+    _check_single_score(world)
     check_server(plan, network.params, population, settings.engine)
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, bench, 0)
@@ -179,6 +181,31 @@ def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
     )
 
 
+def _check_single_score(world: World) -> None:
+    """Refuse evaluations that end with one example where statistics of the batch are used."""
+    if not world.bench.network.batch_statistics:
+        return
+    counts = {
+        "test set": examples(world, "test"),
+        "clients' own examples": examples(world, "clients"),
+    }
+    size = world.shard
+    alone = [name for name, n in counts.items() if n and (size == 1 or n % size == 1)]
+    raised = raises_on_one(world.bench.network, world.federation.data, False) if alone else ""
+    if not raised:
+        return
+    sizes = range(size + 1, max(counts.values()) + 2)
+    fits = (s for s in sizes if all(n % s != 1 for n in counts.values()))
+    raise ModelError(
+        "The last batch of an evaluation has one example, which this network cannot score.",
+        got=f"{counts[alone[0]]} in the {alone[0]}, in batches of {size}",
+        why=f"batch normalisation, by the batch at hand: {raised}",
+        do=f"set evaluation.batch_size = {next(fits)}"
+        if 1 not in counts.values()
+        else "give more examples, or use fedkeel.replace_batch_norm(module)",
+    )
+
+
 def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
     """Return whether a client of `n` examples meets a batch of `size` in so many rounds."""
     if size not in batches.sizes(local, n):
@@ -188,11 +215,11 @@ def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
     return local.sampling == "continue" and local.steps * rounds >= batches.per_pass(local, n)
 
 
-def raises_on_one(network: Network, data: Dataset) -> str:
-    """Return what the network raises on one example in training, "" where it takes it."""
+def raises_on_one(network: Network, data: Dataset, train: bool = True) -> str:
+    """Return what the network raises on one example, "" where it takes it."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            network.logits(network.params, network.throwaway(network.buffers), data.x[:1])
+            network.logits(network.params, network.throwaway(network.buffers), data.x[:1], train)
     except Exception as error:  # whatever a user's module may raise
         return one_line(error)
     return ""

@@ -36,12 +36,16 @@ class Functional:
         """Return the module's output for `x`; layers may change `buffers` in place."""
         out: Tensor
         if self._places is None:
-            out = functional_call(self.module, {**params, **buffers}, (x,))
+            given = {**params, **buffers}
+            out = functional_call(self.module, given, (x,))  # which puts what is assigned in there
+            for name, tensor in buffers.items():
+                if given[name] is not tensor:
+                    tensor.copy_(given[name])
             return out
         before: list[tuple[Place, Any]] = []
         try:
-            for given in (params, buffers):
-                for name, tensor in given.items():
+            for tensors in (params, buffers):
+                for name, tensor in tensors.items():
                     for place in self._places[name]:
                         table, key = place
                         before.append((place, table[key]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,29 +18,45 @@ from fedkeel.tree import Tree, clone
 
 @dataclass(frozen=True)
 class Habits:
-    """What a module does to itself in a forward pass in training.
+    """What a module does in a forward pass in training, beside returning scores.
 
     Args:
         writes: whether it writes to its parameters, as one that bounds their norm does.
         remembers: where it keeps what is neither parameter nor buffer and changes; "" nowhere.
+        draws: whose random numbers it draws beside torch's, "Python" or "NumPy"; "" nobody's.
+        overwrites: whether it writes to its inputs, which are copied for it.
     """
 
     writes: bool = False
     remembers: str = ""
+    draws: str = ""
+    overwrites: bool = False
+
+    @property
+    def varies(self) -> str:
+        """Why one call differs from the next, whatever engine makes it; "" where it does not."""
+        if self.draws:
+            return (
+                f"the model draws random numbers from {self.draws}, which the run's seed does not "
+                "set: no other run has the same numbers. Draw them with torch"
+            )
+        if self.remembers:
+            return (
+                f"the model changes {self.remembers} in its forward pass, which is no buffer: what "
+                "one client leaves there, the next one finds, and the server, which evaluates, "
+                "does not get it. Make it a buffer"
+            )
+        return ""
 
     @property
     def reason(self) -> str:
         """Why its steps cannot be recorded; "" where they can."""
-        if self.remembers:
-            changes = f"the model changes {self.remembers} in its forward pass"
-            return (
-                f"{changes}, which is no buffer: what one client leaves there, the next one finds"
-            )
-        return "the model writes to its parameters in its forward pass" if self.writes else ""
+        writes = "the model writes to its parameters in its forward pass" if self.writes else ""
+        return self.varies or writes
 
 
 def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits:
-    """Call a copy of a module twice, alike.
+    """Call a copy of a module twice, alike, and see whether it evaluates as one that was not.
 
     Args:
         module: in training mode; it is left as it is.
@@ -49,21 +67,47 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
     own = copy.deepcopy(module)
     call, before = Functional(own), _attributes(own)
     found: list[Tensor] = []
-    given = clone(params)
+    given, mine = clone(params), x.clone()
     places = {name: t.data_ptr() for name, t in given.items()}
+    drawn = _Drawn()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for one in (given, clone(params)):
+            for one, inputs in ((given, mine), (clone(params), x.clone())):
                 torch.default_generator.manual_seed(0)
-                found.append(call(one, clone(buffers), x))
+                found.append(call(one, clone(buffers), inputs))
+            after = _attributes(own)
+            scores = [
+                Functional(one.eval())(clone(params), clone(buffers), x.clone())
+                for one in (copy.deepcopy(module), own)
+            ]
     except Exception:  # it says so where it is trained
         return Habits()
+    finally:
+        draws = drawn.by()
     writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
-    after = _attributes(own)
+    habits = Habits(writes, draws=draws, overwrites=mine._version > 0)
     changed = next((k[0] for k, value in after.items() if before.get(k, value) != value), "")
-    if not changed and not torch.allclose(found[0], found[1], equal_nan=True):
-        changed = "something of its own"
-    return Habits(writes, changed)
+    alike = all(torch.allclose(a, b, equal_nan=True) for a, b in (found, scores))
+    if not changed and not alike and not draws:
+        changed = next((k[0] for k in after if k not in before), "something of its own")
+    return replace(habits, remembers=changed)
+
+
+class _Drawn:
+    """Whether Python's or NumPy's random numbers are drawn from now on; they are put back then."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def by(self) -> str:
+        """Return whose were drawn, "" where none were."""
+        python, numpy = random.getstate(), np.random.get_state()
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        if python != self._python:
+            return "Python"
+        same = all(np.array_equal(a, b) for a, b in zip(numpy, self._numpy, strict=True))
+        return "" if same else "NumPy"
 
 
 def _attributes(module: nn.Module) -> Mapping[tuple[str, int], Any]:

@@ -215,7 +215,7 @@ class Network:
             params = {
                 k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
             }
-        function = self._functions[train]
+        function, x = self._functions[train], x.clone() if self.habits.overwrites else x
         if weight is None or not self.mixes_examples:
             return function(params, buffers, x)
         with RealExamples(weight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
@@ -35,7 +36,7 @@ class Task:
 
     Raises:
         ModelError: the model is no module and makes none, the head is no name, the loss is no
-            function, or there is no such policy for buffers.
+            function or has parameters to train, or there is no such policy for buffers.
 
     >>> Task(nn.Linear(2, 3)).head is None
     True
@@ -66,6 +67,16 @@ class Task:
                 expected="(scores [B, Y], labels [B]) -> losses [B]",
                 do="e.g. torch.nn.CrossEntropyLoss(reduction='none')",
             )
+        learns = isinstance(self.loss, nn.Module) and [
+            name for name, p in self.loss.named_parameters() if p.requires_grad
+        ]
+        if learns:
+            raise ModelError(
+                "The loss has parameters of its own, which are not trained.",
+                got=learns[0],
+                expected="a loss of scores and labels alone",
+                do="make them part of the model, or set requires_grad_(False) where they stay",
+            )
         if self.buffers not in get_args(Buffers):
             raise ModelError(
                 f"There is no policy {self.buffers!r} for a model's buffers.",
@@ -81,9 +92,11 @@ class Task:
             dtype: type of the parameters.
 
         Raises:
-            ModelError: lazy parameters; no trainable parameters; a name with a slash; buffers under
-                the policy ``refuse``; a head that does not exist; a forward pass that fails; an
-                output that does not fit the labels; a loss that is not one number for each example.
+            ModelError: lazy parameters; no trainable parameters; a name with a slash; complex
+                numbers; buffers under the policy ``refuse``, or that have no mean under
+                ``average``; a module that cannot be copied; a head that does not exist; a forward
+                pass that fails; an output that does not fit the labels; a loss that is not one
+                number for each example.
         """
         module = self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
         _check_lazy(module, data)
@@ -94,7 +107,9 @@ class Task:
             )
         _check_names(module)
         _check_buffers(module, self.buffers)
+        _check_numbers(module, self.buffers)
         head = _head(module, self.head)
+        _check_copy(module)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
         few = data.take(np.arange(min(2, len(data)))).to(dtype)
         _check_loss(network, _check_output(network, type(module).__name__, few.x, data), few.y)
@@ -167,6 +182,44 @@ def _check_buffers(module: nn.Module, policy: Buffers) -> None:
     )
 
 
+def _check_numbers(module: nn.Module, policy: Buffers) -> None:
+    """Refuse numbers that are not sent, or have no mean."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in named:
+        if tensor.is_complex():
+            raise ModelError(
+                f"{type(module).__name__} has complex parameters or buffers.",
+                got=f"{name!r} of {tensor.dtype}",
+                expected="real numbers, which alone have the run's type",
+                do="keep torch.view_as_real(...) of it, and take torch.view_as_complex(...) of "
+                "that in forward()",
+            )
+    if policy != "average":
+        return
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and not bool(buffer.isfinite().all()):
+            raise ModelError(
+                f"The buffer {name!r} of {type(module).__name__} has no mean over the clients.",
+                got="NaN or infinity in it",
+                expected="finite numbers under the policy 'average'",
+                do="set model.buffers = 'local' if it is constant, as a mask is; or write "
+                "torch.finfo(dtype).min in place of -inf",
+            )
+
+
+def _check_copy(module: nn.Module) -> None:
+    """Refuse a module that torch cannot copy, such as one with old-style weight norm."""
+    try:
+        copy.deepcopy(module)
+    except Exception as error:  # whatever a user's module may raise
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied, and each process trains a copy.",
+            got=_first_line(error),
+            do="keep no tensor that was computed from parameters as an attribute; "
+            "torch.nn.utils.parametrizations.weight_norm does so in place of weight_norm",
+        ) from error
+
+
 def _head(module: nn.Module, head: str | None) -> str:
     owners = [name for name in module_names(module) if name]
     if head is None:
@@ -178,7 +231,12 @@ def _head(module: nn.Module, head: str | None) -> str:
             do=did_you_mean(head, owners or known),
         )
     if not any(name == head or name.startswith(head + ".") for name in owners):
-        raise ModelError(f"The head {head!r} of {type(module).__name__} has no parameters.")
+        tied = any(True for _ in module.get_submodule(head).parameters())
+        raise ModelError(
+            f"The head {head!r} of {type(module).__name__} has no parameters of its own.",
+            got="parameters that another layer has, too" if tied else None,
+            do=did_you_mean(head, owners) if tied else None,
+        )
     return head
 
 
