@@ -85,7 +85,7 @@ def svg(found: dict[str, dict[str, float]]) -> str:
         body.append(
             f'<text x="{LEFT - 10}" y="{middle:.1f}" class="name">{escape(NAMES[recipe])}</text>'
         )
-        for name, value in row.items():
+        for name, value in sorted(row.items(), key=lambda one: list(PEERS).index(one[0])):
             a, b = sorted((place(1), place(value)))
             body.append(
                 f'<rect x="{a:.1f}" y="{y + 1:.1f}" width="{max(b - a, 1):.1f}" height="{BAR - 2}"'
