@@ -393,6 +393,24 @@ def test_a_model_with_a_memory_of_its_own_is_named_in_every_engine() -> None:
         assert "changes calls in its forward pass" in reason
 
 
+class Warms:
+    """A loss that grows with the number of its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, scores: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(scores, y, reduction="none") * (1.0 + self.calls / 100)
+
+
+def test_a_loss_with_a_memory_of_its_own_is_named_in_every_engine() -> None:
+    for engine_ in ({"kind": "sequential"}, engine(3)):
+        result = run(fk.Task(Own, loss=Warms()), ALIKE, False, engine=engine_)
+        (reason,) = result.record.engine["reasons"]
+        assert "changes calls of its loss" in reason
+
+
 class Skips(Own):
     """Leaves a layer out by numbers that are not torch's."""
 

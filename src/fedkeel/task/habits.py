@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ class Habits:
             return (
                 f"the model changes {self.remembers} in its forward pass, which is no buffer: what "
                 "one client leaves there, the next one finds, and the server, which evaluates, "
-                "does not get it. Make it a buffer"
+                "does not get it. Make it a buffer of the model"
             )
         return ""
 
@@ -110,15 +110,24 @@ class _Drawn:
         return "" if same else "NumPy"
 
 
-def _attributes(module: nn.Module) -> Mapping[tuple[str, int], Any]:
-    """Return numbers, texts and how often tensors were written to, of all modules.
+def changed_by(call: Callable[[], object], thing: object) -> str:
+    """Return which number or text of an object, or of its modules, a call changes; "" none."""
+    before = _attributes(thing)
+    call()
+    after = _attributes(thing)
+    return next((k[0] for k, value in after.items() if before.get(k, value) != value), "")
+
+
+def _attributes(thing: object) -> Mapping[tuple[str, int], Any]:
+    """Return numbers, texts and how often tensors were written to, of an object or all its modules.
 
     They go by their names. A tensor that is put in another one's place, and which may never be
     looked at, is told apart by a number.
     """
     found: dict[tuple[str, int], Any] = {}
-    for path, sub in module.named_modules():
-        for key, value in vars(sub).items():
+    modules = thing.named_modules() if isinstance(thing, nn.Module) else [("", thing)]
+    for path, sub in modules:
+        for key, value in getattr(sub, "__dict__", {}).items():
             name = f"{path}.{key}" if path else key
             if isinstance(value, (bool, int, float, str)):
                 found[name, 0] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
 from fedkeel.own import one_line
 from fedkeel.rng import torch_seed
+from fedkeel.task.habits import changed_by
 from fedkeel.task.names import module_names
 from fedkeel.task.network import Loss, Network, cross_entropy
 
@@ -112,8 +113,11 @@ class Task:
         _check_copy(module)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
         few = data.take(np.arange(min(2, len(data)))).to(dtype)
-        _check_loss(network, _check_output(network, type(module).__name__, few.x, data), few.y)
+        scores = _check_output(network, type(module).__name__, few.x, data)
+        counter = changed_by(lambda: _check_loss(network, scores, few.y), self.loss)
         network.observe(few.x)
+        if counter:
+            network.habits = replace(network.habits, remembers=f"{counter} of its loss")
         network.try_layout(few.x)
         return network
 
