@@ -11,6 +11,7 @@ import pytest
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import (
+    LOOP,
     SIMULATION,
     compose,
     roles_of,
@@ -107,7 +108,7 @@ def test_a_whole_number_is_a_float_and_a_fraction_is_no_whole_number() -> None:
 @pytest.mark.parametrize("entry", REGISTRY)
 def test_what_a_method_needs_has_to_be_provided(entry: str) -> None:
     plan = parse(entry, EVERYTHING)
-    assert plan.needs <= EVERYTHING | {Capability.LINEAR_ACCUMULATION}
+    assert plan.needs <= EVERYTHING | LOOP
     assert plan.needs == frozenset().union(*(part.needs for part in plan.parts))
     for need in plan.needs & EVERYTHING:
         with pytest.raises(CompositionError) as caught:
@@ -130,10 +131,10 @@ def test_what_is_not_known_yet_is_not_checked() -> None:
         ("gcfed.local(head='fc2')", set()),
         ("gcfed.local(lam=0.5)", set()),
         ("localgc", set()),
-        ("fednova(length='steps')", set()),
-        ("fednova(length='steps', effective='path')", {Capability.LINEAR_ACCUMULATION}),
-        ("fednova(effective='steps')", {Capability.LINEAR_ACCUMULATION}),
-        ("fednova", {Capability.LINEAR_ACCUMULATION}),
+        ("fednova(length='steps')", {Capability.WHOLE_UPDATES}),
+        ("fednova(length='steps', effective='path')", LOOP),
+        ("fednova(effective='steps')", LOOP),
+        ("fednova", LOOP),
         ("gradma.w", {Capability.STABLE_CLIENTS}),
         ("gradma.w(previous='start')", set()),
     ],
@@ -146,6 +147,16 @@ def test_what_is_not_needed_cannot_be_broken() -> None:
     assert parse("fednova(length='steps')+fedreg", EVERYTHING).parts[0] == FedNova(length="steps")
     with pytest.raises(CompositionError, match=r"fednova\(length='steps'\)"):
         parse("fednova+fedreg", EVERYTHING)
+
+
+@pytest.mark.parametrize("length", ["path", "steps"])
+@pytest.mark.parametrize("other", ["minibatch_sgd", "feddyn"])
+def test_updates_are_divided_by_their_steps_once_and_not_for_feddyn(
+    other: str, length: str
+) -> None:
+    with pytest.raises(CompositionError, match="breaks") as caught:
+        parse(f"{other}+fednova(length='{length}')", EVERYTHING)
+    assert "or use" not in str(caught.value)  # there is no way out
 
 
 # --- names, slots, weights -------------------------------------------------------------------

@@ -30,11 +30,15 @@ ILLEGAL = {
     **{pair: SLOT for slot in (GRADIENT, SERVER, REDUCE, CODEC) for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,
+    # and FedNova divides updates that Minibatch SGD has divided already
     ("minibatch_sgd", "fednova"): BROKEN,
     ("scaffold", "fedreg"): BROKEN,
     ("fednova", "fedreg"): BROKEN,
     ("minibatch_sgd", "fedcm"): BROKEN,
     ("fedreg", "fedcm"): BROKEN,
+    # FedDyn adds up how far clients have moved, of updates that are divided by their steps
+    ("minibatch_sgd", "feddyn"): BROKEN,
+    ("fednova", "feddyn"): BROKEN,
     # one looks at single examples, the other at all of a batch together
     ("dpsgd", "feddecorr"): BROKEN,
     # the same part in both

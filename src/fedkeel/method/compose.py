@@ -52,7 +52,7 @@ from fedkeel.method.roles import (
 
 R = TypeVar("R", bound=Part)
 
-LOOP = frozenset({Capability.LINEAR_ACCUMULATION})
+LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
 """What the client loop provides by itself."""
 SIMULATION = frozenset(
     {
@@ -311,20 +311,22 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
                     f"which {breaker.name} breaks.",
                     expected=broken.value,
                     why=f"{part.name} {_WHY.get(broken, 'counts on it')}; {_summary(breaker)}",
-                    do=f"drop {part.name} or {breaker.name}" + _break_hint(part),
+                    do=f"drop {part.name} or {breaker.name}" + _break_hint(part, breaker),
                 )
 
 
 _WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
+    Capability.WHOLE_UPDATES: "reckons with how far clients have moved",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
 }
 """What a part does with what it needs, and another part breaks."""
 
 
-def _break_hint(part: Part) -> str:
-    alone = {f.name for f in dataclasses.fields(part)}
-    return ", or use fednova(length='steps')" if "length" in alone else ""
+def _break_hint(part: Part, breaker: Part) -> str:
+    named = "length" in {f.name for f in dataclasses.fields(part)}
+    paths = part.needs & breaker.breaks == {Capability.LINEAR_ACCUMULATION}
+    return ", or use fednova(length='steps')" if named and paths else ""
 
 
 def _stated_weights(parts: Sequence[Part], expression: str) -> Weights:

@@ -43,6 +43,7 @@ class Capability(Enum):
     HEAD = "a named classifier sub-module"
     INPUT_GRADIENT = "inputs that a gradient can be taken of"
     LINEAR_ACCUMULATION = "a local path that is a weighted sum of gradients"
+    WHOLE_UPDATES = "updates that are as long as clients have moved, not divided by their steps"
     PER_CLIENT_UPDATES = "single clients' updates at the server"
     STABLE_CLIENTS = "clients that keep their index from round to round"
     FEATURES = "a classifier whose inputs are the features"

@@ -46,9 +46,11 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     State: h_k for each client and h at the server, one model each, starting at 0.
     Cost: two passes over the parameters for each step.
     Laws: h is the mean of the h_k over all C clients, where no other part changes the updates
-        (FedNova, FedGH and CGC do: then h follows what they make of them). On heterogeneous
-        quadratics with unequal local work its fixed point is the optimum. The clients' first round
-        is FedProx's with mu = alpha; of all clients, it moves the model twice as far.
+        (FedGH and CGC do: then h follows what they make of them; with updates divided by their
+        steps it could not, and FedNova is refused). On heterogeneous quadratics with unequal local
+        work its fixed point is the optimum of the clients' mean loss, whatever `weights` says:
+        clients count equally in h. The clients' first round is FedProx's with mu = alpha; of all
+        clients, it moves the model twice as far.
     Deviations: local optima are approximated by the configured work. The authors' public code
         divides alpha by a client's share of the examples, puts it into the weight decay, clips
         gradients at 10 before its own terms are added (`clip` acts after them), and takes the mean
@@ -67,7 +69,9 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     paper: ClassVar[str] = "acar2021feddyn"
     mirrored: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES}
+    )
 
     @property
     def pull(self) -> float:

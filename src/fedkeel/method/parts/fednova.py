@@ -39,8 +39,8 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     Args:
         length: ``path`` divides by the norm of a_k, the displacement that a unit gradient causes
             under the client's own momentum and proximal term; ``steps`` divides by the number of
-            steps, which is the same for plain SGD and also has a meaning for methods that break
-            linear accumulation.
+            steps, which is the same for plain SGD and also has a meaning for FedReg, whose path is
+            no sum of gradients.
         effective: what tau_eff is the mean of: what `length` divides by, the ``path``, or the
             number of ``steps`` as the public code has it with a proximal term.
     Sent: one number up.
@@ -64,14 +64,16 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "wang2020fednova"
+    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.WHOLE_UPDATES})
     update_stage: ClassVar[Stage] = Stage.CORRECT
     aggregate_stage: ClassVar[Stage] = Stage.CORRECT
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        """The length of the path needs one; the number of steps does not."""
+        """Updates not yet divided; and the length of the path, but not of steps, needs a path."""
         paths = "path" in (self.length, self.effective)
-        return frozenset({Capability.LINEAR_ACCUMULATION} if paths else ())
+        linear = {Capability.LINEAR_ACCUMULATION} if paths else set()
+        return frozenset({Capability.WHOLE_UPDATES, *linear})
 
     def transform_update(self, delta: Tree, round: Round) -> Tree:
         """Return the update for each unit of the path."""

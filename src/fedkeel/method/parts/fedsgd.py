@@ -62,9 +62,11 @@ class MinibatchSGD(GradientRule, UpdateTransform):
     State: none.
     Cost: one gradient for each mini-batch, as FedAvg.
     Laws: one step is FedAvg with one step; the order of the batches does not matter without
-        momentum.
+        momentum and weight decay.
     Deviations: the paper's machines count equally, which is `weights = "uniform"` here. With local
-        momentum the mean is weighted by each gradient's share of the path.
+        momentum the mean is weighted by each gradient's share of the path. Weight decay acts where
+        the steps have come to, not at the received model: in S steps of rate eta a decay of lambda
+        differs by about eta lambda S / 2 of itself.
 
     Example:
         >>> import fedkeel
@@ -74,7 +76,9 @@ class MinibatchSGD(GradientRule, UpdateTransform):
 
     name: ClassVar[str] = "minibatch_sgd"
     paper: ClassVar[str] = "woodworth2020"
-    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+    breaks: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES}
+    )
     keeps_pull: ClassVar[bool] = False
     update_stage: ClassVar[Stage] = Stage.CORRECT
 

@@ -99,11 +99,14 @@ class Mime(Survey, Fixed):
         each beyond the model.
     State: m at the server, one model, starting at 0.
     Cost: two gradients for each step, and one over all examples of the client.
-    Laws: of one client with beta = 0 it is SVRG, and with full batches FedAvg. On heterogeneous
-        quadratics with unequal local work and full batches its fixed point is the optimum.
+    Laws: of one client with beta = 0 it is SVRG, and with full batches of examples that are not
+        augmented FedAvg. On heterogeneous quadratics with unequal local work and full batches its
+        fixed point is the optimum.
     Deviations: weight decay, and local momentum where the run has any, come on top; the
         paper has neither. The public code (FedJAX) weighs clients by examples. Gradients of losses
-        that look at a whole batch are those of pieces of 256 examples.
+        that look at a whole batch are those of pieces of 256 examples. Those over all examples are
+        taken without augmentation (`data.augment`), and of what it changes in a mini-batch's
+        gradient the received model's own is taken off again: at that model nothing of it is left.
 
     Example:
         >>> import fedkeel
@@ -148,10 +151,12 @@ class MimeLite(Upload, Fixed):
     State: m at the server, one model, starting at 0.
     Cost: one pass over the parameters for each step, and a gradient over all examples of the
         client.
-    Laws: beta = 0 is FedAvg, bit for bit. One full-batch step of each client is Mime's.
+    Laws: beta = 0 is FedAvg, bit for bit. One full-batch step of each client, without augmentation,
+        is Mime's.
     Deviations: weight decay, and local momentum where the run has any, come on top; the paper has
         neither. The public code (FedJAX) weighs clients by examples. Gradients of losses that look
-        at a whole batch are those of pieces of 256 examples.
+        at a whole batch are those of pieces of 256 examples. m is of examples that are not
+        augmented.
 
     Example:
         >>> import fedkeel

@@ -39,8 +39,9 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
     Sent: c down and c_k^+ - c_k up, one model each beyond the model.
     State: c_k for each client and c at the server, one model each, starting at 0.
     Cost: two passes over the parameters for each step.
-    Laws: on heterogeneous quadratics with unequal local work its fixed point is the optimum. One
-        round of all clients from c = 0 moves the model as FedAvg does.
+    Laws: on heterogeneous quadratics with unequal local work its fixed point is the optimum of the
+        clients' mean loss, whatever `weights` says: clients count equally in c. One round of all
+        clients from c = 0 moves the model as FedAvg does.
     Deviations: the paper divides by eta K, which is wrong under local momentum; K~ is the length of
         the local path, equal to K without momentum. (GC-Fed's public code hard-codes K~ for
         momentum 0.9, whatever the momentum is.)
