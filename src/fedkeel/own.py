@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import hashlib
 import importlib
@@ -16,6 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn, strided, uint8
 
 from fedkeel.errors import FedkeelError, did_you_mean
 
@@ -164,7 +170,8 @@ def written(value: object) -> str:
 
     It is that of the file, but in a script or an interactive session, where much else changes, that
     of the definition alone: its source, or its byte code where there is no source. What a function
-    has closed over and cannot grow, and an object's plain attributes, count too.
+    has closed over and cannot grow, numbers and tensors that it names where it stands, an object's
+    attributes and a module's parameters and buffers count too.
     """
     text = _written(value)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else ""
@@ -188,31 +195,107 @@ def _written(value: object, seen: tuple[object, ...] = ()) -> str:
             return ""
         told = [
             (_written(one, seen) if callable(one) else "") or plain(one, seen)
-            for one in lasting
+            for one in (*lasting, *_named(value))
             if not any(one is other for other in seen)
         ]
         return " ".join([_definition(value), _code(value.__code__), *told])
     if isinstance(value, type):
         return "".join(_definition(kind) for kind in value.__mro__ if not _foreign(kind))
+    if isinstance(value, nn.Module):
+        return _module_written(value, seen)
     if hasattr(value, "__dict__"):
-        return _written(type(value), seen) + plain(vars(value), seen)
+        return _written(type(value), seen) + attributes(value, seen)
     return ""
 
 
+def _module_written(module: nn.Module, seen: tuple[object, ...]) -> str:
+    """Return how a module and those in it are written, with all their numbers."""
+    told = []
+    for name, one in module.named_modules():
+        kind = f"{type(one).__module__}.{type(one).__qualname__}"
+        told.append(f"{name}: {kind} {_written(type(one), seen)}{attributes(one, seen)}")
+        for key, tensor in {**one._parameters, **one._buffers}.items():
+            told.append(f"{key}: {plain(tensor, seen)}")
+    return "\n".join(told)
+
+
+def attributes(value: object, seen: tuple[object, ...] = ()) -> str:
+    """Return an object's attributes as text; those of `seen` are left out.
+
+    Private ones count where a user wrote the class: not those by which a library does its work.
+    """
+    private = all(kind in _BARE or _users(kind) for kind in type(value).__mro__)
+    hidden = [k for k in vars(value) if k.startswith("_") and (k in _INNER or not private)]
+    return plain({k: v for k, v in vars(value).items() if k not in hidden}, seen)
+
+
+def _users(kind: type) -> bool:
+    """Return whether a class stands in a file, or in a session, that a user wrote."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and not file.startswith(_LIBRARIES))
+
+
+_BARE = (object, abc.ABC, Generic, nn.Module)
+_INNER = frozenset(vars(nn.Module()))
+"""Attributes by which torch keeps a module's tensors, modules and hooks."""
+
+
 def plain(value: object, seen: tuple[object, ...] = ()) -> str:
-    """Return numbers, words and collections of these as text; of other things what they are."""
+    """Return numbers, words and collections of these as text; of other things what they are.
+
+    A tensor or an array is told by its shape, its type and a digest of its numbers, which is the
+    same wherever it lies. One that is among `seen` is left out.
+    """
     if isinstance(value, dict):
-        public = {str(k): v for k, v in value.items() if not str(k).startswith("_")}
-        return "{" + ", ".join(f"{k}: {plain(public[k], seen)}" for k in sorted(public)) + "}"
+        named = {str(k): v for k, v in value.items()}
+        return "{" + ", ".join(f"{k}: {plain(named[k], seen)}" for k in sorted(named)) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
         items = [plain(one, seen) for one in value]
         return "[" + ", ".join(items if isinstance(value, (list, tuple)) else sorted(items)) + "]"
+    if isinstance(value, np.generic):
+        return repr(value.item())
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
+    if isinstance(value, (Tensor, np.ndarray)):
+        return "" if any(value is one for one in seen) else _numbers(value)
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, FunctionType) and not _foreign(value):
         return f"{value.__qualname__} {_written(value, seen)}"
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, (functools.partial, MethodType, nn.Module)):
+        return f"{name} {_written(value, seen)}"
+    if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        return f"{name} {_written(value, seen)}"
+    return name
+
+
+def _numbers(value: Tensor | NDArray[Any]) -> str:
+    """Return the shape, the type and a digest of the numbers of a tensor or an array."""
+    said = f"{tuple(value.shape)} {value.dtype}"
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            return said
+        dense = value.detach() if value.layout == strided else value.detach().to_dense()
+        here = dense.cpu().resolve_conj().resolve_neg().contiguous()
+        value = here.reshape(-1).view(uint8).numpy()
+    if value.dtype.hasobject:
+        return f"{said} {plain(value.tolist())}"
+    digest = hashlib.blake2b(
+        np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=8
+    )
+    return f"{said} {digest.hexdigest()}"
+
+
+def _named(function: FunctionType) -> list[object]:
+    """Return the numbers, tensors and modules that a function names where it stands."""
+    names: list[str] = []
+    codes = [function.__code__]
+    for code in codes:
+        names += code.co_names
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    found = [function.__globals__.get(name) for name in dict.fromkeys(names)]
+    kinds = (int, float, np.generic, np.ndarray, Tensor, nn.Module)
+    return [one for one in found if isinstance(one, kinds)]
 
 
 def _foreign(value: type | FunctionType) -> bool:

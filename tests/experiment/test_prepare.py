@@ -6,6 +6,7 @@ import importlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,14 @@ from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, Run
 from fedkeel.experiment import room as module
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.manifest import describe_run, environment
+from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import estimate
+from fedkeel.own import plain
 from fedkeel.records.rows import RoundRecord
 from fedkeel.task.models import make
-from fedkeel.task.network import Network
-from toys import MODELS, Mapped, Net, federation, held, of_sizes, prepared
+from fedkeel.task.network import Loss, Network
+from toys import MODELS, Mapped, Net, federation, held, of_sizes, prepared, same
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------
 
@@ -138,6 +141,150 @@ def test_what_a_repr_does_not_say_is_part_of_the_key(
     one: dict[str, object], other: dict[str, object]
 ) -> None:
     assert prepared(**one).key == prepared(**one).key != prepared(**other).key
+
+
+def weighted(heavy: float) -> torch.Tensor:
+    return torch.tensor([1.0, heavy, 1.0])
+
+
+def closed_over(weight: torch.Tensor) -> Loss:
+    return lambda z, y: nn.functional.cross_entropy(z, y, weight=weight, reduction="none")
+
+
+class Weighted:
+    """A loss with a state of its own."""
+
+    def __init__(self, weight: object) -> None:
+        self.weight = weight
+
+    def __call__(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        weight = torch.as_tensor(self.weight, dtype=z.dtype).expand(z.shape[1])
+        return nn.functional.cross_entropy(z, y, weight=weight, reduction="none")
+
+
+class Private(Weighted):
+    """One that hides it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._hidden = weight
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self._hidden
+
+
+class Buffered(nn.Module):
+    """One that is a module, with a buffer that is not saved, in a module within."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.register_buffer("weight", weight, persistent=False)
+
+    def forward(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(z, y, weight=self.inner.weight, reduction="none")
+
+
+class Within(Weighted):
+    """One that holds a module."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.inner = nn.CrossEntropyLoss(weight, reduction="none")
+
+    def __call__(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner(z, y)
+
+
+HEAVY = torch.ones(3)
+
+
+def named(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(z, y, weight=HEAVY, reduction="none")
+
+
+LOSSES: dict[str, Callable[[torch.Tensor], Loss]] = {
+    "torch's own": lambda weight: nn.CrossEntropyLoss(weight, reduction="none"),
+    "a closure": closed_over,
+    "a class": Weighted,
+    "a private attribute": Private,
+    "an array": lambda weight: Weighted(weight.numpy()),
+    "a list of tensors": lambda weight: Weighted([*weight]),
+    "a number of numpy's": lambda weight: Weighted(np.float32(weight[1])),
+    "a buffer": Buffered,
+    "a module within": Within,
+    "a partial": lambda weight: partial(
+        nn.functional.cross_entropy, weight=weight, reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_another_loss_is_another_run(tmp_path: Path, kind: str) -> None:
+    def ready(heavy: float) -> Prepared:
+        return prepared(loss=LOSSES[kind](weighted(heavy)), rounds=1)
+
+    first = start(ready(2.0), tmp_path / "run")
+    with pytest.raises(RunError, match="holds another run"):
+        start(ready(50.0), tmp_path / "run")
+    assert same(first, start(ready(2.0), tmp_path / "run"))
+
+
+def test_a_tensor_that_a_loss_names_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(heavy: float) -> str:
+        monkeypatch.setitem(globals(), "HEAVY", weighted(heavy))
+        return prepared(loss=named).key
+
+    assert key(2.0) == key(2.0) != key(3.0)
+
+
+class Held(Net):
+    """Multiplies by a tensor that is no parameter, and keeps what it has seen."""
+
+    def __init__(self, by: object, buffer: bool = False) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+        self.last = torch.zeros(())
+        self.listed = list(self.parameters())
+        if buffer:
+            self.register_buffer("by", torch.as_tensor(by), persistent=False)
+        else:
+            self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.detach().sum()
+        return torch.as_tensor(self.by) * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "number", "buffer"])
+def test_what_a_model_multiplies_by_is_part_of_the_key(kind: str) -> None:
+    def key(by: float) -> str:
+        given = {"array": np.array, "number": np.float32}.get(kind, torch.tensor)(by)
+        make = partial(Held, given, buffer=kind == "buffer")
+        return prepared(model=make, buffers="average" if kind == "buffer" else "refuse").key
+
+    assert key(2.0) == key(2.0) != key(3.0)
+
+
+def test_a_network_is_told_as_it_was_before_any_call() -> None:
+    """Nodes whose data differ make the same of it, and their parameters' numbers are not in it."""
+    module = Held(2.0)
+    network = Network(module)
+    before = network.describe()
+    network.logits(network.params, {}, federation().data.x[:3])
+    assert network.describe() == before
+    with torch.no_grad():
+        module.fc2.bias += 1
+    assert Network(module).describe() == before
+
+
+def test_a_tensor_is_told_by_its_numbers_wherever_it_lies() -> None:
+    whole = torch.arange(6.0).reshape(2, 3)
+    assert plain(whole) == plain(whole.T.contiguous().T) == plain(nn.Parameter(whole))
+    others = [whole.T, whole.double(), whole + 1, whole.reshape(6), whole.bfloat16()]
+    odd = [whole > 1, whole[:0], torch.tensor(1.0), whole.to_sparse() * 2, whole * 1j]
+    arrays = [np.arange(6), np.array([["a"]]), np.array([1, None]), np.zeros((3, 0)), np.array(1)]
+    told = [plain(one) for one in (whole, *others, *odd, *arrays, whole.numpy().T[::-1])]
+    assert len(set(told)) == len(told)
 
 
 def test_a_loss_that_calls_itself_has_a_key() -> None:

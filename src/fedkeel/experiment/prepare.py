@@ -258,6 +258,8 @@ def _key(prepared: Prepared) -> str:
         world.federation.held_offsets,
     ):
         digest.update(b"" if array is None else array.tobytes())
-    for _, tensor in walk({"p": dict(world.bench.network.everything())}):
+    everything = world.bench.network.everything()
+    apart = {k: v for k, v in world.bench.network.buffers.items() if k not in everything}
+    for _, tensor in walk({"p": dict(everything), "not saved": apart}):
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -158,6 +158,11 @@ class Site:
         """Shapes and types of what is sent."""
         return Forms.of(self.prepared)
 
+    @cached_property
+    def terms(self) -> Terms:
+        """Digests of what server and node have to agree on, made once: a loss may count calls."""
+        return terms(self.prepared)
+
     def train(self, content: RecordDict) -> RecordDict:
         """Train the clients of an order and return their replies.
 
@@ -287,7 +292,7 @@ class Site:
         count = len(order.clients)
         if any(len(column) != count for column in (order.done, order.kept, order.digest)):
             raise WireError("An order's columns differ in length.")
-        own = terms(self.prepared)
+        own = self.terms
         if order.terms.partition("-")[0] != own.partition("-")[0]:
             raise WireError(
                 "The server runs another experiment than this node.",

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
-from fedkeel.own import placeless, plain, written
 from fedkeel.task.functional import Functional
 from fedkeel.task.habits import Habits, observe
 from fedkeel.task.names import under
 from fedkeel.task.normalisation import RealExamples
+from fedkeel.task.words import in_words
 from fedkeel.tree import Tree, clone
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -121,6 +121,7 @@ class Network:
         every = dict(self._train.named_parameters())
         self.params: Tree = {name: _in_order(every[name]) for name in self.names}
         self.buffers: Tree = {n: _in_order(b) for n, b in self._train.named_buffers()}
+        self._words = in_words(self._train, head, loss, self.names)  # before any call changes it
 
     def on(self, device: torch.device) -> Network:
         """Return the network on a device; itself where it is there."""
@@ -162,14 +163,9 @@ class Network:
 
         That is the structure of the module, which of its parameters are trained, its head and its
         loss; and of modules that are not torch's own, how they are written, and their attributes.
+        All is told as it was when the network was made.
         """
-        loss = getattr(self._loss, "__qualname__", repr(self._loss))
-        told = [f"{self._train!r} head={self.head!r} loss={loss} {written(self._loss)}"]
-        told.append(f"trained={','.join(self.names)}")
-        for name, module in self._train.named_modules():
-            if not type(module).__module__.startswith("torch."):
-                told.append(f"{name}: {written(type(module))} {plain(vars(module))}")
-        return placeless("\n".join(told))
+        return self._words
 
     @property
     def mixes_examples(self) -> bool:
