@@ -175,6 +175,20 @@ def test_a_client_that_held_nothing_out_has_no_scores() -> None:
     assert all(value is not None for value in columns["top1"][:empty])
 
 
+@pytest.mark.parametrize("sides", [1, 2])
+def test_a_client_s_loss_is_its_own_where_the_loss_is_a_mean(sides: int) -> None:
+    clients = federation().hold_out(0.4, seed=0) if sides == 2 else federation()
+    one, mean = (
+        start(prepared(clients=clients, loss=nn.CrossEntropyLoss(reduction=kind))).rows[-1]
+        for kind in ("none", "mean")
+    )
+    assert one.per_client is not None
+    assert mean.per_client is not None
+    assert len(set(mean.per_client["loss"])) == len(clients)
+    assert mean.per_client["loss"] == pytest.approx(one.per_client["loss"], rel=1e-5)
+    assert mean.test.loss == pytest.approx(one.test.loss, rel=1e-5)
+
+
 def test_each_source_is_evaluated_where_there_are_several() -> None:
     test = replace(held(), sources=("a", "b"), source=np.array([0] * 20 + [1] * 40))
     result = start(prepared(test=test))

@@ -28,9 +28,15 @@ def mean_loss(scores: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores, y)
 
 
-def found(scores: list[list[float]], y: list[int], network: Network | None = None) -> Tensor:
+def found(
+    scores: list[list[float]],
+    y: list[int],
+    network: Network | None = None,
+    group: list[int] | None = None,
+) -> Tensor:
     network = network or Network(Given())
-    return measure(network, network.params, network.buffers, torch.tensor(scores), torch.tensor(y))
+    given = torch.tensor(scores), torch.tensor(y), None if group is None else torch.tensor(group)
+    return measure(network, network.params, network.buffers, *given)
 
 
 def test_hits_and_loss_of_each_example() -> None:
@@ -56,6 +62,18 @@ def test_a_loss_that_is_a_mean_counts_for_each() -> None:
     rows = found([[2.0, 0.0], [0.0, 0.0]], [0, 0], Network(Given(), loss=mean_loss))
     mean = (math.log(1 + math.exp(-2.0)) + math.log(2.0)) / 2
     assert rows[:, 2].tolist() == pytest.approx([mean, mean], rel=1e-6)
+
+
+def test_a_loss_that_is_a_mean_is_that_of_the_group() -> None:
+    scores = [[2.0, 0.0], [0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]
+    group = [7, 2, 7, 2]
+    one = found(scores, [0, 1, 1, 0])
+    mean = found(scores, [0, 1, 1, 0], Network(Given(), loss=mean_loss), group)
+    for g in (2, 7):
+        there = torch.tensor(group) == g
+        assert mean[there, 2].tolist() == pytest.approx([float(one[there, 2].mean())] * 2, rel=1e-6)
+    assert float(mean[:, 2].mean()) == pytest.approx(float(one[:, 2].mean()), rel=1e-6)
+    torch.testing.assert_close(mean[:, :2], one[:, :2])
 
 
 def test_measuring_changes_no_statistics_and_needs_no_tape() -> None:

@@ -327,7 +327,7 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
 
     A module that draws in evaluation too draws the same for them each time, wherever that is.
     """
-    rows, _, _ = evaluated(world, split)
+    rows, group, _ = evaluated(world, split)
     part = slice(start, start + world.shard)
     if rows is None:
         x, y = world.test.x[part].clone(), world.test.y[part]  # see engine.buffers.ALIGN
@@ -336,7 +336,8 @@ def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, star
         x, y = world.federation.data.x[index], world.federation.data.y[index]
     with torch.random.fork_rng(devices=[]):
         seed(torch_seed(world.seed, f"evaluation.{split}", client=start))
-        return metrics.measure(world.bench.network, params, buffers, x, y)
+        of = torch.from_numpy(group[part])
+        return metrics.measure(world.bench.network, params, buffers, x, y, of)
 
 
 def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:

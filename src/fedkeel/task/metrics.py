@@ -14,8 +14,17 @@ COLUMNS = ("top1", "top3", "loss")
 
 
 @torch.no_grad()
-def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Tensor:
+def measure(
+    network: Network,
+    params: Tree,
+    buffers: Tree,
+    x: Tensor,
+    y: Tensor,
+    group: Tensor | None = None,
+) -> Tensor:
     """Evaluate examples.
+
+    A loss that is a mean, [], is taken of each group by itself, and counts for all in it.
 
     Args:
         network: the model.
@@ -23,6 +32,7 @@ def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor)
         buffers: its buffers.
         x: [B, ...] inputs.
         y: [B] labels.
+        group: [B] group that each example counts for, on the processor; None where all are one.
 
     Returns:
         [B, 3] in float64: top-1 hit, top-3 hit, loss.
@@ -30,7 +40,21 @@ def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor)
     logits = network.test_logits(params, buffers, x)
     best = logits.topk(min(3, logits.shape[1]), dim=1).indices == y[:, None]
     hits = torch.stack([best[:, 0], best.any(dim=1)], dim=1).double()
-    return torch.cat([hits, network.example_losses(logits, y).double()[:, None]], dim=1)
+    return torch.cat([hits, _losses(network, logits, y, group).double()[:, None]], dim=1)
+
+
+def _losses(network: Network, logits: Tensor, y: Tensor, group: Tensor | None) -> Tensor:
+    """Return the loss of each example, [B]; where the loss is a mean, that of its group."""
+    losses = network.task_losses(logits, y)
+    if losses.ndim:
+        return losses
+    if group is None or bool((group == group[0]).all()):
+        return losses.expand(len(logits))
+    out = losses.new_empty(len(logits))
+    for one in sorted(set(group.tolist())):
+        rows = torch.nonzero(group == one).flatten().to(logits.device)
+        out[rows] = network.task_losses(logits[rows], y[rows])
+    return out
 
 
 def by_group(measured: Tensor, group: Tensor, groups: int) -> list[Scores]:
