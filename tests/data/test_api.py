@@ -74,6 +74,23 @@ def test_by_client(ids, names):
     assert clients.data.clients == names
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [2**63 + 1, 2**63 + 2, 5],
+        np.array([2**63 + 1, 2**63 + 2, 5], dtype=np.uint64),
+        [np.uint64(2**63 + 1), np.uint64(2**63 + 2), np.int64(5)],
+        [2**60 + 1, 2**60 + 2, 0.5],
+        [10**20 + 1, 10**20 + 2, 5],
+    ],
+)
+def test_large_client_ids_stay_apart(ids):
+    clients = api.by_client(np.zeros((3, 1)), [0, 1, 1], ids)
+    names = [str(value) for value in sorted(np.asarray(ids, dtype=object).tolist())]
+    assert clients.names == tuple(names)
+    assert clients.client(2).tolist() == [1]
+
+
 @pytest.mark.parametrize("gap", [None, float("nan")])
 def test_missing_client_ids_are_refused(gap):
     with pytest.raises(DataError, match="row 2"):

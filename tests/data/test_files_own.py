@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -43,6 +44,56 @@ def test_leading_zeros_tell_clients_and_labels_apart(tmp_path: Path) -> None:
     assert train.label_names == ("00", "01")
     plain, _ = load(Data(source=table(tmp_path, [f"1,2,{i % 12}" for i in range(60)])))
     assert plain.label_names == tuple(map(str, range(12)))  # as numbers, in their order
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [2**63 + 11, 2**64 - 5, 2**63 + 999999999, 12, 2**62],
+        ["89460000000000000011", "89460000000000000029", "89460000000000000037"],
+        [9007199254740993, 9007199254740992, "10000000000000000000"],
+        ["0x1A", "0x1B", "7"],
+        [-1, 0, 2**63 - 1],
+    ],
+    ids=["hashes", "20 digits", "2 to the 53rd", "hex", "int64"],
+)
+def test_large_ids_and_labels_stay_apart(tmp_path: Path, names: list[object]) -> None:
+    texts = tuple(map(str, names))
+    rows = [f"{i},{one},{one}" for i in range(30) for one in texts]
+    train, _ = load(Data(source=table(tmp_path, rows), client="site"))
+    assert sorted(train.clients) == sorted(train.label_names) == sorted(texts)
+    again, _ = load(
+        Data(source=table(tmp_path, rows), client="site", test=table(tmp_path, rows, "t.csv"))
+    )
+    assert again.label_names == train.label_names
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_large_ids_of_other_files_stay_apart(tmp_path: Path, suffix: str) -> None:
+    for k, site in enumerate(
+        (np.array([2.0**63, 2.0**64, 5.0]), np.array([2**63 + 1, 2**63 + 2, 5], dtype=np.uint64))
+    ):
+        file = tmp_path / f"own{k}.{suffix}"
+        given = {"site": np.tile(site, 20), "label": np.tile([0, 1, 1], 20)}
+        if suffix == "npz":
+            np.savez(file, x=np.ones((60, 1)), **given)
+        else:
+            parquet.write_table(pa.table({"a": np.ones(60), **given}), file)
+        train, _ = load(Data(source=str(file), client="site"))
+        assert sorted(train.clients) == sorted(str(int(one)) for one in site)
+
+
+@pytest.mark.parametrize("gap", ["", "NA"])
+def test_a_gap_among_numbers_is_said(tmp_path: Path, gap: str) -> None:
+    rows = [f"{i},{i % 3},{i % 2}" for i in range(20)] + [f"1,{gap},0"]
+    with pytest.raises(DataError, match="'site' has a gap"):
+        load(Data(source=table(tmp_path, rows), client="site"))
+
+
+def test_large_quantities_are_no_labels(tmp_path: Path) -> None:
+    own = table(tmp_path, [f"1,a,{i}e18\n1,a,{i}.5" for i in range(20)])
+    with pytest.raises(DataError, match="neither texts nor whole numbers"):
+        load(Data(source=own, client="site"))
 
 
 def test_the_training_file_is_no_test_file(tmp_path: Path) -> None:

@@ -260,6 +260,6 @@ def _key(prepared: Prepared) -> str:
         digest.update(b"" if array is None else array.tobytes())
     everything = world.bench.network.everything()
     apart = {k: v for k, v in world.bench.network.buffers.items() if k not in everything}
-    for _, tensor in walk({"p": dict(everything), "not saved": apart}):
+    for _, tensor in walk({"p": dict(everything), "not saved": dict(apart)}):
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

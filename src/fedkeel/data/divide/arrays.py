@@ -168,7 +168,7 @@ def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
             got=f"client ids of shape {given.shape}",
             expected=f"({n},)",
         )
-    values = given.tolist()
+    values = [one.item() if isinstance(one, np.integer) else one for one in given.tolist()]
     for row, value in enumerate(values):
         if value is None or value != value:  # NaN is not itself
             raise DataError(
@@ -176,7 +176,10 @@ def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
                 got=f"{value} in row {row} (counted from 0)",
                 do="name a client for every example",
             )
-    return np.array(values)
+    found = np.array(values)
+    if found.dtype.kind == "f" and any(a != b for a, b in zip(values, found.tolist(), strict=True)):
+        return np.array(values, dtype=object)  # floats would make one of several large numbers
+    return found
 
 
 def _divide(

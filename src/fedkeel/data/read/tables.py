@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedkeel.config import Data
 from fedkeel.data.dataset import dataset
 from fedkeel.data.read.formats import damaged, reason
+from fedkeel.data.read.keys import WHOLE, may_be_names, whole
 from fedkeel.data.read.raw import Raw, number, number_like
 from fedkeel.errors import DataError, did_you_mean
 
@@ -113,8 +114,8 @@ def arrays(path: Path, label: str, client: str | None, like: Raw | None = None) 
             )
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")
-    keys = _whole(path, label, y)
-    clients = None if client is None else _whole(path, client, got[client])
+    keys = whole(path, label, y)
+    clients = None if client is None else whole(path, client, got[client])
     # Bytes are kept, they may be images.
     kind = np.dtype(np.uint8) if x.dtype == np.uint8 else _float(x.dtype)
     return _raw(path, _as_images(torch.from_numpy(x.astype(kind, copy=False))), keys, clients, like)
@@ -216,14 +217,15 @@ def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, 
         name: found.column(name) if name in drop else _plain(path, name, found.column(name))
         for name in names
     }
-    numbers = [key for key in keys if key in columns and pa.types.is_integer(columns[key].type)]
+    numbers = [key for key in keys if key in columns and may_be_names(columns[key])]
     if is_csv and numbers:
         types = dict.fromkeys(numbers, pa.string())
         options = csv.ConvertOptions(include_columns=numbers, column_types=types)
         texts = csv.read_csv(path, convert_options=options)
         for key in numbers:
             text = _plain(path, key, texts.column(key))
-            if any(one.strip() != str(int(one)) for one in text.to_pylist() if one):
+            exact = pa.types.is_integer(columns[key].type)
+            if not exact or not all(WHOLE.fullmatch(one.strip()) for one in text.to_pylist()):
                 columns[key] = text
     return columns
 
@@ -332,29 +334,8 @@ def _keys(path: Path, name: str, column: _Column) -> NDArray[Any]:
 
     _no_gaps(path, name, column)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return _whole(path, name, np.array(column.to_pylist()))
-    return _whole(path, name, column.to_numpy(zero_copy_only=False))
-
-
-def _whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return labels or clients as texts or whole numbers, or refuse them."""
-    if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all():
-        values = values.astype(np.int64)
-    if values.dtype.kind == "U" and (values == "").any():
-        row = int(np.flatnonzero(values == "")[0])
-        raise DataError(
-            f"{path}: {name!r} has a gap.",
-            got=f"an empty text in row {row} (counted from 0)",
-            expected="a value in every row",
-        )
-    if values.dtype.kind not in "biuU":
-        raise DataError(
-            f"{path}: {name!r} holds neither texts nor whole numbers.",
-            got=f"{values.dtype}, such as {values.reshape(-1)[0]}",
-            expected="texts or whole numbers",
-            why="it is to name classes or clients: a quantity is not learned (regression)",
-        )
-    return values
+        return whole(path, name, np.array(column.to_pylist()))
+    return whole(path, name, column.to_numpy(zero_copy_only=False))
 
 
 def _same_columns(path: Path, names: Sequence[str], like: tuple[str, ...]) -> list[str]:
