@@ -317,6 +317,24 @@ def test_a_folder_of_images(tmp_path):
     assert train.x[0, 0, 1].tolist() == pytest.approx([3 / 255, 4 / 255, 5 / 255])
 
 
+def test_tiff_is_read_and_other_files_are_refused(tmp_path):
+    for k in range(10):
+        save(tmp_path / "f" / "a" / f"{k}.{'png' if k < 3 else 'tif'}", [k])
+        save(tmp_path / "f" / "b" / f"{k}.TIFF", [k])
+    train, test = loaded(tmp_path / "f")
+    assert len(train) + len(test) == 20
+    for k in range(2):
+        (tmp_path / "f" / "b" / f"{k}.heic").write_text("")
+    refused(lambda: loaded(tmp_path / "f"), "b has 2 files", "0.heic beside 10 images", ".tif")
+
+
+def test_a_file_of_several_images_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    pages = [Image.new("L", (2, 2), k) for k in range(3)]
+    pages[0].save(tmp_path / "a" / "1.tif", save_all=True, append_images=pages[1:])
+    refused(lambda: loaded(tmp_path), "1.tif", "3 pages")
+
+
 def test_a_folder_with_train_and_test(tmp_path):
     save(tmp_path / "train" / "a" / "1.png", [1])
     save(tmp_path / "train" / "b" / "1.png", [2])

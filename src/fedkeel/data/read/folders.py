@@ -10,9 +10,11 @@ import torch
 from fedkeel.data.read import images
 from fedkeel.data.read.formats import decode, peek
 from fedkeel.data.read.raw import Raw, number, number_like
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, counted
 
-_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png")
+_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff")
+_BESIDE = (".csv", ".db", ".html", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
+"""What may lie beside images: notes on them, and what systems leave in every folder."""
 
 
 def halves(folder: Path) -> tuple[Path, Path | None]:
@@ -29,7 +31,9 @@ def halves(folder: Path) -> tuple[Path, Path | None]:
 def read(
     folder: Path, shape: tuple[int, int, int] | None, like: tuple[str, ...] | None = None
 ) -> Raw:
-    """Read ``folder/CLASS/*.png|jpg|jpeg|bmp``; classes are numbered in the order of their names.
+    """Read ``folder/CLASS/*.png|jpg|jpeg|bmp|tif|tiff``.
+
+    Classes are numbered in the order of their names.
 
     Args:
         folder: where the folders of the classes are.
@@ -41,8 +45,8 @@ def read(
         [N, C, H, W]: bytes where all images have one size, or else numbers in [0, 1] in `shape`.
 
     Raises:
-        DataError: there are no classes, a class has no images, an image cannot be read, or two
-            differ in size and no shape is given.
+        DataError: there are no classes, a class has no images or files of another kind, an image
+            cannot be read, or two differ in size and no shape is given.
     """
     files, labels = _listing(folder)
     if like is None:
@@ -99,6 +103,27 @@ def _listing(folder: Path) -> tuple[list[Path], list[str]]:
                 expected=f"files that end in {', '.join(_SUFFIXES)}",
                 do="remove the folder if it is not a class",
             )
+        _none_left_out(below, found)
         files += found
         labels += [below.name] * len(found)
     return files, labels
+
+
+def _none_left_out(below: Path, found: list[Path]) -> None:
+    """Refuse files in a class's folder that may be images and are not read."""
+    read = {file.name for file in found}
+    left = sorted(
+        file
+        for file in below.iterdir()
+        if file.name not in read
+        and file.is_file()
+        and not file.name.startswith(".")
+        and file.suffix.lower() not in _BESIDE
+    )
+    if left:
+        raise DataError(
+            f"{below} has {counted(len(left), 'file')} of a kind that is not read.",
+            got=f"{left[0].name} beside {counted(len(found), 'image')}",
+            expected=f"files that end in {', '.join(_SUFFIXES)}",
+            do="convert them, or move them elsewhere",
+        )

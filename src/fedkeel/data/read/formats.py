@@ -266,13 +266,14 @@ def peek(path: Path) -> tuple[int, int, int]:
     """Return (channels, height, width) of an image file, reading its header only.
 
     Raises:
-        DataError: not an image, or one that is neither 8-bit grey nor colour.
+        DataError: not an image, one that is neither 8-bit grey nor colour, or one of several pages.
     """
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             mode, size = image.mode, image.size
+            pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
     except (*_UNREADABLE, ValueError, SyntaxError) as error:
         raise damaged(path, reason(error), "an image") from None
     if mode not in _CHANNELS:
@@ -281,6 +282,13 @@ def peek(path: Path) -> tuple[int, int, int]:
             got=f"Pillow's mode {mode!r}",
             expected="8-bit grey or colour",
             do="convert the images to 8 bits, or put their numbers into an .npz file",
+        )
+    if pages > 1:
+        raise DataError(
+            f"{path} holds several images.",
+            got=f"{pages} pages",
+            expected="one image in a file",
+            do="write each page into a file of its own, or all into an .npz file",
         )
     return _CHANNELS[mode], size[1], size[0]
 
