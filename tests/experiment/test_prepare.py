@@ -647,3 +647,17 @@ def test_a_server_that_would_not_fit_is_refused_before_it_is_made(
     assert "at the server" in found.value.got
     with pytest.raises(AssertionError):
         prepared("gradma", memory_gb=1.0)
+
+
+@pytest.mark.parametrize("half", ["clients", "test"])
+def test_a_number_that_float32_does_not_hold_is_refused(half: str) -> None:
+    given = {"clients": federation(), "test": held()}
+    data = given[half].data if half == "clients" else given[half]
+    x = data.x.double()
+    x[3, 1] = -1.797e308
+    large = replace(data, x=x)
+    given[half] = replace(given[half], data=large) if half == "clients" else large
+    with pytest.raises(DataError, match="too large for float32, in which models") as found:
+        prepared(**given)
+    assert found.value.got == "-1.797e+308 in row 3 (counted from 0)"
+    prepared(**given, dtype="float64")

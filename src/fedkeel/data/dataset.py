@@ -78,10 +78,15 @@ class Dataset:
         )
 
     def to(self, dtype: torch.dtype) -> Dataset:
-        """Return the dataset with inputs of the given floating type; tokens stay whole numbers."""
+        """Return the dataset with inputs of the given floating type; tokens stay whole numbers.
+
+        Raises:
+            DataError: an input is too large for the type.
+        """
         if self.x.dtype == dtype or not self.x.is_floating_point():
             return self
-        return replace(self, x=self.x.to(dtype))
+        do = "divide it by a large number, leave it out, or set engine.dtype = 'float64'"
+        return replace(self, x=narrowed(self.x, dtype, self.columns, do))
 
     def on(self, device: torch.device) -> Dataset:
         """Return the dataset with inputs and labels on a device; itself where they are there."""
@@ -102,6 +107,32 @@ class Dataset:
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def narrowed(x: Tensor, dtype: torch.dtype, columns: Sequence[str], do: str) -> Tensor:
+    """Return inputs of another floating type.
+
+    Args:
+        x: [N, ...] finite inputs.
+        dtype: the type.
+        columns: names of a table's columns, for the message.
+        do: what to do about a number that is too large.
+
+    Raises:
+        DataError: a number is too large for the type.
+    """
+    out = x.to(dtype)
+    if x.dtype == out.dtype or not bool(out.isinf().any()):
+        return out
+    at = tuple(torch.nonzero(out.isinf())[0].tolist())
+    where = f"column {columns[at[1]]!r}" if columns else f"row {at[0]} (counted from 0)"
+    name = str(dtype).removeprefix("torch.")
+    raise DataError(
+        f"An input is too large for {name}, in which models are trained.",
+        got=f"{x[at].item():g} in {where}",
+        expected=f"numbers of at most {torch.finfo(dtype).max:.3g}",
+        do=do,
+    )
 
 
 def dataset(

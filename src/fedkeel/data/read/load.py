@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Ints, dataset
+from fedkeel.data.dataset import Dataset, Ints, dataset, narrowed
 from fedkeel.data.read import folders, images, sources, tables
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.images import Scale
@@ -292,16 +292,8 @@ def check_augment(settings: Data, images: bool) -> None:
 
 def _single(x: Tensor, columns: Sequence[str]) -> Tensor:
     """Return inputs as float32, which training is in; refuse a number that is too large for it."""
-    out = x.to(torch.float32)
-    if x.dtype == out.dtype or not bool(out.isinf().any()):
-        return out
-    at = tuple(torch.nonzero(out.isinf())[0].tolist())
-    raise DataError(
-        "An input is too large for float32, in which models are trained.",
-        got=f"{x[at].item():g}" + (f" in column {columns[at[1]]!r}" if columns else ""),
-        expected=f"numbers of at most {torch.finfo(torch.float32).max:.3g}",
-        do='normalize = "standardize" in [data], or divide the column by a large number',
-    )
+    do = 'normalize = "standardize" in [data], or divide the column by a large number'
+    return narrowed(x, torch.float32, columns, do)
 
 
 def _published(pair: _Pair, shape: tuple[int, ...]) -> Scale | None:
