@@ -314,6 +314,32 @@ def test_what_is_not_like_the_others_is_left_out(tmp_path: Path, factor: float, 
     assert all(bool(v.isfinite().all()) for v in result.params.values())
 
 
+@pytest.mark.parametrize(("method", "stage"), [("scaffold", ""), ("mime", "survey: ")])
+def test_a_damaged_header_leaves_its_client_out(tmp_path: Path, method: str, stage: str) -> None:
+    """It ended the whole run in a traceback, and the record went on to say that it runs."""
+    made = run(method, rounds=2)
+    grid = alone(made, tmp_path)
+
+    def damaged(kind: str, reply: RecordDict) -> RecordDict:
+        if kind != ("train.survey" if stage else "train") or reply[HEAD]["round"] != 0:
+            return reply
+        (name,) = [key for key in reply if key.startswith("tensors-")]
+        record = dict(reply[name])
+        path, one = next(iter(record.items()))
+        data = one.data[:10] + one.data[10:128].replace(b"}", b"]") + one.data[128:]
+        record[path] = Array(one.dtype, one.shape, one.stype, data)
+        return RecordDict({**reply, name: ArrayRecord(record)})
+
+    grid.bends[10**9 + 14] = damaged
+    result = played(made, grid, tmp_path / "run")
+    assert result.record.status == "finished"
+    assert result.rows[2].faults == {}
+    ((words, who),) = result.rows[1].faults.items()
+    assert words.startswith(f"{stage}The tensor ")
+    assert words.endswith("cannot be read. got a header that numpy does not write")
+    assert who == [2]
+
+
 def test_more_work_than_was_asked_for_is_not_believed(tmp_path: Path) -> None:
     """A client cannot give itself more weight."""
     made = run("fedavg", rounds=1)

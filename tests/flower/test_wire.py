@@ -58,6 +58,7 @@ def test_nan_and_negative_zero_survive() -> None:
 
 
 W = np.arange(6, dtype=np.float64).reshape(2, 3)
+ONE = {"w": Spec((2, 3), torch.float64)}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,67 @@ W = np.arange(6, dtype=np.float64).reshape(2, 3)
 def test_other_arrays_are_refused(array: Array, match: str) -> None:
     with pytest.raises(WireError, match=match):
         unpack(sent(a__w=array), "t", SPEC)
+
+
+def raw(data: bytes) -> Array:
+    return Array("float64", (2, 3), "numpy.ndarray", data)
+
+
+def headed(text: str) -> Array:
+    """An array whose description is this text."""
+    line = text.encode().ljust(117) + b"\n"
+    size = len(line).to_bytes(2, "little")
+    return raw(np.lib.format.magic(1, 0) + size + line + W.tobytes())
+
+
+HONEST = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        HONEST[:-1],
+        "(" + HONEST[1:],
+        "{[]: 1}",
+        "{1: 0, 'a': 0}",
+        HONEST.replace("'<f8'", "('f8',)"),
+        HONEST.replace("'<f8'", "[1]"),
+        HONEST.replace("'<f8'", "'<8f'"),
+        HONEST.replace("(2, 3)", "(2, -3)"),
+        HONEST.replace("(2, 3)", "(2, True)"),
+        HONEST.replace("(2, 3)", "(2 3)"),
+        HONEST.replace("(2, 3)", "(, )"),
+        HONEST.replace("(2, 3)", f"({'9' * 400}, 3)"),
+        HONEST.replace("}", "'''}"),
+        "-" * 4000 + "1",
+        "(" * 3000,
+        "\0",
+    ],
+)
+def test_a_damaged_header_is_refused_whatever_numpy_makes_of_it(text: str) -> None:
+    """numpy's reader raised TokenError, TypeError, IndexError, RecursionError, SyntaxError."""
+    with pytest.raises(WireError, match=r"cannot be read|another form"):
+        unpack(sent(a__w=headed(text)), "t", SPEC)
+
+
+def test_one_bit_of_a_header_makes_another_one_or_none() -> None:
+    data = Array(W).data
+    assert torch.equal(unpack(sent(a__w=raw(data)), "t", SPEC)["a"]["w"], torch.from_numpy(W))
+    for bit in range(8 * (len(data) - W.nbytes)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            unpack(RecordDict({"t": ArrayRecord({"w": raw(bytes(flipped))})}), "t", ONE)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (2, 0), (1, 2, 3, 4)])
+def test_every_header_that_numpy_writes_is_read(shape: tuple[int, ...]) -> None:
+    for kind in (bool, np.uint8, np.int8, np.int32, np.int64, np.float16, np.float32, np.float64):
+        array = np.ones(shape, dtype=kind)
+        made = torch.from_numpy(array)
+        content = RecordDict({"t": ArrayRecord({"w": Array(array.copy("F"))})})
+        assert torch.equal(unpack(content, "t", specs({"w": made}))["w"], made)
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:

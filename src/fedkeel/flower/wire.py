@@ -7,7 +7,7 @@ for more than what was expected.
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Mapping
 from typing import Literal, Self
 
@@ -29,6 +29,14 @@ HEADER = 4096
 """Bytes that the description of an array may take before its numbers."""
 
 HEAD, TENSORS = "head", "tensors"
+
+_MAGIC = np.lib.format.magic(1, 0)
+_FORM = re.compile(
+    rb"\{'descr': '([<>|=][A-Za-z?][0-9]*)', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:[0-9]{1,19},)?|[0-9]{1,19}(?:, [0-9]{1,19})+)\), \} *\n"
+)
+"""What numpy writes before an array's numbers. Its own reader takes any Python literal, and raises
+errors of many kinds."""
 
 
 class WireError(FedkeelError):
@@ -175,26 +183,37 @@ def _tensor(path: str, array: Array, spec: Spec) -> Tensor:
             got=f"{len(data)} bytes of {array.stype!r:.40}",
             expected=expected,
         )
-    stream = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version != (1, 0):
-            raise ValueError(f"version {version}")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=HEADER)
-    except ValueError as error:
-        raise WireError(f"The tensor {path!r} cannot be read.", got=f"{error!s:.80}") from None
-    body = memoryview(data)[stream.tell() :]
-    if shape != spec.shape or dtype != _numpy(spec.dtype) or len(body) != spec.nbytes:
+    found = _form(data)
+    if found is None:
+        raise WireError(
+            f"The tensor {path!r} cannot be read.", got="a header that numpy does not write"
+        )
+    shape, fortran, dtype, start = found
+    body = memoryview(data)[start:]
+    if shape != spec.shape or dtype != _numpy(spec.dtype).str or len(body) != spec.nbytes:
         raise WireError(
             f"The tensor {path!r} has another form.",
-            got=f"{list(shape)} {dtype}, {len(body)} bytes",
+            got=f"{list(shape)} {dtype}, {len(body)} bytes"[:120],
             expected=expected,
         )
     if spec.nbytes:
         order: Literal["C", "F"] = "F" if fortran else "C"
-        found = np.frombuffer(body, dtype=dtype).reshape(shape, order=order)
-        out.copy_(torch.from_numpy(found.copy()))
+        rows = np.frombuffer(body, dtype=dtype).reshape(shape, order=order)
+        out.copy_(torch.from_numpy(rows.copy()))
     return out
+
+
+def _form(data: bytes) -> tuple[tuple[int, ...], bool, str, int] | None:
+    """Return shape, whether by columns, type, and where the numbers begin; None if damaged."""
+    start = len(_MAGIC) + 2
+    if data[: len(_MAGIC)] != _MAGIC:
+        return None
+    end = start + int.from_bytes(data[start - 2 : start], "little")
+    found = _FORM.fullmatch(data[start:end]) if end - start <= HEADER else None
+    if found is None:
+        return None
+    shape = tuple(int(word) for word in found[3].split(b",") if word)
+    return shape, found[2] == b"True", found[1].decode(), end
 
 
 def values(content: RecordDict, name: str, expected: set[str]) -> dict[str, float]:
