@@ -29,11 +29,11 @@ def test_every_round_is_there_until_nobody_can_ask_for_it(tmp_path: Path) -> Non
     digests = {r: keep.store(r, state(r)) for r in (1, 2, 3, 5)}
     for r, digest in digests.items():
         assert keep.load(r, digest, SPEC)["scaffold"]["c"].tolist() == [float(r)] * 3
-    keep.tidy(believed=3, saved=2)  # round 5 was never taken; the server may go back to 2
+    keep.tidy(believed=3, back=2)  # round 5 was never taken; the server may go back to 2
     assert names(tmp_path) == ["round-00000002.safetensors", "round-00000003.safetensors"]
-    keep.tidy(believed=3, saved=9)
-    assert names(tmp_path) == ["round-00000003.safetensors"]
-    keep.tidy(believed=0, saved=0)
+    keep.tidy(believed=0, back=2)  # the method has begun anew, and that is not saved yet
+    assert names(tmp_path) == ["round-00000002.safetensors"]
+    keep.tidy(believed=0, back=0)
     assert names(tmp_path) == []
 
 

@@ -17,8 +17,10 @@ from fedkeel import config
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.rounds import Result
 from fedkeel.flower import server
 from fedkeel.flower.export import export
+from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.roster import least
 from fedkeel.flower.wire import HEAD
 from near import Near, played, sites
@@ -86,6 +88,46 @@ def test_a_round_whose_clients_have_all_lost_it_is_a_round(tmp_path: Path) -> No
     rows = played(made, grid).rows[1:]
     assert [row.clients for row in rows] == [[0, 1, 2], [], [0, 1, 2], [0, 1, 2]]
     assert rows[1].faults == {"lost what it had kept; the method begins anew": [0, 1, 2]}
+
+
+class Killed(BaseException):
+    """Ends a run at once: nothing more is saved."""
+
+
+def test_a_kill_after_the_method_began_anew_finds_the_state_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes were told that nothing of theirs counts any more, and removed all of it."""
+    made = run("scaffold", rounds=6)
+    engine = made.settings.engine.model_copy(update={"checkpoint_seconds": 1e9})
+    made = replace(made, settings=made.settings.model_copy(update={"engine": engine}))
+    train = Nodes.train
+
+    def ends(at: int, error: BaseException) -> None:
+        def trains(self, message, *more):  # type: ignore[no-untyped-def]
+            if message.round == at:
+                raise error
+            return train(self, message, *more)
+
+        monkeypatch.setattr(Nodes, "train", trains)
+
+    def made_at(root: Path, kill: int) -> Result:
+        grid = alone(made, root)
+        ends(2, TrainingError("stopped, with everything saved"))
+        with pytest.raises(TrainingError):
+            played(made, grid, root / "run")
+        forget(root, 1)
+        ends(kill, Killed())
+        if kill < 6:
+            with pytest.raises(Killed):
+                played(made, grid, root / "run", resume=True)
+            monkeypatch.setattr(Nodes, "train", train)
+        return played(made, grid, root / "run", resume=True)
+
+    whole, killed = made_at(tmp_path / "whole", 9), made_at(tmp_path / "killed", 4)
+    assert [row.clients for row in killed.rows[1:]] == [row.clients for row in whole.rows[1:]]
+    assert killed.rows[3].faults == {"lost what it had kept; the method begins anew": [1]}
+    assert all(torch.equal(killed.params[k], whole.params[k]) for k in whole.params)
 
 
 def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -> None:

@@ -97,24 +97,21 @@ class Keep:
                 raise
         return _digest(data)
 
-    def tidy(self, believed: int, saved: int) -> None:
+    def tidy(self, believed: int, back: int) -> None:
         """Remove what nobody can ask for again.
 
         Args:
             believed: the round whose state the server believes in, 0 for none.
-            saved: rounds completed at the server's last checkpoint, to which it may go back.
+            back: the one in which it believed at its last checkpoint, to which it may go back.
 
         Raises:
             RunError: the disk fails; nothing that is needed is gone.
         """
         with _disk("What the client no longer needs cannot be removed."):
-            there = [r for r in self._rounds() if r <= believed]
-            base = max((r for r in there if r <= saved), default=0)
-            needed = {r for r in there if r >= base}
             if self._folder.is_dir():
                 for file in list(self._folder.iterdir()):
                     found = _NAME.fullmatch(file.name)
-                    if found is None or int(found[1]) not in needed:
+                    if found is None or int(found[1]) not in (believed, back):
                         file.unlink(missing_ok=True)
 
     def _file(self, round: int) -> Path:

@@ -73,9 +73,10 @@ class Nodes:
         clients = len(world.federation)
         self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
         self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
+        self._back = np.zeros(clients, dtype=np.int64)  # [C] its round at the last checkpoint
         self._pending: dict[int, str] = {}  # digests of a round that is not yet taken
         self.reasons: list[str] = []  # nodes train one client after the other, as was asked for
-        self._round = self._saved = 0
+        self._round = 0
         self._ledger = Ledger([*needs.down, *needs.up])
 
     # --- training --------------------------------------------------------------------------------
@@ -141,11 +142,11 @@ class Nodes:
                 terms=self._terms,
                 data=said[own[0]].digest,
                 lr=message.lr,
-                saved=self._saved,
                 clients=tuple(own),
                 done=tuple(jobs[k].done for k in own),
                 kept=tuple(int(self._kept[k]) for k in own),
                 digest=tuple(f"{int(self._digest[k]):016x}" for k in own),
+                back=tuple(int(self._back[k]) for k in own),
             )
             orders[node] = RecordDict({HEAD: head.record(), TENSORS: arrays})
             self._ledger.sent(whose, {"p": dict(message.params), "b": dict(message.buffers)})
@@ -328,7 +329,7 @@ class Nodes:
 
     def saved(self) -> None:
         """Hear that the checkpoint of the last state is complete."""
-        self._saved = self._round
+        self._back[:] = self._kept
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what the server knew of the clients' states at a checkpoint."""
@@ -336,7 +337,8 @@ class Nodes:
         self._kept[:] = arrays[KEPT]
         self._digest[:] = arrays[DIGEST]
         self._begun[:] = arrays[BEGUN]
-        self._round = self._saved = int(arrays[ROUND][0])
+        self._back[:] = self._kept
+        self._round = int(arrays[ROUND][0])
 
     # --- evaluation ------------------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ class Site:
         """Train one client of an order and add its tensors to the records."""
         client = order.clients[place]
         keep = Keep(self.root, order.run, client)
-        keep.tidy(order.kept[place], order.saved)
+        keep.tidy(order.kept[place], order.back[place])
         mine, status = self._mine(order, place, keep)
         if status == LOST:
             return status, 0, 0, ""
@@ -290,7 +290,8 @@ class Site:
     def _order(self, content: RecordDict) -> Order:
         order = Order.read(content)
         count = len(order.clients)
-        if any(len(column) != count for column in (order.done, order.kept, order.digest)):
+        columns = (order.done, order.kept, order.digest, order.back)
+        if any(len(column) != count for column in columns):
             raise WireError("An order's columns differ in length.")
         own = self.terms
         if order.terms.partition("-")[0] != own.partition("-")[0]:

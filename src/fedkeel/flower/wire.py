@@ -96,21 +96,21 @@ class Order(Head):
         terms: digest of what server and nodes have to agree on.
         data: digest of the node's data, as the run began with them.
         lr: local learning rate of the round.
-        saved: rounds completed at the server's last checkpoint.
         clients: which clients are meant.
         done: local steps that each has made.
         kept: the round after which each one's state was last taken by the server; 0 for none.
         digest: digest of that state, "" for none.
+        back: the same round at the server's last checkpoint, to which it may go back.
     """
 
     terms: str
     data: str
     lr: float
-    saved: int
     clients: tuple[int, ...]
     done: tuple[int, ...]
     kept: tuple[int, ...]
     digest: tuple[str, ...]
+    back: tuple[int, ...]
 
 
 class Answer(Head):
