@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedkeel import config
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.flower import roster as roster_module
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.own_data import away
@@ -68,6 +70,64 @@ def test_other_data_and_strange_numbers_are_turned_away(tmp_path: Path) -> None:
     found.refresh(0.1, everybody)
     assert sorted(found.where()) == [0]
     assert sum("its data are not those" in words for words in found.faults) == 2
+
+
+def test_who_was_turned_away_is_asked_again_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed connected, so it was never asked again, whatever data it had by then."""
+    made = prepared(clients=federation(2), per_round=2)
+    grid = Near(sites(made, tmp_path))
+    first, second = sorted(grid.sites)
+    asked = []
+
+    def lies(kind: str, reply: RecordDict) -> RecordDict:
+        asked.append(second)
+        if len(asked) < 4:
+            reply[HEAD]["digest"] = "another"
+        return reply
+
+    grid.bends[second] = lies
+    found, now = roster(grid, 2), [100.0]
+    digest, sizes = made.world.federation.data.fingerprint(), made.world.federation.sizes
+    found.pin({k: (int(sizes[k]), digest) for k in range(2)})
+    monkeypatch.setattr(roster_module.time, "monotonic", lambda: now[0])
+    told = []
+    for _ in range(40):
+        found.refresh(0.0, everybody)
+        told += found.faults
+        found.faults.clear()
+        now[0] += QUICK.deadline_seconds / 100
+    assert found.where() == {0: first, 1: second}
+    assert len(asked) == 4  # every tenth of a deadline
+    assert told == [
+        f"node {second} was turned away: its data are not those that client 1 began with"
+    ]
+
+
+def test_a_node_that_is_given_back_its_data_takes_part_again(tmp_path: Path) -> None:
+    """Also where it was never seen to be gone in between."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    good = files[1].read_text()
+    values = {"deadline_seconds": 1.0, "poll_seconds": 0.01, "quorum": 0.4}
+    experiment = own(method="fedavg", rounds=6, flower=values)
+    grid = placed(tmp_path, experiment, [str(f) for f in files])
+
+    def leads(kind: str, reply: RecordDict) -> RecordDict:
+        round = int(reply[HEAD]["round"]) if kind == "train" else 0
+        if round == 1:
+            grid.sites.pop(101, None)
+        if round in (2, 4):
+            files[1].write_text(good.replace("0.", "1.") if round == 2 else good)
+            grid.sites[101] = placed(tmp_path, experiment, [str(f) for f in files]).sites[101]
+        if round == 4:
+            time.sleep(0.15)
+        return reply
+
+    grid.bends[100] = leads
+    rows = serve(grid, experiment, Options(tmp_path / "run")).rows[1:]
+    assert [row.clients for row in rows[3:]] == [[0], [0], [0, 1]]
+    assert sum("was turned away" in words for row in rows for words in row.faults) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ LARGEST = 10**8
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
+AGAIN = 0.1
+"""Share of a round's deadline after which a node that was turned away is asked again."""
+
 STRAGGLERS = 20.0
 """Seconds without a new node after which a run begins with those that are there."""
 
@@ -71,7 +74,8 @@ class Roster:
     """Who is there.
 
     A client belongs to the first node that says it plays it, for as long as that node is connected:
-    nobody takes over a client whose node is there. Who comes for such a client waits.
+    nobody takes over a client whose node is there. Who comes for such a client waits. Who was
+    turned away is asked again after a while: its data may be those of the beginning by then.
 
     Args:
         exchange: how nodes are asked.
@@ -85,7 +89,7 @@ class Roster:
         self._clients = clients
         self._known: dict[int, Presence] = {}
         self._waiting: dict[int, Presence] = {}
-        self._refused: set[int] = set()
+        self._refused: dict[int, tuple[float, str]] = {}  # when, and why
         self._pinned: dict[int, tuple[int, str]] = {}
         self.faults: list[str] = []
 
@@ -97,12 +101,14 @@ class Roster:
             done: whether the nodes that are there, by client, are enough.
         """
         online = self.look()
-        self._refused &= online
+        self._refused = {node: one for node, one in self._refused.items() if node in online}
+        before = time.monotonic() - AGAIN * self._settings.deadline_seconds
+        resting = {node for node, (when, _) in self._refused.items() if when > before}
         waiting, self._waiting = self._waiting, {}
         for node, said in waiting.items():
             if node in online:
                 self._admit(node, said)
-        new = online - set(self._known) - set(self._waiting) - self._refused
+        new = online - set(self._known) - set(self._waiting) - resting
         hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
         orders = dict.fromkeys(sorted(new), hello)
         for reply in self._exchange.ask(orders, HELLO, lambda: done(self.where()), seconds):
@@ -125,8 +131,10 @@ class Roster:
             self.faults.append(words)
 
     def _refuse(self, node: int, error: WireError) -> None:
-        self._refused.add(node)
-        self._note(f"node {node} was turned away: {error.what}")
+        words = f"node {node} was turned away: {error.what}"
+        if self._refused.get(node, (0.0, ""))[1] != words:  # else it has been said
+            self._note(words)
+        self._refused[node] = (time.monotonic(), words)
 
     def _admit(self, node: int, said: Presence) -> None:
         """Let a node in, or let it wait, or turn it away."""
@@ -140,6 +148,7 @@ class Roster:
             self._waiting[node] = said
         else:
             self._known[node] = said
+            self._refused.pop(node, None)
 
     def _check(self, said: Presence) -> None:
         columns = (said.examples, said.held)
