@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment.early import least
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower import server
 from fedkeel.flower.export import export
 from fedkeel.flower.nodes import Nodes
-from fedkeel.flower.roster import least
 from fedkeel.flower.wire import HEAD
 from near import Near, played, sites
 from toys import MARK, Net, federation, prepared, same

@@ -263,6 +263,52 @@ def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
     assert [who for words, who in last.faults.items() if "no share of hits" in words] == [[0]]
 
 
+@pytest.mark.parametrize(("silent", "after"), [(0, 1), (1, 1), (2, 4)])
+def test_a_score_of_fewer_than_the_quorum_ends_no_run(
+    tmp_path: Path, silent: int, after: int
+) -> None:
+    """One hospital of three reached the target for all, and nothing said who was silent."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(3)]
+    values = {"deadline_seconds": 0.3, "poll_seconds": 0.01, "quorum": 0.5}
+    experiment = own(
+        method="fedavg",
+        rounds=4,
+        partition={"kind": "nodes", "clients": 3},
+        flower=values,
+        stop={"target": 0.05},
+    )
+    grid = placed(tmp_path, experiment, [str(f) for f in files])
+    for node in range(100, 100 + silent):
+        grid.bends[node] = lambda kind, reply: None if kind == "evaluate" else reply
+    result = serve(grid, experiment, Options(tmp_path / "run"))
+    assert result.record.status == "finished"
+    assert ("ended early" in result.record.message) == (silent < 2)
+    rows = result.rows
+    assert len(rows) - 1 == after
+    who = list(range(silent))
+    for row in rows[1:]:
+        assert row.clients == [0, 1, 2]
+        found = {"evaluation: no reply before the deadline": who} if who else {}
+        assert row.faults == found
+        assert row.test is not None
+        assert row.test.examples == sum([6, 8, 10][silent:])
+
+
+def test_a_node_that_is_not_there_to_evaluate_is_written_down(tmp_path: Path) -> None:
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    experiment = own(method="fedavg", rounds=1)
+    grid = placed(tmp_path, experiment, [str(f) for f in files])
+
+    def leaves(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == "train":
+            grid.sites.pop(101)
+        return reply
+
+    grid.bends[101] = leaves
+    row = serve(grid, experiment, Options(tmp_path / "run")).rows[-1]
+    assert row.faults == {"evaluation: not connected": [1]}
+
+
 def columns(file: Path, order: str) -> Path:
     """The same table with its columns in another order."""
     rows = [line.split(",") for line in file.read_text().splitlines()]

@@ -15,7 +15,8 @@ class Flower(Settings):
     Args:
         deadline_seconds: a round, or an evaluation, waits at most so long for its clients.
         quorum: share of the selected clients that have to answer by then, in (0, 1]; with fewer the
-            run stops, and can go on later.
+            run stops, and can go on later. The score of an evaluation on fewer of the nodes is
+            recorded, and ends no run by `stop`.
         enough: share of the selected clients with whose answers a round ends, in (0, 1]. Less than
             1 is over-selection: select more than are needed, and take the first.
         screen: a reply is left out where the norm of its update, or of a part's message or answer,

@@ -8,15 +8,26 @@ from fedkeel.config import Stop
 from fedkeel.records.rows import RoundRecord
 
 
+def least(share: float, count: int) -> int:
+    """Return the smallest whole number that is this share of so many, or more.
+
+    >>> least(0.5, 3), least(0.56, 25)
+    (2, 14)
+    """
+    return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14
+
+
 class Early:
     """Looks at each row, and knows from when on a run has no more to do.
 
     Args:
         settings: when a run ends.
+        needed: sources of the test set that have to be measured for a score to be looked at: in a
+            federation with data of its own per node, the quorum.
     """
 
-    def __init__(self, settings: Stop) -> None:
-        self._settings = settings
+    def __init__(self, settings: Stop, needed: int = 1) -> None:
+        self._settings, self._needed = settings, needed
         self._best, self._round = -math.inf, 0
         self.reason = ""
 
@@ -25,7 +36,9 @@ class Early:
 
         The untrained model's row is the one to rise from, and ends nothing.
         """
-        if row.test is not None and row.test.examples and not self.reason:
+        measured = sum(score.examples > 0 for score in row.sources.values())
+        few = bool(row.sources) and measured < self._needed
+        if row.test is not None and row.test.examples and not few and not self.reason:
             self._look(row.round, row.test.top1)
         return bool(self.reason)
 

@@ -17,10 +17,11 @@ from fedkeel.clock import Clock, shares
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
+from fedkeel.engine.loop import evaluated
 from fedkeel.engine.world import Account, Engine, Trained
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.checkpoint import packed, unpacked
-from fedkeel.experiment.early import Early
+from fedkeel.experiment.early import Early, least
 from fedkeel.experiment.engines import make
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import learning_rate
@@ -116,7 +117,8 @@ class Run:
         self._server = owned(prepared.server)
         self._rows: list[RoundRecord] = []
         self._whole = True  # false from a server's step until its round is recorded
-        self._early = Early(self._settings.stop)
+        sources = len(np.unique(evaluated(self._world, "test")[1]))
+        self._early = Early(self._settings.stop, least(self._settings.flower.quorum, sources))
         self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
         self._saved = time.monotonic()

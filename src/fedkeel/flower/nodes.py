@@ -20,13 +20,14 @@ from fedkeel.engine.loop import evaluate, evaluated
 from fedkeel.engine.rounds import RoundBuffers, flat
 from fedkeel.engine.world import Job, Split, Tick, Trained
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.experiment.early import least
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.room import estimate
 from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.ledger import ASKED, EVALUATION, Ledger
-from fedkeel.flower.reader import Reader
-from fedkeel.flower.roster import Roster, least
+from fedkeel.flower.reader import Reader, nothing, scores
+from fedkeel.flower.roster import Roster
 from fedkeel.flower.screen import odd_answers, outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
 from fedkeel.flower.wire import (
@@ -38,10 +39,9 @@ from fedkeel.flower.wire import (
     of_client,
     pack,
     unpack,
-    values,
 )
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.tree import State, Tree, below, branches, nbytes, unwalk, walk
+from fedkeel.tree import State, Tree, below, branches, nbytes, walk
 
 KEPT, DIGEST, ROUND, BEGUN = "nodes/kept", "nodes/digest", "nodes/round", "nodes/begun"
 """Names in a checkpoint: the round of each client's state, its digest, the server's round, and a
@@ -258,7 +258,7 @@ class Nodes:
         orders = self._orders(message, jobs)
         came: set[int] = set()
         for job in jobs.values():
-            self._buffers.rows.put_answers(job, _nothing(self._forms))
+            self._buffers.rows.put_answers(job, nothing(self._forms))
         started = time.monotonic()
         for reply in self._exchange.ask(orders, SURVEY):
             meant = self._meant(orders, reply.node)
@@ -356,18 +356,20 @@ class Nodes:
         message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs, EVALUATION)
+        came: set[int] = set()
+        started = time.monotonic()
         for reply in self._exchange.ask(orders, EVALUATE):
             meant = self._meant(orders, reply.node)
             try:
                 if reply.content is None:
                     raise WireError(reply.fault)
                 for client in meant:
-                    name = of_client("scores", client)
-                    found = values(reply.content, name, {"top1", "top3", "loss"})
                     own = np.flatnonzero(group == client)
-                    measured[own] = _spread(found, len(own))
+                    measured[own] = scores(reply.content, client, len(own))
+                    came.add(client)
             except WireError as error:
-                self._ledger.fault(error.short(), meant, stage=EVALUATION)
+                self._ledger.fault(error.short(), set(meant) - came, stage=EVALUATION)
+        self._missing(clients, came, time.monotonic() - started, stage=EVALUATION)
         return measured
 
     def __enter__(self) -> Nodes:
@@ -375,23 +377,3 @@ class Nodes:
 
     def __exit__(self, *error: object) -> None:
         """Nothing to end: the nodes live on."""
-
-
-def _spread(means: Mapping[str, float], count: int) -> Tensor:
-    """Return [N, 3] rows of examples that have these means; hits are whole.
-
-    Raises:
-        WireError: the means cannot be those of so many examples.
-    """
-    if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
-        raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
-    places = torch.arange(count)
-    hits = [(places < round(means[name] * count)).double() for name in ("top1", "top3")]
-    return torch.stack([*hits, torch.full((count,), means["loss"]).double()], dim=1)
-
-
-def _nothing(forms: Forms) -> ByPart:
-    """Return the answer of a client that has given none: NaN, which counts for nothing."""
-    return branches(
-        unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
-    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from flwr.app import RecordDict
+from torch import Tensor
 
 from fedkeel.data import batches
 from fedkeel.experiment.prepared import Prepared
@@ -13,7 +15,8 @@ from fedkeel.flower.arrived import Took
 from fedkeel.flower.site import Forms
 from fedkeel.flower.wire import TENSORS, Answer, Order, WireError, of_client, unpack, values
 from fedkeel.method import client as method
-from fedkeel.tree import State, Tree, below, branches, tensors
+from fedkeel.method.context import ByPart
+from fedkeel.tree import State, Tree, below, branches, tensors, unwalk
 
 
 @dataclass(frozen=True)
@@ -113,3 +116,29 @@ class Reader:
 
 def _is_digest(text: str) -> bool:
     return len(text) == 16 and all(sign in "0123456789abcdef" for sign in text)
+
+
+def scores(content: RecordDict, client: int, count: int) -> Tensor:
+    """Return [N, 3] rows of examples that have the means that a client has sent; hits are whole.
+
+    Args:
+        content: the reply of its node.
+        client: which client.
+        count: N, the number of examples that it was measured on.
+
+    Raises:
+        WireError: there are none, or they cannot be those of so many examples.
+    """
+    means = values(content, of_client("scores", client), {"top1", "top3", "loss"})
+    if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
+        raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
+    places = torch.arange(count)
+    hits = [(places < round(means[name] * count)).double() for name in ("top1", "top3")]
+    return torch.stack([*hits, torch.full((count,), means["loss"]).double()], dim=1)
+
+
+def nothing(forms: Forms) -> ByPart:
+    """Return the answer of a client that has given none: NaN, which counts for nothing."""
+    return branches(
+        unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
+    )

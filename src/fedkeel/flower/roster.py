@@ -27,15 +27,6 @@ STRAGGLERS = 20.0
 """Seconds without a new node after which a run begins with those that are there."""
 
 
-def least(share: float, count: int) -> int:
-    """Return the smallest whole number that is this share of so many, or more.
-
-    >>> least(0.5, 3), least(0.56, 25)
-    (2, 14)
-    """
-    return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14
-
-
 class Presence(Head):
     """What a node says of itself.
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError, RunError
+from fedkeel.experiment.early import least
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.prepared import Prepared
@@ -18,7 +19,7 @@ from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away, stand_in
-from fedkeel.flower.roster import Roster, least
+from fedkeel.flower.roster import Roster
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.records.folder import write_text
