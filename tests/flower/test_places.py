@@ -167,6 +167,28 @@ def test_nobody_there_is_said_after_the_deadline(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "waiting for nodes: 0 of 3 clients\n"  # and once alone
 
 
+def test_two_nodes_with_one_partition_id_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second one waited without a word, and the advice was to start the nodes."""
+    made = prepared(clients=federation(3), per_round=3)
+    found = sites(made, tmp_path, nodes=3)
+    first, second, third = found
+    grid = Near({first: found[first], second: replace(found[first]), third: found[third]})
+    words = f"nodes {first} and {second} both have partition-id 0"
+    with pytest.raises(RunError, match=words) as error:
+        roster(grid, 3).gather(lambda count: count == 3, "all 3")
+    assert "each with a partition-id of its own" in str(error.value)
+    assert len(error.value.lines()) <= 4
+    assert capsys.readouterr().out == f"waiting for nodes: 2 of 3 clients; {words}\n"
+    begun = roster(grid, 3)
+    begun.gather(lambda count: count >= 2, "at least 2")
+    assert begun.faults == [words]  # which the first round's row says
+    grid.sites[second] = replace(found[first], clients=frozenset({0, 1}))
+    with pytest.raises(RunError, match=f"nodes {first} and {second} both play client 0"):
+        roster(grid, 3).gather(lambda count: count == 3, "all 3")
+
+
 # --- data of one's own ---------------------------------------------------------------------------
 
 
@@ -244,6 +266,23 @@ def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
     assert [one.examples for one in scores] == [6, 8, 14]
     assert any(one.top1 not in (0.0, 0.5, 1.0) for one in scores)
     assert all(one.top1 == round(one.top1 * one.examples) / one.examples for one in scores)
+
+
+def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """The scores of one stood in place of the other's."""
+    experiment = own(partition={"kind": "nodes", "clients": 4}, rounds=1)
+    nodes = {}
+    for i, name in enumerate(["hospital", "hospital", "", "hospital (client 1)"]):
+        file = table(tmp_path / f"{i}.csv", i)
+        config = {"partition-id": i, "data": str(file), "state": str(tmp_path / "s"), "name": name}
+        nodes[100 + i] = site(experiment, config)
+    last = serve(Near(nodes), experiment, Options(tmp_path / "run")).rows[-1]
+    assert {name: score.examples for name, score in last.sources.items()} == {
+        "hospital (client 0)": 6,
+        "hospital (client 1)": 8,
+        "client 2": 10,
+        "hospital (client 1) (client 3)": 12,
+    }
 
 
 @pytest.mark.parametrize("lie", [1.5, -0.1, float("nan"), float("inf")])

@@ -8,6 +8,7 @@ the data.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
@@ -214,7 +215,7 @@ def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredient
     digest.update(repr([said[k].digest for k in sorted(said)]).encode())
     data = _blank(experiment, first, 2, (f"nodes {digest.hexdigest()}",))
     data = replace(data, columns=columns)
-    names = tuple(said[k].name or f"client {k}" for k in sorted(said))
+    names = _names(said)
     federation = Federation(
         data,
         np.zeros(sum(sizes), dtype=np.int64),
@@ -228,6 +229,19 @@ def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredient
         _blank(experiment, first, sum(held), names), source=np.repeat(np.arange(len(held)), held)
     )
     return _ingredients(experiment, federation, test)
+
+
+def _names(said: Mapping[int, Presence]) -> tuple[str, ...]:
+    """Return what the clients are called, told apart where two nodes have one name.
+
+    A name that ends as these do is told apart too: all of them are different.
+    """
+    given = {k: said[k].name or f"client {k}" for k in sorted(said)}
+    count = Counter(given.values())
+    return tuple(
+        name if count[name] == 1 and " (client " not in name else f"{name} (client {k})"
+        for k, name in given.items()
+    )
 
 
 def _columns(said: Mapping[int, Presence]) -> tuple[str, ...]:

@@ -181,19 +181,38 @@ class Roster:
             count, now = len(self.where()), time.monotonic()
             came, last = (now, count) if count > last else (came, last)
             if count == self._clients or (enough(count) and now > min(came + STRAGGLERS, end)):
+                for words in self._twice() if count < self._clients else ():
+                    self._note(words)
                 return
-            words = "; ".join([f"{count} of {self._clients} clients", *self.faults[-1:]])
+            twice = self._twice()
+            found = [f"{count} of {self._clients} clients", *twice[:2], *self.faults[-1:]]
+            words = "; ".join(found)
             if now > end:
                 raise RunError(
                     "The nodes of the federation are not there.",
                     got=words,
                     expected=what,
-                    do="start the SuperNodes, then go on with resume",
+                    do="start the SuperNodes, each with a partition-id of its own, then resume"
+                    if twice
+                    else "start the SuperNodes, then go on with resume",
                 )
             if words != told:  # Flower shows it to whoever has submitted the run
                 print(f"waiting for nodes: {words}", flush=True)
                 told = words
             time.sleep(self._settings.poll_seconds)
+
+    def _twice(self) -> list[str]:
+        """Return, in words, which nodes wait because another one plays their client."""
+        where = self.where()
+        found = []
+        for node, said in sorted(self._waiting.items()):
+            client = min(set(said.clients) & set(where), default=None)
+            if client is not None:
+                whose = f"nodes {where[client]} and {node} both"
+                same = said.clients == self._known[where[client]].clients
+                what = f"have partition-id {min(said.clients)}" if same else f"play client {client}"
+                found.append(f"{whose} {what}")
+        return found
 
     def where(self) -> dict[int, int]:
         """Return the node of each client that is there."""
