@@ -11,6 +11,7 @@ import torch
 from fedkeel.engine.buffers import specs
 from fedkeel.errors import RunError
 from fedkeel.flower.keep import Keep, LostError
+from fedkeel.flower.site import note
 
 
 def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -76,6 +77,20 @@ def test_a_disk_that_fails_leaves_the_last_state(
         keep.store(2, state(2.0))
     assert names(tmp_path) == ["round-00000001.safetensors"]
     assert keep.load(1, digest, SPEC)["scaffold"]["c"].tolist() == [1.0] * 3
+
+
+def test_a_folder_that_is_not_ones_own_is_said_to_the_server_and_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log cannot be written to either: the reason was nowhere."""
+    (tmp_path / "taken").write_text("a file, and no folder")
+    with pytest.raises(RunError) as error:
+        Keep(tmp_path / "taken", "run", 0).store(1, state(1.0))
+    assert error.value.what == "What the client keeps cannot be written: Not a directory."
+    note(tmp_path / "taken", error.value)
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'taken' / 'node.log'} cannot be written to (File exists)" in said
+    assert error.value.what in said
 
 
 @pytest.mark.parametrize("name", ["iterdir", "read_bytes", "unlink", "mkdir"])

@@ -20,7 +20,7 @@ from fedkeel.flower import roster as roster_module
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.own_data import away
-from fedkeel.flower.place import site
+from fedkeel.flower.place import folder, site
 from fedkeel.flower.roster import Roster
 from fedkeel.flower.server import Options, serve
 from fedkeel.flower.wire import FORMAT, HEAD, Head
@@ -481,6 +481,11 @@ def test_labels_are_numbered_in_the_same_way_everywhere(tmp_path: Path) -> None:
     strange = table(tmp_path / "2.csv", 1, labels=("yes", "perhaps"))
     with pytest.raises(DataError, match="a label that the experiment does not know"):
         site(own(), {"partition-id": 1, "data": str(strange)})
+
+
+def test_a_folder_below_the_home_of_who_runs_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert folder({"state": "~/states"}) == Path("/somewhere/states")
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -101,8 +101,11 @@ def export(
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    for module in write(experiment(path, preset, settings), out):
+    found = experiment(path, preset, settings)
+    for module in write(found, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
+    if found.engine.device == "cuda":
+        say(console, "nodes train on the processor: engine.device is left aside")
     say(console, f"app     {out}")
     say(console, f"next    {out / 'README.md'}")
 

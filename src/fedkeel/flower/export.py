@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -21,6 +22,24 @@ from fedkeel.task.models import builder
 from fedkeel.version import __version__
 
 PACKAGE = "federation"
+
+NODES, LISTED = 3, 10
+"""Nodes that the README is written for where any number can share the clients; nodes that it
+registers one by one."""
+
+OWN = """\
+`partition-id` is the client's number, from 0 to {last}: each node has one of its own, which it
+keeps for ever. `data` is a file or folder of the node, or a function, `data="my_module:load"`;
+`name="..."` is what its scores are called."""
+
+SHARED = """\
+`partition-id` is the node's number, from 0 to {last}: each node has one of its own, which it keeps
+for ever. The nodes share the clients of the experiment: node i of n, `num-partitions=n`, plays the
+clients i, i + n, i + 2 n, ... . With another number of nodes, give all of them that number."""
+
+ON_CPU = """
+
+Nodes train on the processor: `engine.device = "cuda"` holds for simulations alone."""
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
@@ -112,11 +131,43 @@ def _template(name: str) -> Template:
 
 def _facts(experiment: Experiment, left: list[str]) -> dict[str, str]:
     install = "".join(f"\nThe module `{m}` has to be installed there too.\n" for m in left)
+    nodes = _nodes(experiment)
     return {
         "project": re.sub(r"[^a-z0-9-]+", "-", experiment.name.lower()).strip("-") or "federation",
         "publisher": "fedkeel",
         "method": experiment.method.replace('"', "'"),
         "rounds": str(experiment.rounds),
         "version": __version__,
+        "flwr": ".".join(version("flwr").split(".")[:2]),
         "modules": install,
+        "nodes": str(nodes),
+        "register": _register(nodes),
+        **_places(experiment, nodes),
+        "device": ON_CPU if experiment.engine.device == "cuda" else "",
     }
+
+
+def _nodes(experiment: Experiment) -> int:
+    """Return for how many nodes the README is written: each client's, where it has its own data."""
+    clients = experiment.partition.clients or NODES
+    return clients if away(experiment) else min(clients, NODES)
+
+
+def _register(nodes: int) -> str:
+    """Return the commands that let nodes in, of many the first ones."""
+    line = "    flwr supernode register keys/node-{}.pub federation\n"
+    lines = [line.format(i) for i in range(nodes)]
+    if nodes > LISTED:
+        lines[LISTED:] = [f"\nand so on, up to `keys/node-{nodes - 1}.pub`.\n"]
+    return "".join(lines)
+
+
+def _places(experiment: Experiment, nodes: int) -> dict[str, str]:
+    """Return a node's configuration, and what is said of its entries."""
+    config = f'partition-id=0 num-partitions={nodes} state="~/.fedkeel/state"'
+    if away(experiment):
+        return {
+            "config": f'{config} data="/path/to/file.csv"',
+            "places": OWN.format(last=nodes - 1),
+        }
+    return {"config": config, "places": SHARED.format(last=nodes - 1)}

@@ -56,7 +56,7 @@ class Keep:
             LostError: it is not there, has another digest, or another form.
             RunError: the disk fails; what is there is still there.
         """
-        with _disk("What the client keeps cannot be read."):
+        with _disk("What the client keeps cannot be read"):
             there = self._rounds()
             if round not in there:
                 raise LostError(
@@ -83,7 +83,7 @@ class Keep:
         data = save({path: t.contiguous() for path, t in walk(dict(state))})
         file = self._file(round)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
-        with _disk("What the client keeps cannot be written."):
+        with _disk("What the client keeps cannot be written"):
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with aside.open("wb") as stream:
@@ -107,7 +107,7 @@ class Keep:
         Raises:
             RunError: the disk fails; nothing that is needed is gone.
         """
-        with _disk("What the client no longer needs cannot be removed."):
+        with _disk("What the client no longer needs cannot be removed"):
             if self._folder.is_dir():
                 for file in list(self._folder.iterdir()):
                     found = _NAME.fullmatch(file.name)
@@ -131,8 +131,7 @@ def _disk(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            what,
-            got=error.strerror or error,
+            f"{what}: {error.strerror or type(error).__name__}.",  # which the server is told
             do="see that the node's disk has room and is its own; the next round tries again",
         ) from None
 

@@ -38,7 +38,7 @@ def site(experiment: Experiment, config: Mapping[str, object]) -> Site:
 
 def folder(config: Mapping[str, object]) -> Path:
     """Return where a node keeps what its clients remember, and its log."""
-    return Path(str(config.get("state") or STATE))
+    return Path(str(config.get("state") or STATE)).expanduser()
 
 
 def _whole(values: Mapping[str, object], name: str, default: int | None = None) -> int:

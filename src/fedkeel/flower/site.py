@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -326,10 +326,16 @@ class Site:
 
 
 def note(root: Path, error: FedkeelError) -> None:
-    """Write an error into the node's log, of which the first megabyte is kept."""
-    file = root / LOG
-    with suppress(OSError):
+    """Write an error into the node's log, of which the first megabyte is kept.
+
+    Where that cannot be, it goes to the SuperNode's output.
+    """
+    file, text = root / LOG, "\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""])
+    try:
         root.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.stat().st_size < 1_000_000:
             with file.open("a", encoding="utf-8") as stream:
-                stream.write("\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""]))
+                stream.write(text)
+    except OSError as refused:
+        reason = refused.strerror or type(refused).__name__
+        print(f"{file} cannot be written to ({reason}):\n{text}", file=sys.stderr, flush=True)
