@@ -97,6 +97,25 @@ def test_momentum_goes_on() -> None:
         assert np.allclose(last[name], start.numpy() + gone, rtol=0, atol=1e-12)
 
 
+def test_a_second_start_begins_from_the_arrays_that_it_is_given() -> None:
+    """It went on from the model, the momenta and the faults of the first one."""
+    told, strategy = moves(), Method("momentum+fedvarp", clients=3, fraction_evaluate=0.0)
+    found = []
+    for scale in (5.0, 1.0):
+        arrays = ArrayRecord({k: scale * v for k, v in toy_network().params.items()})
+        lost = {**told, LAST: {k: v * np.inf for k, v in told[LAST].items()}}
+        result = strategy.start(Plain(lost if scale > 1 else told), arrays, num_rounds=2)
+        found.append((result.arrays, dict(strategy.faults)))
+    fresh = Method("momentum+fedvarp", clients=3, fraction_evaluate=0.0)
+    arrays = ArrayRecord(dict(toy_network().params))
+    expected = fresh.start(Plain(told), arrays, num_rounds=2).arrays
+    (first, _), (second, faults) = found
+    assert faults == {}
+    for name in toy_network().params:
+        assert np.array_equal(second[name].numpy(), expected[name].numpy())
+        assert not np.array_equal(first[name].numpy(), expected[name].numpy())
+
+
 @pytest.mark.parametrize("method", ["fedgh", "fedadam", "median", "globalgc", "fedvarp", "mifa"])
 def test_methods_of_the_server_run(method: str) -> None:
     strategy = played(method, moves())

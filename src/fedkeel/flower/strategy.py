@@ -58,6 +58,7 @@ class Method(FedAvg):
 
     Floating-point arrays are the model; of others, such as counters, the largest is taken. A reply
     that is not finite, has another form, or a norm a thousand times the median is left out.
+    `start` begins anew each time, from the arrays that it is given; nodes keep their places.
 
     Args:
         expression: the method.
@@ -104,10 +105,14 @@ class Method(FedAvg):
     ) -> Iterable[Message]:
         """Send the model to the round's nodes, drawn by the seed among those that are there.
 
+        Round 1 begins the method anew from the arrays; later rounds go on from the last one's.
+
         Raises:
             RunError: there are too few of them.
         """
-        server = self._server = self._server or self._begin(arrays)
+        if self._server is None or server_round == 1:  # `start` counts from 1 each time
+            self._server, self.faults = self._begin(arrays), {}
+        server = self._server
         count = max(
             int(self._clients * self.fraction_train), min(self.min_train_nodes, self._clients)
         )
