@@ -13,12 +13,13 @@ from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
 from fedkeel import config
-from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError
+from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower import roster as roster_module
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.exchange import Exchange
+from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away
 from fedkeel.flower.place import folder, site
 from fedkeel.flower.roster import Roster
@@ -331,6 +332,46 @@ def test_a_score_of_fewer_than_the_quorum_ends_no_run(
         assert row.faults == found
         assert row.test is not None
         assert row.test.examples == sum([6, 8, 10][silent:])
+
+
+def test_a_run_goes_on_without_a_node_that_has_left_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it said of its data is in the checkpoint; every resume waited for it."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(3)]
+    values = {"deadline_seconds": 0.3, "poll_seconds": 0.01, "quorum": 0.5}
+    kind = {"kind": "nodes", "clients": 3}
+    stop = {"dtype": "float64", "checkpoint_seconds": 0.0}
+    experiment = own(method="fedavg", rounds=4, partition=kind, flower=values, engine=stop)
+    grid = placed(tmp_path, experiment, [str(f) for f in files])
+    train = Nodes.train
+
+    def ends(self, message, *more):  # type: ignore[no-untyped-def]
+        if message.round == 2:
+            raise TrainingError("the server was stopped")
+        return train(self, message, *more)
+
+    monkeypatch.setattr(Nodes, "train", ends)
+    with pytest.raises(TrainingError):
+        serve(grid, experiment, Options(tmp_path / "run"))
+    monkeypatch.setattr(Nodes, "train", train)
+    gone = grid.sites.pop(102)
+    monkeypatch.setattr(roster_module, "STRAGGLERS", 0.1)
+    result = serve(grid, experiment, Options(tmp_path / "run", resume=True))
+    assert result.record.status == "finished"
+    assert [row.clients for row in result.rows[1:]] == [[0, 1, 2]] * 2 + [[0, 1]] * 2
+    assert result.rows[4].faults == {"evaluation: not connected": [2], "not connected": [2]}
+    assert set(result.rows[1].sources) == set(result.rows[4].sources)
+
+    monkeypatch.setattr(Nodes, "train", ends)
+    grid.sites[102] = gone
+    with pytest.raises(TrainingError):
+        serve(grid, experiment, Options(tmp_path / "other"))
+    monkeypatch.setattr(Nodes, "train", train)
+    table(files[2], 5)  # and one that comes back with other data stays out
+    grid.sites[102] = placed(tmp_path, experiment, [str(f) for f in files]).sites[102]
+    rows = serve(grid, experiment, Options(tmp_path / "other", resume=True)).rows
+    assert [row.clients for row in rows[3:]] == [[0, 1]] * 2
 
 
 def test_a_node_that_is_not_there_to_evaluate_is_written_down(tmp_path: Path) -> None:

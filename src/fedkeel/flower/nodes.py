@@ -27,7 +27,7 @@ from fedkeel.flower.arrived import Arrived, Took
 from fedkeel.flower.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
 from fedkeel.flower.ledger import ASKED, EVALUATION, Ledger
 from fedkeel.flower.reader import Reader, nothing, scores
-from fedkeel.flower.roster import Roster
+from fedkeel.flower.roster import Presence, Roster, written
 from fedkeel.flower.screen import odd_answers, outliers
 from fedkeel.flower.site import LOST, OK, RESTARTED, Forms, terms
 from fedkeel.flower.wire import (
@@ -55,16 +55,21 @@ class Nodes:
         prepared: the run.
         exchange: how nodes are asked.
         roster: who is there.
-        away: whether the data is on the nodes alone, so that they evaluate.
+        said: where the data is on the nodes alone, so that they evaluate, what each client's node
+            has said of its data; it is in the checkpoint, for a run that goes on without some.
     """
 
     def __init__(
-        self, prepared: Prepared, exchange: Exchange, roster: Roster, away: bool = False
+        self,
+        prepared: Prepared,
+        exchange: Exchange,
+        roster: Roster,
+        said: Mapping[int, Presence] | None = None,
     ) -> None:
         world, capacity = prepared.world, prepared.population.per_round
         self._prepared, self._world = prepared, world
         self._settings = prepared.settings.flower
-        self._exchange, self._roster, self._away = exchange, roster, away
+        self._exchange, self._roster, self._said = exchange, roster, said
         needs = estimate(prepared)
         self._forms, self._terms = Forms.of(prepared), terms(prepared)
         self._begun = np.array([secrets.randbits(64)], dtype=np.uint64)
@@ -325,6 +330,7 @@ class Nodes:
             DIGEST: self._digest.copy(),
             ROUND: np.array([self._round], dtype=np.int64),
             BEGUN: self._begun.copy(),
+            **({} if self._said is None else written(self._said)),
         }
 
     def saved(self) -> None:
@@ -347,7 +353,7 @@ class Nodes:
 
         Where the server has the data, it evaluates itself, and exactly.
         """
-        if not self._away:
+        if self._said is None:
             with arithmetic(self._world.precision):
                 return evaluate(self._world, params, buffers, split)
         _, group, _ = evaluated(self._world, "clients")

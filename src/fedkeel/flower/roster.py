@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
+import numpy as np
 from flwr.app import RecordDict
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
 from fedkeel.flower.exchange import HELLO, Exchange
 from fedkeel.flower.wire import FORMAT, HEAD, Head, WireError
+
+SAID = "nodes/said"
+"""Name in a checkpoint: what each client's node has said of its data."""
 
 LARGEST = 10**8
 """Examples of a client, and numbers in an input, that the server believes a node to have."""
@@ -59,6 +65,31 @@ class Presence(Head):
         if math.prod(self.shape) > LARGEST:
             raise ValueError(f"'shape' has more than {LARGEST} numbers")
         return self
+
+
+def written(said: Mapping[int, Presence]) -> dict[str, NDArray[np.uint8]]:
+    """Return what each client's node has said, for a checkpoint."""
+    text = json.dumps({client: one.model_dump() for client, one in sorted(said.items())})
+    return {SAID: np.frombuffer(text.encode(), dtype=np.uint8).copy()}
+
+
+def remembered(arrays: Mapping[str, NDArray[Any]]) -> dict[int, Presence]:
+    """Return what each client's node had said at a checkpoint, empty where it holds nothing of it.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    if SAID not in arrays:
+        return {}
+    try:
+        found = json.loads(arrays[SAID].tobytes())
+        return {int(k): Presence.model_validate_json(json.dumps(v)) for k, v in found.items()}
+    except (ValueError, AttributeError) as error:
+        raise RunError(
+            "What the checkpoint says of the nodes' data cannot be read.",
+            got=type(error).__name__,
+            do="begin another run, in another folder",
+        ) from None
 
 
 class Roster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,10 @@ from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away, stand_in
-from fedkeel.flower.roster import Roster
+from fedkeel.flower.roster import Presence, Roster, remembered
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
-from fedkeel.records.folder import write_text
+from fedkeel.records.folder import RunFolder, write_text
 
 OUTCOME = "outcome.json"
 """File that says how a run ended, for whoever follows it."""
@@ -81,16 +82,21 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     refuse_secure_aggregation(experiment)
     settings = experiment.flower
     exchange = Exchange(grid, settings)
-    on_nodes = away(experiment)
-    if on_nodes:
+    said: Mapping[int, Presence] | None
+    if away(experiment):
         count = experiment.partition.clients or 0
-        roster = Roster(exchange, settings, count)
-        roster.gather(lambda found: found == count, f"all {count}, whose data nobody else knows")
-        prepared = prepare(experiment, stand_in(experiment, roster.said()))
+        roster, said = Roster(exchange, settings, count), _before(options, count)
+        if not said:
+            every = f"all {count}, whose data nobody else knows"
+            roster.gather(lambda found: found == count, every)
+            said = roster.said()
+        prepared = prepare(experiment, stand_in(experiment, said))
+        roster.pin({k: (one.examples[0], one.digest) for k, one in said.items()})
     else:
+        said = None
         prepared = prepare(experiment, gather(experiment))
         roster = Roster(exchange, settings, prepared.population.clients)
-    _pin(roster, prepared, on_nodes)
+        _pin(roster, prepared)
     needed = least(settings.quorum, prepared.population.clients)
     roster.gather(lambda found: found >= needed, f"at least {needed} clients")
     choice = {
@@ -103,7 +109,7 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         prepared,
         options.out,
         options.resume,
-        engine=Nodes(prepared, exchange, roster, on_nodes),
+        engine=Nodes(prepared, exchange, roster, said),
         choice=choice,
     )
 
@@ -132,12 +138,15 @@ def refuse_secure_aggregation(experiment: Experiment) -> None:
     )
 
 
-def _pin(roster: Roster, prepared: Prepared, on_nodes: bool) -> None:
+def _before(options: Options, count: int) -> Mapping[int, Presence]:
+    """Return what the nodes said when the run began that goes on, empty where none does."""
+    saved = RunFolder(options.out).load() if options.resume else None
+    said = {} if saved is None else remembered(saved.arrays)
+    return said if set(said) == set(range(count)) else {}
+
+
+def _pin(roster: Roster, prepared: Prepared) -> None:
     """Let nodes in only with the data that the run begins with."""
     federation = prepared.world.federation
-    if on_nodes:
-        said = roster.said()
-        roster.pin({k: (one.examples[0], one.digest) for k, one in said.items()})
-        return
     digest = federation.data.fingerprint()
     roster.pin({k: (int(n), digest) for k, n in enumerate(federation.sizes)})
