@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedkeel.reproduce.outcome import Interval, _gains, _same, _signed
-from fedkeel.reproduce.table import Published
+from fedkeel.reproduce.outcome import Interval, Line, Values, _gains, _paired, _same, _signed
+from fedkeel.reproduce.table import Column, Metric, Published, Row
+from fedkeel.reproduce.words import HEADS, cells
 
 
 def published(value: float | str) -> Published:
@@ -51,3 +52,42 @@ def test_signs() -> None:
     assert _same(1.0, -0.1) is False
     assert _same(0.0, 1.0) is None
     assert _same(None, 1.0) is None
+
+
+ALL: Values = {0: 60.0, 1: 61.0, 2: 60.5}
+BELOW: Values = {0: 50.0, 1: 51.5, 2: 50.2}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "told"),
+    [
+        (ALL, BELOW, "yes"),
+        ({0: 60.0, 1: 61.0}, BELOW, "yes, open"),
+        (ALL, {0: 50.0, 1: 51.5}, "yes, open"),
+        ({0: 60.0, 1: 61.0}, {0: 50.0, 1: 51.5}, "yes, open"),
+    ],
+)
+def test_a_sign_is_open_where_seeds_of_either_are_lost(
+    own: Values, other: Values, told: str
+) -> None:
+    line = Line(
+        row=Row(name="A", method="a", published={"c": 55.0}),
+        column=Column(id="c", name="c"),
+        metric=Metric(),
+        published=published(55.0),
+        published_gain=5.0,
+        values=own,
+        best=own,
+        last=own,
+        last_ten=own,
+        baseline="B",
+        gain=_paired(own, other),
+        same_sign=_same(5.0, _signed(own, other)),
+        records=(),
+        wanted=3,
+        absent=(),
+        expression="a",
+    )
+    assert line.gain is not None
+    assert line.gain.clear
+    assert cells(line)[HEADS.index("same sign")] == told

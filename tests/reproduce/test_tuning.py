@@ -160,4 +160,9 @@ def test_precision_and_own_files_make_other_runs(
     found.append(folders(own))
     Path("own_net.py").write_text("second")
     found.append(folders(own))
+    own = own.replace('source = "own.npz"', 'source = "own.npz"\ntest = "digits"')
+    for labels in (np.arange(4), np.arange(4)[::-1]):  # a path, though a known set is so called
+        with Path("digits").open("wb") as file:
+            np.savez(file, x=np.ones((4, 2)), y=labels)
+        found.append(folders(own))
     assert len(set.union(*found)) == sum(map(len, found))

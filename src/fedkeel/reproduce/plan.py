@@ -173,11 +173,13 @@ def digest(experiment: config.Experiment) -> str:
 def _own(experiment: config.Experiment) -> dict[str, str]:
     """Return digests of the files of one's own that an experiment names: data, model, methods."""
     found: dict[str, str] = {}
-    for name in experiment.data.sources:
-        if name not in SOURCES:
-            path = Path(name).expanduser()
-            files = sorted(path.rglob("*")) if path.is_dir() else [path]
-            found[name] = _digest_of([file for file in files if file.is_file()])
+    names = [name for name in experiment.data.sources if name not in SOURCES]
+    if experiment.data.test is not None:  # a path, whatever it is called
+        names.append(experiment.data.test)
+    for name in names:
+        path = Path(name).expanduser()
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        found[name] = _digest_of([file for file in files if file.is_file()])
     for place in re.findall(r"([\w.]+):\w", f"{experiment.model.name} {experiment.method}"):
         file = Path(*place.split(".")).with_suffix(".py")
         found[place] = _digest_of([file] if file.is_file() else [])

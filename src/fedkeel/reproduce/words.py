@@ -161,13 +161,13 @@ def _interval(gain: Interval | None, digits: int) -> str:
 def _sign(line: Line) -> str:
     """Return whether the gains have one sign.
 
-    It is open where 0 lies in the interval, on one seed, and where a seed that the interval cannot
-    count, as it never reached the target, decides the sign.
+    It is open where 0 lies in the interval, on one seed, and where the interval cannot count every
+    seed that was asked for: one never reached the target, or its run is not finished.
     """
     if line.same_sign is None:
         return NOTHING
     told = "yes" if line.same_sign else "no"
-    known = line.gain is not None and line.gain.clear and line.gain.count == len(line.values)
+    known = line.gain is not None and line.gain.clear and line.gain.count == line.wanted
     return told if known else f"{told}, open"
 
 
