@@ -197,6 +197,31 @@ def test_the_command_that_does_it_again_names_the_folder_as_it_was_given(
     assert both.endswith("--out runs/again")
 
 
+def test_runs_of_several_settings_or_seeds_are_made_again_one_by_one(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = Path("runs")
+
+    def saved(method, seed, lr=0.3):
+        folder = make.save(place, make.record(method, seed), make.rows(rounds=2))
+        (folder.path / "config.toml").write_text(f"seed = {seed}\n[local]\nlr = {lr}\n")
+        return folder
+
+    one, two = saved("fedavg", 4), saved("fedavg", 5)
+    both = [saved("momentum", 4), saved("momentum", 5)]
+    (alike,) = repeat(load([two, one, *both]))
+    assert alike.startswith("fedkeel compare runs/fedavg-s4/config.toml")
+    assert "--seeds 2 " in alike
+    other = saved("momentum", 4, lr=0.01)
+    assert repeat(load([one, other])) == [
+        "fedkeel run runs/fedavg-s4/config.toml --out runs/again/fedavg-s4",
+        "fedkeel run runs/momentum-s4/config.toml --out runs/again/momentum-s4",
+    ]
+    again = repeat(load([one, two, saved("fedgh", 4)]))
+    assert [line.split()[1] for line in again] == ["run"] * 3  # seeds 4 and 5, and 4 alone
+    apart = [saved("fedavg", 4), saved("fedavg", 6)]
+    assert [line.split()[1] for line in repeat(load(apart))] == ["run"] * 2
+
+
 def test_a_single_run_shows_its_figures_large(make, tmp_path):
     seen = read([make.save(tmp_path, make.record("fedreg"), make.rows(top=0.9))])
     for words in ("fedreg-s0", "Best accuracy", "Rounds to 85 %", "Training", "(best round, one"):

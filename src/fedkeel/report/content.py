@@ -250,19 +250,22 @@ def repeat(entries: Sequence[Entry]) -> list[str]:
         return [f"fedkeel run {_config(runs[0])} --out runs/again"]
     methods = list(dict.fromkeys(entry.first.method for entry in entries))
     first = min(entries[0].runs, key=lambda run: run.record.seed)
-    seeds = max(len(entry.runs) for entry in entries)
-    told = []
-    if len(methods) == len(entries):
-        told.append(
+    start, seeds = first.record.seed, len(entries[0].runs)
+    wanted = list(range(start, start + seeds))  # as compare counts them, from that of its settings
+    alike = len({run.common for run in runs}) == 1
+    if (
+        alike
+        and len(methods) == len(entries)
+        and all(sorted(entry.group.seeds) == wanted for entry in entries)
+    ):
+        return [
             f"fedkeel compare {_config(first)} --methods {_quoted(', '.join(methods))} "
             f"--seeds {seeds} --out runs/again"
-        )
-    else:
-        told += [
-            f"fedkeel run {_config(run)} --out {_quoted(f'runs/again/{run.folder}')}"
-            for run in runs[:60]
         ]
-    return told
+    return [
+        f"fedkeel run {_config(run)} --out {_quoted(f'runs/again/{run.folder}')}"
+        for run in runs[:60]
+    ]
 
 
 def _config(run: Run) -> str:
