@@ -129,7 +129,9 @@ RUN_FOLDER = """\
 {after}
 
 `fedkeel compare` writes such a folder for each run into its own, and `comparison.json`, which
-lists them: `method`, `seed` and `folder` of each. `fedkeel tune` does the same with `tune.json`,
+lists them: `method`, `seed` and `folder` of each. Runs of earlier calls stay listed where they have
+the same settings, the same version, and by `run.json` the same model and data; others keep their
+folder and are in no table. `fedkeel tune` does the same with `tune.json`,
 see [its page](tune.md#stopping-and-going-on).
 
 ## Reading it

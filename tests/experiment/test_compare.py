@@ -198,6 +198,34 @@ def test_earlier_runs_of_the_same_settings_stay_in_the_table(tmp_path: Path) -> 
     assert (len(other.rows), other.others) == (1, 3)
 
 
+def test_runs_of_another_model_data_or_version_are_in_no_row_of_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(seeds: int, width: int = 6, data: int = 0) -> Comparison:
+        def model() -> nn.Module:
+            return nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3))
+
+        made = ingredients(model, lambda seed: federation(seed=data))
+        return compare(settings(rounds=1), made, ["fedavg"], seeds, tmp_path)
+
+    assert again(1).others == 0
+    assert again(2).others == 0
+    for more in ({"width": 9}, {"width": 9, "data": 1}):
+        before = index(tmp_path)
+        found = again(3, **more)
+        assert found.others == len(before)
+        assert [row["seeds"] for row in found.rows] == [3]
+        (entry,) = found.entries
+        assert len({run.record.model["parameters"] for run in entry.runs}) == 1
+        assert len({run.record.data["fingerprint"] for run in entry.runs}) == 1
+    every = load([p for p in tmp_path.iterdir() if p.is_dir()])
+    assert sorted(len(entry.runs) for entry in every) == [2, 3, 3]
+    for name in ("prepare", "manifest"):
+        monkeypatch.setattr(f"fedkeel.experiment.{name}.__version__", "0.0.0")
+    found = again(1, width=9, data=1)
+    assert ([row["seeds"] for row in found.rows], found.others) == ([1], 3)
+
+
 def test_a_method_written_in_two_ways_is_one() -> None:
     found = compared(["fedprox+gcfed", "fedprox + gcfed", "fedprox(mu=0.01)+gcfed"], 1)
     assert [row["seeds"] for row in found.rows] == [1, 1]

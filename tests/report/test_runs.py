@@ -37,6 +37,17 @@ def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
     assert "Alpha differs: 0.1; 0.5." in differences(entries)
 
 
+def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_path):
+    one, two, three = (make.record("fedavg", seed, name=f"r{seed}") for seed in range(3))
+    two = dataclasses.replace(two, model=two.model | {"parameters": 39})
+    three = dataclasses.replace(three, environment=three.environment | {"fedkeel": "0.0.9"})
+    entries = load([make.save(tmp_path, run, make.rows(rounds=2)) for run in (one, two, three)])
+    assert [entry.group.seeds for entry in entries] == [(0,), (1,), (2,)]
+    assert entries[1].label == "fedavg · model parameters 39 · version 0.1.0"
+    assert "Model parameters differ: 250,000; 39." in differences(entries)
+    assert "Version differs: 0.1.0; 0.0.9." in differences(entries)
+
+
 def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
     records = [make.record(name=name, key=name) for name in ("one", "two")]
     entries = load([make.save(tmp_path, record, make.rows(rounds=2)) for record in records])

@@ -38,7 +38,8 @@ class Comparison:
         results: the runs, methods in the order given and seeds within a method.
         failures: one line for each run that could not go on.
         failed: the methods of these.
-        others: runs in the folder that have other settings, and so are in no table of this one.
+        others: runs in the folder that have other settings, another model, other data or another
+            version, and so are in no table of this one.
         complete: whether every run was made; false after an interrupt.
         folder: where it is on disk, None for a comparison in memory.
     """
@@ -54,7 +55,8 @@ class Comparison:
     def entries(self) -> list[Entry]:
         """The runs, put together by method, as the report has them.
 
-        On disk also those of earlier calls with the same settings, and those that failed.
+        On disk also those of earlier calls that are alike but for method and seed, and those that
+        failed.
         """
         if self.folder is not None:
             return load(runs_of(self.folder))

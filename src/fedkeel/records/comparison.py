@@ -15,7 +15,7 @@ INDEX = "comparison.json"
 
 
 def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
-    """List the runs of a comparison, after those that are listed and have the same settings.
+    """List the runs of a comparison, after those that are listed and alike: see `common`.
 
     Args:
         out: its folder.
@@ -23,7 +23,8 @@ def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
         folders: names of the run folders, in the order of a table; one without a run is left out.
 
     Returns:
-        The number of runs that were listed before and are not any more: they have other settings.
+        The number of runs that were listed before and are not any more: they have other settings,
+        another model, other data or another version.
     """
     before = [one.name for one in runs_of(out)] if (out / INDEX).exists() else []
     own = [folder for folder in folders if RunFolder(out / folder).exists()]

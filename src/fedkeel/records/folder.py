@@ -91,13 +91,18 @@ class RunFolder:
         return (self.path / "run.json").exists()
 
     def common(self) -> str:
-        """Return a digest of the settings that all runs of one comparison have in common.
+        """Return a digest of what all runs of one comparison have in common.
 
-        These are those that decide numbers, but for method and seed; "" where none can be read.
+        These are the settings that decide numbers, but for method and seed, and what run.json says
+        of version, model and data, which settings name at most; "" where it cannot be read.
         """
         found = {k: v for k, v in self.deciding().items() if k not in ("method", "seed")}
-        text = json.dumps(found, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16] if found else ""
+        try:
+            content = self.read_run().content()
+        except RunError:
+            return ""
+        text = json.dumps([found, content], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings that decide numbers, by dotted key; none where there is no file."""

@@ -45,7 +45,8 @@ class RoundRecord:
         excluded: clients whose update was not finite and was left out.
         examples: examples processed in local training, over all clients and epochs.
         steps: local steps over all clients.
-        train_loss: mean task loss over the local steps; None where nobody trained.
+        train_loss: mean over clients, each counting the same, of a client's mean task loss over
+            its own local steps; None where nobody trained.
         bytes_down: bytes sent to clients, by part; ``model`` is the model itself.
         bytes_up: bytes sent to the server, by part.
         seconds: seconds by phase; they add up to the round's wall time. ``sampling``: choosing the
@@ -159,6 +160,20 @@ class RunRecord:
     hints: list[str] = field(default_factory=list)
     message: str = ""
     format: int = FORMAT
+
+    def content(self) -> dict[str, Any]:
+        """Return what the runs of one comparison have in common beside their settings.
+
+        These are the version, the model and the data, without what a seed may decide: how many
+        examples the partition hands out, and what nodes hold out where they have data of their own.
+        """
+        nodes = self.partition.get("kind") == "nodes"
+        apart = ("train", "test", "fingerprint") if nodes else ("train",)
+        return {
+            "version": self.environment.get("fedkeel"),
+            "model": self.model,
+            "data": {name: value for name, value in self.data.items() if name not in apart},
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:

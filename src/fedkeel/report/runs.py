@@ -26,7 +26,7 @@ class Run:
         record: what ran.
         rows: one a round.
         summary: its figures.
-        common: digest of the settings that are neither method nor seed.
+        common: digest of settings, version, model and data, without method and seed.
         path: of its folder as it was given, the name alone of an absolute one; "" where it has
             none. Pages are passed on, and are not to tell where somebody keeps files.
     """
@@ -97,8 +97,8 @@ class Entry:
 def load(runs: Sequence[Path | RunFolder], target: float | None = None) -> list[Entry]:
     """Read runs and put them together: a method's seeds into one entry, in the order given.
 
-    Runs of one method with different settings become entries of their own; a run given twice
-    counts once.
+    Runs of one method with different settings, models, data or versions become entries of their
+    own; a run given twice counts once.
 
     Args:
         runs: run folders.
@@ -137,14 +137,24 @@ def settings(record: RunRecord) -> dict[str, str]:
     }
 
 
+def _told_apart(record: RunRecord) -> dict[str, str]:
+    """Return what tells runs apart, in words: settings, and what settings do not tell."""
+    return {
+        **settings(record),
+        "model parameters": setting(record.model.get("parameters")),
+        "version": setting(record.environment.get("fedkeel")),
+    }
+
+
 def differences(entries: Sequence[Entry]) -> list[str]:
     """Return what keeps a comparison from being like for like, one sentence each."""
     found = []
-    every = [settings(entry.first) for entry in entries]
+    every = [_told_apart(entry.first) for entry in entries]
     for name in dict.fromkeys(name for one in every for name in one):
         values = list(dict.fromkeys(one.get(name, NOTHING) for one in every))
         if len(values) > 1:
-            found.append(f"{name.capitalize()} differs: {_shown(values)}.")
+            verb = "differ" if name.endswith("parameters") else "differs"
+            found.append(f"{name.capitalize()} {verb}: {_shown(values)}.")
     seeds = {e.label: ", ".join(str(s) for s in sorted(e.group.seeds)) for e in entries}
     if len(set(seeds.values())) > 1:
         told = [f"{label} ran {own}" for label, own in seeds.items()]
@@ -187,8 +197,8 @@ def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
     for runs in members:
         record = runs[0].record
         same = [other[0].record for other in members if other[0].record.method == record.method]
-        own = settings(record)
-        apart = [name for name in own if len({settings(one).get(name) for one in same}) > 1]
+        own = _told_apart(record)
+        apart = [name for name in own if len({_told_apart(one).get(name) for one in same}) > 1]
         parts = [record.method] + [f"{name} {own[name]}" for name in apart]
         labels.append(" · ".join(parts))
     return [
