@@ -267,18 +267,19 @@ def test_a_method_that_diverges_does_not_stop_the_others(
     assert [row["unfinished"] for row in found.rows] == [0, 2, 0]
 
 
+@pytest.mark.parametrize("typed", ["fedprox", "fedprox(mu=0.1)"])
 def test_a_method_is_marked_where_one_of_its_seeds_diverged(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
     begun = module.start
 
     def start(prepared: Prepared, *given: object, **more: object) -> Result:
-        if prepared.settings.method == "scaffold" and prepared.settings.seed == 1:
+        if prepared.plan.expression == "fedprox" and prepared.settings.seed == 1:
             raise TrainingError("It diverged.")
         return begun(prepared, *given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "start", start)
-    found = compared(["fedavg", "scaffold"], 2)
+    found = compared(["fedavg", typed], 2)
     assert [(row["seeds"], row["unfinished"]) for row in found.rows] == [(2, 0), (1, 1)]
 
 

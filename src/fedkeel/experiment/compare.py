@@ -147,7 +147,7 @@ def compare(
             except TrainingError as error:
                 watcher.end(f"{one.method} seed {seed}", error.what)
                 failures.append(f"{one.method}, seed {seed}: {error.what}")
-                failed.append(prepared.plan.expression)
+                failed.append(one.method)
                 complete = last or not stop.is_set()
                 if not complete:
                     break
