@@ -41,8 +41,9 @@ class DPSGD(GradientRule):
     State: none.
     Cost: one gradient for each example: B models in memory at once.
     Laws: without noise, a bound above every norm is FedAvg up to rounding; replacing one example
-        moves g by 2 c / B at most, with clipped = ``batch`` by 2 c. Without noise g is no longer
-        than c. The noise in g is sigma c z / B, with noise_on = ``mean`` sigma c z.
+        moves g by 2 c / B at most, with clipped = ``batch`` by 2 c. Without noise
+        and penalties g is no longer than c. The noise in g is sigma c z / B, with noise_on =
+        ``mean`` sigma c z.
     Deviations: nothing is accounted for: no privacy is stated, and at noise as small as FedReg's
         there is none worth stating. The paper draws each example with a fixed probability and
         divides by the expected number; here batches are what the run makes them, and B is the

@@ -51,7 +51,9 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     Deviations: the path is found by pushing a unit gradient through the optimiser, not from a
         closed form for each optimiser. The public code adds the proximal term into the momentum
         buffer in place, so momentum and prox together differ from the paper there; here they
-        follow the paper.
+        follow the paper. SGC compares the aggregate, which has tau_eff again, with updates that
+        have been divided, and CGC projects divided ones: beside both a margin above 0 is scaled,
+        also with equal paths.
 
     Example:
         >>> import fedkeel
