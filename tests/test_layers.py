@@ -18,11 +18,12 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
-LEAVES = frozenset({"clock", "errors", "own", "rng", "tree", "version", "records"})
+LEAVES = frozenset({"clock", "errors", "matrices", "own", "rng", "tree", "version", "records"})
 
 ALLOWED: dict[str, frozenset[str]] = {
     "clock": frozenset(),
     "errors": frozenset(),
+    "matrices": frozenset(),
     "own": frozenset({"errors"}),
     "version": frozenset(),
     "rng": frozenset(),

@@ -31,6 +31,7 @@ from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
 from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
 from fedkeel.engine.pieces import Piece, Tasks, Train
 from fedkeel.engine.rounds import RoundBuffers, flat, unflat
+from fedkeel.engine.waking import core, here, woken_on
 from fedkeel.engine.world import Split, Tick, Trained, World
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
@@ -52,10 +53,11 @@ def beginning() -> Start:
 
 @dataclass
 class _Worker:
-    """A process, our end of its pipe, and what it is working on."""
+    """A process, our end of its pipe, the core on which it wakes, and what it is working on."""
 
     process: Any
     pipe: Connection
+    core: int | None
     busy: Piece | None = None
 
 
@@ -135,7 +137,7 @@ class Workers:
                     do="define it at the top level of a module, or set engine.kind = 'sequential'",
                 ) from error
         theirs.close()
-        return _Worker(process, ours)
+        return _Worker(process, ours, core(taken={worker.core for worker in self._workers}))
 
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
@@ -201,7 +203,9 @@ class Workers:
     def _work(self, work: Sequence[Piece], tick: Tick) -> None:
         """Give out pieces of work until all are done."""
         tasks = Tasks(list(work))
-        for worker in list(self._workers):  # a worker found dead is replaced while we go
+        own = here()
+        # one that wakes on this core may keep it; and a worker found dead is replaced while we go
+        for worker in sorted(self._workers, key=lambda one: one.core == own):
             self._give(worker, tasks)
         while busy := [w for w in self._workers if w.busy is not None]:
             ready = wait([w.pipe for w in busy])
@@ -227,7 +231,8 @@ class Workers:
             return
         worker.busy = piece
         try:
-            worker.pipe.send(piece)
+            with woken_on(worker.core, worker.process.pid):
+                worker.pipe.send(piece)
         except OSError:
             self._replace(worker, tasks)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
+from fedkeel.matrices import linear_layers
 from fedkeel.task.functional import Functional
 from fedkeel.task.habits import Habits, observe
 from fedkeel.task.names import under
@@ -228,7 +229,8 @@ class Network:
             params = {
                 k: v.contiguous(memory_format=last) if v.ndim == 4 else v for k, v in params.items()
             }
-        return self.logits(params, self.throwaway(buffers), x, train=False)
+        with linear_layers():
+            return self.logits(params, self.throwaway(buffers), x, train=False)
 
     def to_be_recorded(self) -> Network:
         """Return the network with a loss of few operations: a recording makes them one by one."""

@@ -71,6 +71,7 @@ class Captured:
         passes.reuse(graph, {inputs[i] for i in owned | fresh})
         graph.eliminate_dead_code()
         passes.place(graph)
+        passes.choose_products(graph)
         graph.lint()
         module.recompile()
         self.operations = sum(node.op == "call_function" for node in graph.nodes)

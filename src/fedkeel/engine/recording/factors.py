@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.matrices import add_product, bmm, mm
+
 Scale = tuple[float, tuple[Any, ...]]
 """A number, and others by which it is multiplied: the learning rate, or [n, 1, 1] of the lanes."""
 
@@ -50,17 +52,17 @@ def times(x: Tensor, turned: bool, terms: Terms) -> Tensor:
     for part, number in more:
         common = torch.add(common, part, alpha=number)
     flat = x.reshape(-1, x.shape[2])
-    out = torch.mm(flat, common.t() if turned else common).view(*x.shape[:2], -1)
+    out = mm(flat, common.t() if turned else common).view(*x.shape[:2], -1)
     for parts, scale in others:
         ways = [part.mT for part in reversed(parts)] if turned else list(parts)
         if ways[0].ndim == 2:
-            out.addcmul_(torch.mm(flat, ways[0]).view(out.shape), torch.as_tensor(scale))
+            out.addcmul_(mm(flat, ways[0]).view(out.shape), torch.as_tensor(scale))
             continue
-        seen = x if len(ways) == 1 else torch.bmm(x, ways[0])
+        seen = x if len(ways) == 1 else bmm(x, ways[0])
         if isinstance(scale, Tensor):
-            out.baddbmm_(seen * scale, ways[-1])
+            add_product(out, seen * scale, ways[-1], 1.0)
         else:
-            out.baddbmm_(seen, ways[-1], alpha=scale)
+            add_product(out, seen, ways[-1], scale)
     return out
 
 
@@ -87,7 +89,7 @@ def added(weights: Tensor, terms: Terms) -> Tensor:
         factors = weights * (scale.view(1, -1) if isinstance(scale, Tensor) else scale)
         if len(parts) == 2:
             left = (parts[0].mT * factors.view(-1, 1, 1)).flatten(0, 1).t()
-            total.addmm_(left, parts[1].reshape(-1, parts[1].shape[2]))
+            add_product(total, left, parts[1].reshape(-1, parts[1].shape[2]), 1.0)
         elif parts[0].ndim == 3:
             total.view(1, -1).addmm_(factors, parts[0].reshape(len(parts[0]), -1))
         else:
@@ -100,7 +102,7 @@ def made(terms: Terms) -> Tensor:
     valued = _valued(terms)
     thin = [(parts[0] * scale, parts[1]) for parts, scale in valued if len(parts) == 2]
     left = torch.cat([one for one, _ in thin], dim=2)
-    out = torch.bmm(left, torch.cat([other for _, other in thin], dim=1))
+    out = bmm(left, torch.cat([other for _, other in thin], dim=1))
     for parts, scale in valued:
         if len(parts) == 2:
             continue

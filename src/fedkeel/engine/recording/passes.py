@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fedkeel import matrices
 from fedkeel.engine.recording.nodes import (
     called,
     form,
@@ -330,3 +331,20 @@ def _made_for(piece: fx.Node) -> fx.Node | None:
             return None
         found = found.args[0]  # type: ignore[assignment]
     return None
+
+
+# ---- products -----------------------------------------------------------------------------------
+
+_PRODUCTS: dict[Any, Any] = {
+    aten.mm.default: matrices.mm,
+    aten.mm.out: matrices.mm,
+    aten.addmm.default: matrices.addmm,
+    aten.bmm.default: matrices.bmm,
+}
+"""Products of matrices, and what chooses by their shapes how to make them."""
+
+
+def choose_products(graph: fx.Graph) -> None:
+    """Let products be made by whichever of torch's libraries is the faster one."""
+    for node in graph.nodes:
+        node.target = _PRODUCTS.get(node.target, node.target)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fedkeel.engine.recording.nodes import base, called, form
+from fedkeel.matrices import add_product
 
 aten = torch.ops.aten
 
@@ -174,14 +175,10 @@ def accumulate(
         fresh = number == 0 and not in_place
         if len(parts) == 1:
             out = torch.add(out, parts[0], alpha=alpha) if fresh else out.add_(*parts, alpha=alpha)
-        elif parts[0].ndim == 2:
-            out = (
-                torch.addmm(out, *parts, alpha=alpha) if fresh else out.addmm_(*parts, alpha=alpha)
-            )
         else:
-            out = (
-                torch.baddbmm(out, *parts, alpha=alpha)
-                if fresh
-                else out.baddbmm_(*parts, alpha=alpha)
-            )
+            left, right = parts
+            if fresh:  # the target may be one and the same for all lanes
+                shape = (*left.shape[:-1], right.shape[-1])
+                out = out.expand(shape).clone(memory_format=torch.contiguous_format)
+            out = add_product(out, left, right, alpha)
     return out
