@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,19 @@ def _by_intel() -> bool:
     told = Path("/proc/cpuinfo")
     words = told.read_text() if told.is_file() else platform.processor()
     return "GenuineIntel" in words
+
+
+@contextmanager
+def by_torch() -> Iterator[None]:
+    """Leave all products to torch for a while: for comparing one with another, bit by bit."""
+    _left.append(True)
+    try:
+        yield
+    finally:
+        _left.pop()
+
+
+_left: list[bool] = []
 
 
 def mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -126,7 +139,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _here(a: Tensor) -> bool:
     """Return whether oneDNN is to multiply: not where factors may be rounded, which MKL heeds."""
-    if a.dtype is not torch.float32 or not a.is_cpu or not faster():
+    if a.dtype is not torch.float32 or not a.is_cpu or _left or not faster():
         return False
     torchs: Any = torch.backends
     return bool(torchs.mkldnn.matmul.fp32_precision != "bf16")
@@ -134,6 +147,8 @@ def _here(a: Tensor) -> bool:
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the product of [..., K] and [K, N], and a bias of [N]; in float32, on a processor."""
+    if not (b.is_contiguous() or b.t().is_contiguous()):
+        b = b.contiguous()  # or it takes a thousand times as long
     if bias is not None:
         bias = bias.contiguous()  # or its strides are not looked at
     found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
