@@ -48,7 +48,6 @@ def seconds(method: str, recipe: recipes.Recipe, arrays: recipes.Arrays, how: st
         rounds=n + 1,
         local=fk.Local(lr=recipe.lr, epochs=recipe.epochs, batch_size=recipe.batch),
         clients_per_round=recipe.per_round,
-        weights="examples",
         evaluation=fk.Evaluation(every=n + 1),
         engine=engine(how),
         progress=False,

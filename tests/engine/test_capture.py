@@ -40,7 +40,9 @@ def test_a_step_writes_over_what_it_owns_and_makes_no_gradient_of_the_weights() 
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
     assert found[0].data_ptr() == given[0].data_ptr()
-    assert re.search(r"accumulate\(w, float_1, \(\(1.0, \(t_\d+, x\)\),\), True\)", recorded.code)
+    assert re.search(
+        r"accumulate\(w, float_1, None, \(\(1.0, \(t_\d+, x\)\),\), True\)", recorded.code
+    )
 
 
 def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
@@ -54,7 +56,32 @@ def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
     expected = step(*given)
     recorded = Captured(step, given, rate=4, owned=frozenset({0}))
     terms = r"\(\(1.0, \(t_\d+, x\)\), \(1.0, \(c,\)\), \(0.5, \(sub,\)\)\)"
-    assert re.search(rf"accumulate\(w, float_1, {terms}, True\)", recorded.code), recorded.code
+    assert re.search(rf"accumulate\(w, float_1, None, {terms}, True\)", recorded.code), (
+        recorded.code
+    )
+    torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(lanes: int) -> None:
+    """FedProx's term, in a first step from where it pulls to, and in a second one."""
+
+    def steps(start: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
+        w = start
+        for _ in range(2):
+            slope = torch.func.grad(lambda w: F.cross_entropy(F.linear(x, w), y))(w)
+            w = w - lr * (slope + 0.25 * (w - start))
+        return [w]
+
+    given = [numbers(3, 5), *arguments()[2:]]
+    if lanes > 1:
+        steps = torch.func.vmap(steps, (None, 0, 0, None))
+        given[1:3] = torch.stack([given[1], -given[1]]), torch.stack([given[2]] * 2)
+    expected = steps(*given)
+    recorded = Captured(steps, given, rate=3)
+    first, second = re.findall(r"accumulate\(\w+, float_1, (None|\(.*?\)), .*", recorded.code)
+    assert (first, second) == ("None", "(0.25, start)")
+    assert (lanes > 1) == ("aten.sub" in recorded.code)  # the first step's, of all lanes
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
@@ -74,7 +101,9 @@ def test_a_centralised_gradient_stays_a_product(lanes: int) -> None:
         ]
     expected = step(*given)
     recorded = Captured(step, given, rate=3, owned=frozenset({0}))
-    assert re.search(r"accumulate\(w, float_1, \(\(1.0, \(\w+, \w+\)\),\), True\)", recorded.code)
+    assert re.search(
+        r"accumulate\(w, float_1, None, \(\(1.0, \(\w+, \w+\)\),\), True\)", recorded.code
+    )
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 

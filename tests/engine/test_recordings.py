@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import fx
 
+from fedkeel import matrices
 from fedkeel.engine.recording import passes
 from fedkeel.engine.recording.recordings import Flat, NotTheSame, Recordings
 from fedkeel.tree import State, leaf
@@ -22,6 +23,27 @@ def record() -> Flat:
 
 def test_a_recording_gives_what_the_function_gives() -> None:
     assert torch.equal(leaf(record().state, "y"), torch.tensor([2.0, 4.0, 6.0]))
+
+
+def test_libraries_that_round_otherwise_make_no_other_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What follows a sign, as in FedReg, jumps where two products differ by rounding."""
+    random = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, generator=random) for shape in ((64, 128), (128, 200)))
+    known = torch.mm(x, w)
+
+    def jumps(state: State) -> State:
+        return {"y": torch.sign(torch.mm(leaf(state, "x"), leaf(state, "w")) - leaf(state, "z"))}
+
+    def shifted(a: torch.Tensor, b: torch.Tensor, bias: object = None) -> torch.Tensor:
+        return torch.mm(a, b) + 1e-6
+
+    monkeypatch.setattr(matrices, "faster", lambda: True)
+    monkeypatch.setattr(matrices, "_product", shifted)
+    given = Flat.of({"x": x, "w": w, "z": known})
+    found = Recordings().run("jumps", jumps, [given], varies=0, sources=None)
+    assert (leaf(found.state, "y") > 0).any()  # what the recording gives, from the first time on
 
 
 def test_a_recording_that_writes_over_what_it_does_not_own_is_refused(

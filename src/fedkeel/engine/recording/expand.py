@@ -108,11 +108,18 @@ class _Sums:
 
     def _accumulated(self, node: fx.Node) -> Sum | None:
         """Return a model after a step."""
-        target, rate, terms, _ = node.args
+        target, rate, pull, terms, _ = node.args
         found = self._of(target, node)
         if found is None or not isinstance(rate, fx.Node):
             return None
         out = dict(found)
+        if pull is not None:
+            factor, other = pull
+            towards = self._of(other, node)
+            if towards is None:
+                return None
+            _add(out, found, -factor, (rate,))
+            _add(out, towards, factor, (rate,))
         every: Any = terms
         for number, parts in every:
             product: Sum = {(tuple(parts), ()): 1.0}

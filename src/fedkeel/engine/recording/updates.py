@@ -33,9 +33,10 @@ def fuse(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
         if scaled is None:
             continue
         target = node.all_input_nodes[0]
-        terms = _terms(scaled, 1.0, owned)
-        if not _fits(target, node) or any(form(node) != _term_form(t, node) for t in terms):
+        found = _together(_terms(scaled, 1.0, owned))
+        if not _fits(target, node) or any(form(node) != _term_form(t, node) for t in found):
             continue
+        pull, terms = _pull(found, target, owned)
         in_place = (
             target in owned
             and form(target) == form(node)
@@ -47,13 +48,36 @@ def fuse(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
             with graph.inserting_after(rate):
                 step = graph.call_function(float, (rate,))
         with graph.inserting_before(node):
-            fused = graph.call_function(accumulate, (target, step, tuple(terms), in_place))
+            fused = graph.call_function(accumulate, (target, step, pull, terms, in_place))
         fused.meta.update(node.meta)
         node.replace_all_uses_with(fused)
         graph.erase_node(node)
         order[fused] = order[node]
         last[fused] = last.get(node, -1)
         owned.add(fused)
+
+
+def _together(terms: Sequence[Term]) -> list[Term]:
+    """Return terms of which those of the same tensors are one, and none where they cancel."""
+    found: dict[tuple[fx.Node, ...], float] = {}
+    for factor, parts in terms:
+        found[parts] = found.get(parts, 0.0) + factor
+    return [(factor, parts) for parts, factor in found.items() if factor or len(parts) > 1]
+
+
+def _pull(
+    terms: Sequence[Term], target: fx.Node, owned: set[fx.Node]
+) -> tuple[tuple[float, fx.Node] | None, tuple[Term, ...]]:
+    """Return a term factor * (target - other) of a sum, such as FedProx's, and the other terms."""
+    for term in terms:
+        factor, parts = term
+        one = parts[0]
+        pair = one.args if one.target is aten.sub.Tensor and not one.kwargs else ()
+        alone = len(parts) == 1 and len(one.users) == 1 and pair[:1] == (target,)
+        other = pair[1] if alone else None
+        if isinstance(other, fx.Node) and base(other) not in owned and _fits(other, one):
+            return (factor, other), tuple(own for own in terms if own is not term)
+    return None, tuple(terms)
 
 
 def centre(graph: fx.Graph) -> None:
@@ -159,17 +183,26 @@ def _term_form(term: Term, like: fx.Node) -> tuple[Any, ...] | None:
 
 
 def accumulate(
-    target: Tensor, rate: float, terms: Sequence[tuple[float, Sequence[Tensor]]], in_place: bool
+    target: Tensor,
+    rate: float,
+    pull: tuple[float, Tensor] | None,
+    terms: Sequence[tuple[float, Sequence[Tensor]]],
+    in_place: bool,
 ) -> Tensor:
-    """Return target - rate * sum of factor * term; a term of two tensors is their product.
+    """Return target - rate * (factor * (target - other) + sum of factor * term).
 
     Args:
         target: [...] what is accumulated into.
         rate: the learning rate.
-        terms: (factor, tensors) of each.
+        pull: factor and other, which take one pass together; None where there are none.
+        terms: (factor, tensors) of each; two tensors are a product.
         in_place: whether the target itself becomes the result.
     """
     out = target
+    if pull is not None:
+        share, other = rate * pull[0], pull[1]
+        out = out.lerp_(other, share) if in_place else out.lerp(other, share)
+        in_place = True
     for number, (scale, parts) in enumerate(terms):
         alpha = -rate * scale
         fresh = number == 0 and not in_place
