@@ -108,7 +108,8 @@ class _Sums:
 
     def _accumulated(self, node: fx.Node) -> Sum | None:
         """Return a model after a step."""
-        target, rate, pull, terms, _ = node.args
+        args: Any = node.args
+        target, rate, pull, terms, _ = args
         found = self._of(target, node)
         if found is None or not isinstance(rate, fx.Node):
             return None
@@ -120,8 +121,7 @@ class _Sums:
                 return None
             _add(out, found, -factor, (rate,))
             _add(out, towards, factor, (rate,))
-        every: Any = terms
-        for number, parts in every:
+        for number, parts in terms:
             product: Sum = {(tuple(parts), ()): 1.0}
             one = product if len(parts) == 2 else self._of(parts[0], node)
             if one is None:

@@ -75,9 +75,10 @@ class FedSOL(GradientRule):
         away = self._slope(params, step)
         norm = tree.dot(away, away).sqrt()
         length = torch.where(norm > 0.0, self.rho / norm, 0.0)
-        if self.adaptive:
-            away = {k: v * _share(params[k] - step.start[k]) for k, v in away.items()}
-        return step.grad(tree.add(params, away, length))
+        if not self.adaptive:
+            return step.grad(tree.add(params, away, length))
+        scales = {k: _shares(params[k] - step.start[k], length) for k in away}
+        return step.grad({k: v + away[k] * scales[k] for k, v in params.items()})
 
     def _slope(self, params: Tree, step: Step) -> Tree:
         """Return the gradient of the divergence, exactly 0 where the models agree to rounding.
@@ -98,7 +99,12 @@ class FedSOL(GradientRule):
         return step.grad_of(params, pushed)
 
 
-def _share(moved: Tensor) -> Tensor:
-    """Return the absolute values, normalised along the first axis; 0 where nothing has moved."""
+def _shares(moved: Tensor, length: Tensor) -> Tensor:
+    """Return the absolute values, of this length along the first axis; 0 where nothing has moved.
+
+    Args:
+        moved: [a, ...] by how much each entry has moved.
+        length: [] which their norm along the first axis is to have.
+    """
     size = torch.linalg.vector_norm(moved, dim=0, keepdim=True)
-    return torch.where(size > 0.0, moved.abs() / torch.where(size > 0.0, size, 1.0), 0.0)
+    return moved.abs() * torch.where(size > 0.0, length / size, 0.0)
