@@ -62,6 +62,35 @@ def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
+def test_a_product_of_entries_is_added_in_the_pass_that_makes_it() -> None:
+    def step(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+        mean = a.mean()
+        return [a * mean + b, b + a * c, b - c * mean, b * mean - a, a * 2.0 + b, a * b + 1.0]
+
+    given = [numbers(3, 5, seed=seed) for seed in range(3)]
+    recorded = Captured(step, given)
+    assert recorded.code.count("aten.addcmul.default(") == 3
+    for found, expected in zip(recorded(*given), step(*given), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
+def test_but_not_where_a_factor_has_been_written_over_by_then() -> None:
+    """The multiple is of a model as it was before its step, which is made in place."""
+
+    def step(w: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
+        slope = torch.func.grad(lambda w: F.cross_entropy(F.linear(x, w), y))(w)
+        before = w * slope.mean()
+        after = w - lr * slope
+        return [after, before + after.square()]
+
+    given = [numbers(3, 5), *arguments()[2:]]
+    expected = step(*given)
+    recorded = Captured(step, given, rate=3, owned=frozenset({0}))
+    assert "accumulate" in recorded.code
+    for found, one in zip(recorded(*given), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(lanes: int) -> None:
     """FedProx's term, in a first step from where it pulls to, and in a second one."""

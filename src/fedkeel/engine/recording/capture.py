@@ -67,6 +67,8 @@ class Captured:
             fuse(graph, inputs[rate], {inputs[i] for i in owned})
             expand(graph)
             graph.eliminate_dead_code()
+        passes.multiply_and_add(graph)
+        graph.eliminate_dead_code()
         passes.line_up(graph)
         passes.reuse(graph, {inputs[i] for i in owned | fresh})
         graph.eliminate_dead_code()

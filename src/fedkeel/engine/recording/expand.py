@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fedkeel.engine.recording.factors import Scale, added, entries, made, times
-from fedkeel.engine.recording.nodes import base, form, mutates
+from fedkeel.engine.recording.nodes import SIGNS, base, form, mutates
 from fedkeel.engine.recording.updates import accumulate
 
 aten = torch.ops.aten
@@ -25,9 +25,6 @@ Sum = dict[Key, float]
 
 LANES = 2
 """Tensors [n, a, b] in a sum, at most: a step reads each of them."""
-
-_SIGNS: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
-"""Operations that add, with the sign of their second term."""
 
 
 def expand(graph: fx.Graph) -> None:
@@ -135,13 +132,13 @@ class _Sums:
         out: Sum = {}
         if len(args) != 2:
             return None
-        if node.target in _SIGNS:
+        if node.target in SIGNS:
             first, second = self._of(args[0], node), self._of(args[1], node)
             alpha = node.kwargs.get("alpha", 1)
             if first is None or second is None or not isinstance(alpha, (int, float)):
                 return None
             _add(out, first, 1.0)
-            _add(out, second, _SIGNS[node.target] * alpha)
+            _add(out, second, SIGNS[node.target] * alpha)
             return out
         if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
             return None

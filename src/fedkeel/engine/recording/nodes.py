@@ -10,6 +10,9 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 
+SIGNS: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
+"""Operations that add, with the sign of their second term."""
+
 
 def schema(node: fx.Node) -> Any:  # noqa: ANN401
     """Return how an operation is declared; None of what is no operation of torch."""
@@ -70,12 +73,14 @@ def _gives(node: fx.Node) -> bool:
 
 def written(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes whose memory is written to by a later one."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function" and mutates(node):
-            # all where it does not say which
-            found.update(memory(one) for one in writes(node) or node.all_input_nodes)
-    return found
+    return {one for node in graph.nodes for one in changed_by(node)}
+
+
+def changed_by(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes to whose memory this one writes: all where it does not say which."""
+    if node.op != "call_function" or not mutates(node):
+        return []
+    return [memory(one) for one in writes(node) or node.all_input_nodes]
 
 
 def writes(node: fx.Node) -> list[fx.Node]:

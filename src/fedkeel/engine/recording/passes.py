@@ -14,7 +14,9 @@ from torch import Tensor, fx
 
 from fedkeel import matrices
 from fedkeel.engine.recording.nodes import (
+    SIGNS,
     called,
+    changed_by,
     form,
     form_of,
     is_random,
@@ -209,6 +211,50 @@ def _item(node: fx.Node, number: int) -> fx.Node | None:
     """Return one of the tensors that an operation returns; None where nobody looks at it."""
     found = [one for one in node.users if one.target is operator.getitem and one.args[1] == number]
     return found[0] if found else None
+
+
+def multiply_and_add(graph: fx.Graph) -> None:
+    """Add, or take off, a product of entries in the pass that makes it."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    writers = [(order[node], one) for node in graph.nodes for one in _changed_by(node)]
+    for node in list(graph.nodes):
+        if node.target not in SIGNS or node.kwargs:
+            continue
+        for place in (1, 0) if node.target is aten.add.Tensor else (1,):
+            product, other = node.args[place], node.args[1 - place]
+            if not (_multiplied(product, node) and isinstance(other, fx.Node)):
+                continue
+            if form(other) != form(node):
+                continue
+            read = {memory(one) for one in product.all_input_nodes}
+            if any(one in read and order[product] < at < order[node] for at, one in writers):
+                continue
+            with graph.inserting_before(node):
+                made = graph.call_function(
+                    aten.addcmul.default, (other, *product.args), {"value": SIGNS[node.target]}
+                )
+            made.meta.update(node.meta)
+            order[made] = order[node]
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            break
+
+
+def _multiplied(product: Any, node: fx.Node) -> bool:  # noqa: ANN401 - any argument of an operation
+    """Return whether an argument is a product of two tensors' entries for this node alone."""
+    if not isinstance(product, fx.Node) or product.target is not aten.mul.Tensor:
+        return False
+    pair = [one for one in product.args if isinstance(one, fx.Node)]
+    types = {one.meta["val"].dtype for one in (*pair, node)}
+    alone = len(product.users) == 1 and form(product) == form(node)
+    return alone and len(pair) == 2 and len(types) == 1
+
+
+def _changed_by(node: fx.Node) -> list[fx.Node]:
+    if node.target is not accumulate:
+        return changed_by(node)
+    target, *_, in_place = node.args
+    return [memory(target)] if in_place else []  # type: ignore[arg-type]
 
 
 # ---- layout -------------------------------------------------------------------------------------

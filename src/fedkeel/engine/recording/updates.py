@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.recording.nodes import base, called, form
+from fedkeel.engine.recording.nodes import SIGNS, base, called, form
 from fedkeel.matrices import add_product
 
 aten = torch.ops.aten
@@ -144,10 +144,6 @@ def _update_of(node: fx.Node, rate: fx.Node) -> fx.Node | None:
     return pair[0] if isinstance(pair[0], fx.Node) and pair[0] is not rate else None
 
 
-_SIGNS: dict[Any, float] = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
-"""Operations that add, with the sign of their second term."""
-
-
 def _terms(node: fx.Node, factor: float, owned: set[fx.Node]) -> list[Term]:
     """Return the terms of a sum that nobody else needs.
 
@@ -159,7 +155,7 @@ def _terms(node: fx.Node, factor: float, owned: set[fx.Node]) -> list[Term]:
         return lone
     if node.target in (aten.mm.default, aten.bmm.default):
         return [(factor, tuple(pair))]
-    sign = _SIGNS.get(node.target)
+    sign = SIGNS.get(node.target)
     alpha = node.kwargs.get("alpha", 1)
     alike = len(pair) == 2 and all(form(one) == form(node) for one in pair)
     if sign is not None and alike and isinstance(alpha, (int, float)):

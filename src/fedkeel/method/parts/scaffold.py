@@ -65,7 +65,7 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return g - c_k + c."""
         ours, theirs = tree.leaves(step.mine, "c"), tree.leaves(step.sent, "c")
-        return {k: g + (theirs[k] - ours[k]) for k, g in grads.items()}  # the same in each step
+        return {k: g - (ours[k] - theirs[k]) for k, g in grads.items()}  # the same in each step
 
     def init_client(self, start: Tree) -> State:
         """Return c_k = 0."""
@@ -75,7 +75,7 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
         """Return c_k^+."""
         ours, theirs = tree.leaves(round.mine, "c"), tree.leaves(round.sent, "c")
         grads = round.mean_grad()
-        return {"c": {k: grads[k].sub_(theirs[k] - c) for k, c in ours.items()}}
+        return {"c": {k: (c - theirs[k]) + grads[k] for k, c in ours.items()}}
 
     def upload(self, round: Round) -> State:
         """Return c_k^+ - c_k."""
