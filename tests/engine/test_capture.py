@@ -114,6 +114,20 @@ def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(lanes: int) -> None:
     torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
+def test_a_step_that_goes_nowhere_is_not_the_received_model_itself() -> None:
+    """Or the second one would be written over it."""
+
+    def steps(start: Tensor, lr: Tensor) -> list[Tensor]:
+        first = start - lr * (0.25 * (start - start))
+        return [first - lr * first.cos()]
+
+    given = [numbers(3, 5), torch.tensor(0.3)]
+    before, expected = given[0].clone(), steps(*given)
+    found = Captured(steps, given, rate=1)(*given)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-15)
+    assert torch.equal(given[0], before)
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_centralised_gradient_stays_a_product(lanes: int) -> None:
     def step(w: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:

@@ -34,7 +34,8 @@ def fuse(graph: fx.Graph, rate: fx.Node, owned: set[fx.Node]) -> None:
             continue
         target = node.all_input_nodes[0]
         found = _together(_terms(scaled, 1.0, owned))
-        if not _fits(target, node) or any(form(node) != _term_form(t, node) for t in found):
+        fits = _fits(target, node) and all(form(node) == _term_form(t, node) for t in found)
+        if not (found and fits):
             continue
         pull, terms = _pull(found, target, owned)
         in_place = (
