@@ -13,9 +13,11 @@ from rich.console import Console
 from torch import nn
 
 import fedkeel as fk
+from fedkeel import config
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.hints import hints
-from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.prepare import prepare
+from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.progress import Lines
 from fedkeel.report.page import write
 from toys import Mapped, Net, of_sizes, prepared
@@ -108,3 +110,29 @@ def test_a_server_that_remembers_much(monkeypatch: pytest.MonkeyPatch) -> None:
     [told] = hints(ready)
     assert told.startswith("gradma.s lets the server remember up to 0.0 GB, as much as 9 models")
     assert hints(prepared("fedavg", per_round=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "augment", "told"),
+    [("mime", "crop_flip", 1), ("mime", "none", 0), ("mimelite", "crop_flip", 0)],
+)
+def test_corrections_that_take_off_what_augmentation_adds(
+    method: str, augment: str, told: int
+) -> None:
+    data = fk.dataset(np.zeros((12, 1, 8, 8), np.float32), np.arange(12) % 3, classes=3)
+    settings = config.Run(
+        method=method,
+        rounds=1,
+        local=fk.Local(lr=0.1, epochs=1),
+        cohort=fk.Cohort(clients=2),
+    )
+    made = Ingredients(
+        fk.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 3))),
+        lambda _: fk.federation(data, [np.arange(6), np.arange(6, 12)]),
+        data,
+        "linear",
+        augment == "crop_flip",
+    )
+    found = hints(prepare(settings, made))
+    assert len(found) == told
+    assert all("data.augment" in one and "fedkeel methods mime`" in one for one in found)

@@ -23,7 +23,13 @@ def hints(prepared: Prepared) -> list[str]:
     if federation.how["kind"] == "nodes":
         return []
     data = federation.data
-    found = (_one_class(data), _unscaled(data), _pairs(prepared), _heavy(prepared))
+    found = (
+        _one_class(data),
+        _unscaled(data),
+        _pairs(prepared),
+        _unaugmented(prepared),
+        _heavy(prepared),
+    )
     return [told for told in found if told]
 
 
@@ -69,6 +75,17 @@ def _pairs(prepared: Prepared) -> str:
         "mini-batches of two examples, which batch normalisation turns into +1 and -1 whatever "
         "they are: rounding decides what is learnt from them, so compare over several seeds, or "
         "give every client more examples, or use fedkeel.replace_batch_norm(module)"
+    )
+
+
+def _unaugmented(prepared: Prepared) -> str:
+    """Return a hint where a part corrects by gradients of examples that are not augmented."""
+    parts = [part.name for part in prepared.plan.surveys]
+    if not parts or not prepared.world.augment:
+        return ""
+    return (
+        f"{parts[0]} corrects its gradients by those of the examples as they are, so that near the "
+        f"received model nothing of data.augment is left: `fedkeel methods {parts[0]}`, Deviations"
     )
 
 
