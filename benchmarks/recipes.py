@@ -218,7 +218,7 @@ def tutorial_cnn() -> nn.Module:
 CIFAR = Data(1000, 50, (3, 32, 32))
 TINY = Data(1000, 60, (784,))
 A = Recipe("A", "CIFAR10 of pfl-research", CIFAR, pfl_cnn, 50, 10, 0.1, 20)
-C = Recipe("C10", "logistic regression", TINY, logistic, 10, 10, 0.05, 300, few=5)
+C = Recipe("C10", "logistic regression", TINY, logistic, 10, 10, 0.05, 1000, few=5)
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -226,7 +226,7 @@ RECIPES = {
         Recipe("B", "2NN", Data(20, 640, (784,)), two_nn, 20, 128, 0.1, 30),
         Recipe("B2", "2NN, small clients", Data(200, 20, (784,)), two_nn, 200, 10, 0.1, 20),
         C,
-        replace(C, name="C100", per_round=100, rounds=50),
+        replace(C, name="C100", per_round=100, rounds=200),
         Recipe(
             "D",
             "FEMNIST's shape, ragged clients",
