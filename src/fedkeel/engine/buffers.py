@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -180,27 +180,28 @@ class Layout:
 
     Args:
         spec: shape and type of each, by path.
+
+    Attributes:
+        starts: byte of a row at which each begins.
+        nbytes: bytes of a row.
     """
 
     def __init__(self, spec: Mapping[str, Spec]) -> None:
-        self._spec = dict(spec)
-        self.nbytes = sum(_padded(one.nbytes) for one in spec.values())
+        self.spec = dict(spec)
+        self.starts: dict[str, int] = {}
+        self.nbytes = 0
+        for path, one in self.spec.items():
+            self.starts[path] = self.nbytes
+            self.nbytes += _padded(one.nbytes)
 
     def rows(self, block: Tensor, count: int) -> dict[str, Tensor]:
         """Return the tensors [count, ...] of the rows in a block of bytes, as views."""
-        table, start, out = block.view(count, self.nbytes), 0, {}
-        for path, one in self._spec.items():
+        table, out = block.view(count, self.nbytes), {}
+        for path, one in self.spec.items():
+            start = self.starts[path]
             column = table[:, start : start + one.nbytes].view(one.dtype)
             out[path] = column.view(count, *one.shape)
-            start += _padded(one.nbytes)
         return out
-
-    def pieces(self, tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-        """Yield the bytes of one row, tensor after tensor, without a copy where that can be."""
-        for path, one in self._spec.items():
-            own = tensors[path].to(one.dtype).contiguous()
-            yield own.reshape(-1).view(torch.uint8).numpy().data
-            yield memoryview(bytes(_padded(one.nbytes) - one.nbytes))
 
 
 def _padded(nbytes: int) -> int:

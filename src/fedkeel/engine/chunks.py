@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.clock import Clock
@@ -26,11 +25,12 @@ from fedkeel.engine.feed import Examples, Feed, Group
 from fedkeel.engine.lanes import Common, Lanes
 from fedkeel.engine.loop import Done, Kept, OneByOne, carry_on, facts, seed
 from fedkeel.engine.recording.recordings import Flat
+from fedkeel.engine.thin import beside, whole
 from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
 from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.rng import torch_seed
-from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, unwalk, walk
+from fedkeel.tree import State, Tree, below, branches, leaf, map_tensors, tensors, unwalk, walk
 
 SHORT = 8
 """Steps of a round that is recorded as a whole, at most."""
@@ -163,13 +163,13 @@ class Chunks:
         self, message: Message, group: Group, kept: Kept, clock: Clock, sums: bool
     ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
-        held = self._held(message, group, kept)
         alike = self._world.draws is None or len(set(group.widths)) == 1
         if self._short and len(set(group.steps)) == 1 and alike:
+            held = self._held(message, group, kept, thin=self.device.type == "cpu")
             done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
             if done is not None:
                 return [done]
-        return self._by_steps(message, group, held, clock)
+        return self._by_steps(message, group, self._held(message, group, kept), clock)
 
     def _begin(self, message: Message, group: Group) -> tuple[Common, Feed]:
         """Return what the lanes see, with all random numbers of their rounds yet to be drawn."""
@@ -247,9 +247,12 @@ class Chunks:
         clock.lap("upload")
         return done
 
-    def _held(self, message: Message, group: Group, get: Kept) -> Flat:
-        """Return what stays the same in each lane: what it keeps, and facts about it."""
-        mine = self._mine(message, group, self._placing(get))
+    def _held(self, message: Message, group: Group, get: Kept, thin: bool = False) -> Flat:
+        """Return what stays the same in each lane: what it keeps, and facts about it.
+
+        Matrices of what it keeps are products where they may be (`thin`) and come as such.
+        """
+        mine = self._mine(message, group, self._placing(get), thin)
         about = [facts(self._world, job.client) for job in group.jobs]
         told: State = {
             "client": torch.tensor([one.client for one in about]),
@@ -263,28 +266,37 @@ class Chunks:
         held: State = {"mine": mine, "facts": told}
         return Flat.of(self._place(held))
 
-    def _mine(self, message: Message, group: Group, get: Kept) -> State:
+    def _mine(self, message: Message, group: Group, get: Kept, thin: bool) -> State:
         """Return what each lane keeps, read one after the other and written to its place."""
         if not self._bench.stateful:
             return {}
+        rows = self._kept(message, group, get)
+        if len(group.jobs) == 1:
+            return whole(unwalk(next(rows)))
+        if thin and self._bench.plan.renewed:
+            seen = sum(max(sizes) for sizes in zip(*group.widths, strict=True))
+            return unwalk(beside(list(rows), seen))
+        lanes: Tree = {}
+        for lane, row in enumerate(rows):
+            own = tensors(whole(row))
+            if lane == 0:
+                lanes = {k: t.new_empty(len(group.jobs), *t.shape) for k, t in own.items()}
+            if own.keys() != lanes.keys():
+                raise ValueError("clients keep different things")
+            for name, tensor in own.items():
+                lanes[name][lane] = tensor
+        return unwalk(lanes)
+
+    def _kept(self, message: Message, group: Group, get: Kept) -> Iterator[Tree]:
+        """Yield what each client keeps, by path."""
         fresh: ByPart | None = None
-        lanes: dict[str, Tensor] = {}
-        for lane, job in enumerate(group.jobs):
+        for job in group.jobs:
             own = get(job.client)
             if own is None:
                 if fresh is None:  # which may be empty, and is made once
                     fresh, _ = kept(self._bench, message, None)
                 own = fresh
-            if len(group.jobs) == 1:
-                return dict(own)
-            rows = dict(walk(own))
-            if lane == 0:
-                lanes = {k: t.new_empty(len(group.jobs), *t.shape) for k, t in rows.items()}
-            if rows.keys() != lanes.keys():
-                raise ValueError("clients keep different things")
-            for name, row in rows.items():
-                lanes[name][lane] = row
-        return unwalk(lanes)
+            yield dict(walk(own))
 
     def _finish(self, common: Common, group: Group, held: Flat, moving: Flat, start: int) -> Done:
         """End the round of the lanes from `start` on."""

@@ -17,6 +17,7 @@ from fedkeel.config import Precision
 from fedkeel.engine.loop import sent
 from fedkeel.engine.recording.draws import Masks, Sources
 from fedkeel.engine.recording.recordings import Flat, Recordings
+from fedkeel.engine.thin import LEFT, whole
 from fedkeel.method.client import (
     Bench,
     Client,
@@ -28,7 +29,7 @@ from fedkeel.method.client import (
 )
 from fedkeel.method.context import Facts, Ints, Message
 from fedkeel.task.network import Batch
-from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors
+from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, walk
 
 
 class WantsAll(Exception):  # noqa: N818 - a way that is not open
@@ -228,7 +229,8 @@ class Lanes:
 
         Returns:
             What each sends, keeps and notes; where updates are added up, ``delta`` and the messages
-            that the server only adds up are [1, ...].
+            that the server only adds up are [1, ...]. Matrices of what is kept may be products, as
+            they may be in `held`.
         """
         bench = self._bench
 
@@ -253,9 +255,16 @@ class Lanes:
         scales: State = {} if weights is None else {"weights": weights}
         states = (prepared, batches, about, scales)
         given = (common.shared, held, *map(Flat.of, states))
-        name = "round" if weights is None else "round, added up"
+        sides = [(k, t.shape[-1]) for k, t in walk(held.state) if k.endswith(LEFT)]
+        name = f"round{'' if weights is None else ', added up'}{sides or ''}"
         return self.recordings.run(
-            name, all_lanes, given, varies=3, sources=common.sources, rate=common.rate
+            name,
+            all_lanes,
+            given,
+            varies=3,
+            sources=common.sources,
+            rate=common.rate,
+            thin=tuple(f"mine/{part}/" for part in bench.plan.renewed),
         ).state
 
 
@@ -266,7 +275,7 @@ def _started(bench: Bench, shared: State, held: State, prepared: State) -> tuple
     return client_start(
         bench,
         _message(shared),
-        branches(below(held, "mine")),
+        branches(whole(below(held, "mine"))),
         _facts(held),
         _refuse,
         (lambda: _batch(prepared)) if prepared else None,
@@ -341,7 +350,7 @@ def _client(bench: Bench, message: Message, held: State, everything: Callable[[]
         bench=bench,
         message=message,
         facts=_facts(held),
-        mine=branches(below(held, "mine")),
+        mine=branches(whole(below(held, "mine"))),
         prepared=branches(below(held, "prepared")),
         everything=everything,
     )

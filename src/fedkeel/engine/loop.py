@@ -14,6 +14,7 @@ from torch import Tensor
 from fedkeel.clock import Clock
 from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip, crops
+from fedkeel.engine.thin import whole
 from fedkeel.engine.world import Job, Split, World
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import form
@@ -31,7 +32,7 @@ from fedkeel.method.roles import Capability
 from fedkeel.rng import generator, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
-from fedkeel.tree import State, Tree, map_tensors
+from fedkeel.tree import State, Tree, branches, map_tensors
 
 PHASES = ("data", "steps", "upload")
 """Phases of a client's round: which examples and the examples themselves; what is done before the
@@ -277,7 +278,8 @@ class OneByOne:
         """Train clients from a message."""
         for job in jobs:
             clock = Clock()
-            mine = kept(job.client)
+            own = kept(job.client)
+            mine = None if own is None else branches(whole(own))
             reply, steps, seen = train_client(self.placed, message, job, mine, clock=clock)
             state = map_tensors(lambda t: t[None], sent(reply))
             loss, finite = reply.loss[None], reply.finite[None]

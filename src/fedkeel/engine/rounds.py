@@ -111,14 +111,16 @@ class RoundBuffers:
             spec = {k: v for k, v in spec.items() if not k.startswith(KEPT)}
         self._away = away
         clients = len(world.federation)
-        self.store = client_store(kept_spec(spec), clients, allocate, file, capacity)
+        kept, renewed = kept_spec(spec), world.bench.plan.renewed
+        thin = [k for k, v in kept.items() if k.split("/")[0] in renewed and len(v.shape) == 2]
+        self.store = client_store(kept, clients, allocate, file, capacity, thin)
         self.rows = Rows(world, spec, capacity, allocate, sums, self.store)
         self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
         self._sizes = world.federation.sizes
 
     def run(self, train: Trainer, message: Message, jobs: Sequence[Job], tick: Tick) -> None:
         """Train clients and write their rows. See `Rows.run`."""
-        self.rows.run(train, message, jobs, self.store.get, tick)
+        self.rows.run(train, message, jobs, self.store.kept, tick)
 
     def ask(self, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedkeel.engine.buffers import Allocate, Buffers, Raw, Spec, specs
 from fedkeel.engine.loop import PHASES, Done, Kept, Trainer, survey_client
 from fedkeel.engine.store import ClientStore
+from fedkeel.engine.thin import forms, whole
 from fedkeel.engine.world import Job, Tick, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
@@ -113,10 +114,11 @@ class Rows:
     def _take(self, done: Done, head: int) -> None:
         state = dict(walk(done.state))
         found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in state.items()}
-        _check(found, done.jobs[0].client, self._spec)
+        _check(forms(found), done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
         self._add({path: state.pop(path) for path in self._sums.tensors}, done, head)
-        self._keep({path: state.pop(path) for path in self._kept}, done.jobs, rows)
+        own = [path for path in state if path.startswith(KEPT)]
+        self._keep({path: state.pop(path) for path in own}, done.jobs, rows)
         self._replies.write(state, rows)
         heads = [head] * len(rows)
         counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
@@ -125,7 +127,7 @@ class Rows:
     def _keep(self, state: Tree, jobs: Sequence[Job], rows: Sequence[int]) -> None:
         """Write what clients keep."""
         if self._store is None:
-            self._mine.write(dict(state), rows)
+            self._mine.write(whole(state), rows)
         elif state:
             own = {path.removeprefix(KEPT): tensor for path, tensor in state.items()}
             self._store.write(np.array([job.client for job in jobs]), own)

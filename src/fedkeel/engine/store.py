@@ -10,10 +10,11 @@ a run that was killed still holds every row of the last checkpoint.
 from __future__ import annotations
 
 import heapq
+import math
 import multiprocessing
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Layout, Spec, aligned
+from fedkeel.engine.thin import LEFT, RIGHT, factors, whole
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints
 from fedkeel.tree import State, branches, unwalk, walk
@@ -30,6 +32,8 @@ from fedkeel.tree import State, branches, unwalk, walk
 Arrays = Mapping[str, NDArray[Any]]
 
 SLOT, STATE = "slot", "state/"
+SIDES = "@sides"
+"""Path at which a row says which of its matrices are products: their thin sides, 0 of others."""
 NOWHERE = -1
 """Slot of a client that has no row."""
 
@@ -47,12 +51,21 @@ class ClientStore(ABC):
         spec: shape and type of each tensor of a row, by path.
         clients: C.
         allocate: where memory comes from, which other processes may have to see.
+        thin: which matrices of a row may be given as products (`engine.thin`), and are then kept so
+            in their place, by path.
     """
 
-    def __init__(self, spec: Mapping[str, Spec], clients: int, allocate: Allocate) -> None:
+    def __init__(
+        self,
+        spec: Mapping[str, Spec],
+        clients: int,
+        allocate: Allocate,
+        thin: Sequence[str] = (),
+    ) -> None:
         one = Spec((), torch.int64)
         self._table = Buffers({"slot": one, "next": one}, clients, allocate)
-        self._layout = Layout(spec)
+        sides = {SIDES: Spec((len(thin),), torch.int64)} if thin else {}
+        self._thin, self._layout = tuple(thin), Layout({**sides, **spec})
         self._forget()
 
     def _forget(self) -> None:
@@ -81,8 +94,16 @@ class ClientStore(ABC):
         """Return the rows [K, ...] of clients, a copy; zeros for those that have none."""
 
     @abstractmethod
+    def kept(self, client: int) -> ByPart | None:
+        """Return one client's row, by part; None where it has none. Not to be written to.
+
+        Matrices that were given as products are products.
+        """
+
     def get(self, client: int) -> ByPart | None:
-        """Return one client's row, by part; None where it has none. Not to be written to."""
+        """Return one client's row as `kept` does, with all matrices made."""
+        own = self.kept(client)
+        return None if own is None else branches(whole(own))
 
     def reserve(self, clients: Ints) -> None:
         """Make room for the rows that clients [K], distinct, will have; earlier room is given up.
@@ -101,6 +122,10 @@ class ClientStore(ABC):
         Raises:
             RunError: the disk fails, or is full.
         """
+
+    def _sides(self, given: Mapping[str, Tensor]) -> list[int]:
+        """Return the thin sides of the matrices of rows, 0 of those that are no products."""
+        return [given[k + LEFT].shape[-1] if k + LEFT in given else 0 for k in self._thin]
 
     def commit(self, clients: Ints) -> None:
         """Take the rows that were written for clients; of others that were reserved, give up."""
@@ -169,6 +194,7 @@ def client_store(
     allocate: Allocate,
     file: Path | None = None,
     most: int | None = None,
+    thin: Sequence[str] = (),
 ) -> ClientStore:
     """Return a store without rows.
 
@@ -178,19 +204,25 @@ def client_store(
         allocate: as `ClientStore`.
         file: where the rows lie; None for memory.
         most: clients that are written at a time, at most; None for all.
+        thin: as `ClientStore`.
     """
     if file is None:
-        return MemoryStore(spec, clients, allocate, clients if most is None else most)
-    return DiskStore(spec, clients, allocate, file)
+        return MemoryStore(spec, clients, allocate, clients if most is None else most, thin)
+    return DiskStore(spec, clients, allocate, file, thin)
 
 
 class MemoryStore(ClientStore):
     """Rows in memory. See `client_store`."""
 
     def __init__(
-        self, spec: Mapping[str, Spec], clients: int, allocate: Allocate, most: int
+        self,
+        spec: Mapping[str, Spec],
+        clients: int,
+        allocate: Allocate,
+        most: int,
+        thin: Sequence[str] = (),
     ) -> None:
-        super().__init__(spec, clients, allocate)
+        super().__init__(spec, clients, allocate, thin)
         slots = clients + most
         self._tensors = self._layout.rows(aligned(self._layout.nbytes * slots, allocate), slots)
 
@@ -203,22 +235,37 @@ class MemoryStore(ClientStore):
             tensor[absent] = 0
         return unwalk(taken)
 
-    def get(self, client: int) -> ByPart | None:
+    def kept(self, client: int) -> ByPart | None:
         """Return one client's row, as views."""
         slot = int(self._slots[client])
         if slot == NOWHERE:
             return None
-        return branches(unwalk({path: tensor[slot] for path, tensor in self._tensors.items()}))
+        own = {path: tensor[slot] for path, tensor in self._tensors.items()}
+        sides = own.pop(SIDES).tolist() if self._thin else []
+        known, row = dict(zip(self._thin, sides, strict=True)), {}
+        for path, one in own.items():  # in this order, which recordings rest on
+            if side := known.get(path, 0):
+                row[path + LEFT], row[path + RIGHT] = factors(one.view(-1), one.shape, side)
+            else:
+                row[path] = one
+        return branches(unwalk(row))
 
     def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
         """Write rows for which there is room."""
-        slots = self._room(clients)
-        for path, rows in walk(state):
-            into = self._tensors[path]
-            if len(slots) == 1:
-                into[slots[0]].copy_(rows[0])
+        slots, given = self._room(clients), dict(walk(state))
+        if self._thin and SIDES not in given:
+            given[SIDES] = torch.tensor([self._sides(given)] * len(slots))
+        for path, into in self._tensors.items():
+            if path not in given:
+                left, right = given[path + LEFT], given[path + RIGHT]
+                for at, slot in enumerate(slots.tolist()):
+                    places = factors(into[slot].view(-1), into.shape[1:], left.shape[2])
+                    for place, one in zip(places, (left[at], right[at]), strict=True):
+                        place.copy_(one)
+            elif len(slots) == 1:
+                into[slots[0]].copy_(given[path][0])
             else:
-                into.index_copy_(0, torch.from_numpy(slots), rows.to(into))
+                into.index_copy_(0, torch.from_numpy(slots), given[path].to(into))
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return the rows that there are."""
@@ -249,10 +296,15 @@ class DiskStore(ClientStore):
     """
 
     def __init__(
-        self, spec: Mapping[str, Spec], clients: int, allocate: Allocate, file: Path
+        self,
+        spec: Mapping[str, Spec],
+        clients: int,
+        allocate: Allocate,
+        file: Path,
+        thin: Sequence[str] = (),
     ) -> None:
         self._file = file
-        super().__init__(spec, clients, allocate)
+        super().__init__(spec, clients, allocate, thin)
 
     def _forget(self) -> None:
         super()._forget()
@@ -264,13 +316,37 @@ class DiskStore(ClientStore):
         """Return the rows [K, ...] of clients."""
         return unwalk(self._read(self._slots[clients]))
 
-    def get(self, client: int) -> ByPart | None:
+    def kept(self, client: int) -> ByPart | None:
         """Return one client's row."""
-        slot = self._slots[client]
+        slot = int(self._slots[client])
         if slot == NOWHERE:
             return None
-        rows = self._read(np.array([slot]))
-        return branches(unwalk({path: row[0] for path, row in rows.items()}))
+        sides = self._part(slot, SIDES, len(self._thin)).tolist() if self._thin else []
+        if not any(sides):
+            rows = self._read(np.array([slot]))
+            rows.pop(SIDES, None)
+            return branches(unwalk({path: row[0] for path, row in rows.items()}))
+        known, row = dict(zip(self._thin, sides, strict=True)), {}
+        for path, one in self._layout.spec.items():
+            side, count = known.get(path, 0), math.prod(one.shape)
+            if side:
+                own = self._part(slot, path, side * sum(one.shape))
+                row[path + LEFT], row[path + RIGHT] = factors(own, one.shape, side)
+            elif path != SIDES:
+                row[path] = self._part(slot, path, count).view(one.shape)
+        return branches(unwalk(row))
+
+    def _part(self, slot: int, path: str, count: int) -> Tensor:
+        """Return the first entries of what a slot holds at a path, [count]."""
+        out = torch.empty(count, dtype=self._layout.spec[path].dtype)
+        try:
+            with self._file.open("rb", buffering=0) as file:
+                file.seek(slot * self._layout.nbytes + self._layout.starts[path])
+                if file.readinto(out.view(torch.uint8).numpy().data) != out.nbytes:
+                    raise OSError(f"it ends in the row of slot {slot}")
+        except OSError as error:
+            raise _failed("read", self._file, error) from None
+        return out
 
     def reserve(self, clients: Ints) -> None:
         """Make room for the rows that clients will have."""
@@ -287,14 +363,21 @@ class DiskStore(ClientStore):
         """Write rows for which there is room."""
         slots, size = self._room(clients).tolist(), self._layout.nbytes
         given = {path: t.cpu() for path, t in walk(state)}
+        if self._thin and SIDES not in given:
+            given[SIDES] = torch.tensor([self._sides(given)] * len(slots))
         if orphaned():  # whoever goes on with the run may have given the slots out again
             raise RunError("The process that gave out this work is gone.")
         try:
             with self._file.open("r+b") as file:
                 for at, slot in enumerate(slots):
-                    file.seek(slot * size)
-                    for piece in self._layout.pieces({k: t[at] for k, t in given.items()}):
-                        file.write(piece)
+                    for path, one in self._layout.spec.items():
+                        file.seek(slot * size + self._layout.starts[path])
+                        for name in (path, path + LEFT, path + RIGHT):
+                            if name in given:
+                                file.write(_bytes(given[name][at].to(one.dtype)))
+                    if file.tell() < (slot + 1) * size:  # to the row's end, whatever is there
+                        file.seek((slot + 1) * size - 1)
+                        file.write(b"\0")
         except OSError as error:
             raise _failed("written", self._file, error) from None
 
@@ -360,6 +443,11 @@ class DiskStore(ClientStore):
         self._begun, self._end = end > 0, end
         self._held = set(slots.tolist())
         self._free = sorted(set(range(end)) - self._held)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, without a copy where that can be."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def orphaned() -> bool:

@@ -131,6 +131,11 @@ class Plan:
         return frozenset(part.name for part in self.client_states if part.mirrored)
 
     @property
+    def renewed(self) -> frozenset[str]:
+        """Names of the parts of which clients keep nothing older than their last round."""
+        return frozenset(part.name for part in self.client_states if part.renewed)
+
+    @property
     def sums(self) -> bool:
         """Whether the server needs no more of the updates than their weighted sum.
 

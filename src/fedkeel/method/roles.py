@@ -240,6 +240,10 @@ class ClientState(Part):
     """Whether the part's server state adds up what the clients keep. Where one client loses its
     own, the sum is wrong for ever: the part then begins anew, for all clients and the server."""
 
+    renewed: ClassVar[bool] = False
+    """Whether what a client keeps is made of its last round alone, whatever it kept before. Of few
+    examples it is then a product of thin matrices, and an engine may keep it as such."""
+
     @abstractmethod
     def init_client(self, start: Tree) -> State:
         """Return the state of a client that takes part for the first time."""

@@ -36,6 +36,7 @@ class Captured:
         rate: which argument is the learning rate, [] on the CPU; None where there is none.
         owned: which arguments may be written over.
         fresh: which arguments are made for this call alone; the function may write over them.
+        thin: which results may be given as the factors of matrices of lanes, in a tuple.
 
     Raises:
         Exception: whatever the function or torch raises where it cannot be recorded: it branches on
@@ -49,6 +50,7 @@ class Captured:
         rate: int | None = None,
         owned: frozenset[int] = frozenset(),
         fresh: frozenset[int] = frozenset(),
+        thin: frozenset[int] = frozenset(),
     ) -> None:
         module = trace(function, example)
         graph = module.graph
@@ -65,7 +67,7 @@ class Captured:
             centre(graph)
             graph.eliminate_dead_code()
             fuse(graph, inputs[rate], {inputs[i] for i in owned})
-            expand(graph)
+            expand(graph, thin)
             graph.eliminate_dead_code()
         passes.multiply_and_add(graph)
         graph.eliminate_dead_code()
@@ -80,9 +82,9 @@ class Captured:
         self._module = module
         self._forward = module.forward
 
-    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor | tuple[Tensor, ...]]:
         """Return what the function returns, up to rounding; owned arguments are lost."""
-        found: Sequence[Tensor] = self._forward(*tensors)
+        found: Sequence[Tensor | tuple[Tensor, ...]] = self._forward(*tensors)
         return found
 
     @property

@@ -6,12 +6,13 @@ of it in the end: differences, and multiples by a number or by one for each lane
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.recording.factors import Scale, added, entries, made, times
+from fedkeel.engine.recording.factors import Scale, added, entries, made, slim, times
 from fedkeel.engine.recording.nodes import SIGNS, base, form, mutates
 from fedkeel.engine.recording.updates import accumulate
 
@@ -27,11 +28,12 @@ LANES = 2
 """Tensors [n, a, b] in a sum, at most: a step reads each of them."""
 
 
-def expand(graph: fx.Graph) -> None:
+def expand(graph: fx.Graph, thin: Set[int] = frozenset()) -> None:
     """Work with the terms of sums where that is less work.
 
     Args:
         graph: recorded; its updates have been made calls of `accumulate`.
+        thin: places of what is returned at which the factors of a matrix will do, as a tuple.
     """
     banned: set[fx.Node] = set()
     while True:
@@ -42,7 +44,7 @@ def expand(graph: fx.Graph) -> None:
         if not made_anyway:
             break
         banned |= made_anyway
-    _replace(graph, known)
+    _replace(graph, known, thin)
 
 
 class _Sums:
@@ -226,7 +228,7 @@ def _alike(parts: tuple[fx.Node, ...], scales: tuple[fx.Node, ...]) -> bool:
     return len(_shape(parts[0])) == 2 and not any(len(_shape(one)) == 3 for one in scales)
 
 
-def _replace(graph: fx.Graph, known: dict[fx.Node, Sum]) -> None:
+def _replace(graph: fx.Graph, known: dict[fx.Node, Sum], thin: Set[int]) -> None:
     """Do with terms what is done with nodes, and make what is wanted whole."""
     order = {node: number for number, node in enumerate(graph.nodes)}
     found = [
@@ -250,11 +252,15 @@ def _replace(graph: fx.Graph, known: dict[fx.Node, Sum]) -> None:
         other.meta.update(use.meta)
         use.replace_all_uses_with(other)
     graph.eliminate_dead_code()
+    output = next(node for node in graph.nodes if node.op == "output")
+    returned: Any = output.args[0]
     for node in [one for one in graph.nodes if one in known]:
         users = [user for user in node.users if user not in known]
         if users:
+            places = {place for place, one in enumerate(returned) if one is node}
+            way = slim if users == [output] and places <= thin else made
             with graph.inserting_before(node):
-                whole = graph.call_function(made, (_terms(known[node]),))
+                whole = graph.call_function(way, (_terms(known[node]),))
             whole.meta.update(node.meta)
             for user in users:
                 user.replace_input_with(node, whole)

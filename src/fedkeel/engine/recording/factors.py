@@ -100,9 +100,7 @@ def added(weights: Tensor, terms: Terms) -> Tensor:
 def made(terms: Terms) -> Tensor:
     """Return the matrices themselves, [n, a, b]; there is a product among the terms."""
     valued = _valued(terms)
-    thin = [(parts[0] * scale, parts[1]) for parts, scale in valued if len(parts) == 2]
-    left = torch.cat([one for one, _ in thin], dim=2)
-    out = bmm(left, torch.cat([other for _, other in thin], dim=1))
+    out = bmm(*_joined(valued))
     for parts, scale in valued:
         if len(parts) == 2:
             continue
@@ -113,6 +111,21 @@ def made(terms: Terms) -> Tensor:
     return out
 
 
+def slim(terms: Terms) -> tuple[Tensor, ...]:
+    """Return factors of the matrices, [n, a, r] and [n, r, b], or themselves if need be."""
+    valued = _valued(terms)
+    some = [(parts, scale) for parts, scale in valued if not _nobody(scale)]
+    thin = bool(some) and all(len(parts) == 2 for parts, _ in some)
+    return _joined(some) if thin else (made(terms),)
+
+
+def _joined(valued: Sequence[tuple[tuple[Tensor, ...], float | Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the factors of all products among terms, one beside the other."""
+    thin = [(parts[0] * scale, parts[1]) for parts, scale in valued if len(parts) == 2]
+    left = torch.cat([one for one, _ in thin], dim=2)
+    return left, torch.cat([other for _, other in thin], dim=1)
+
+
 def _valued(terms: Terms) -> list[tuple[tuple[Tensor, ...], float | Tensor]]:
     """Return the terms with their scales, without tensors that no lane has anything of."""
     found = [(parts, _value(scales)) for parts, scales in terms]
@@ -120,6 +133,7 @@ def _valued(terms: Terms) -> list[tuple[tuple[Tensor, ...], float | Tensor]]:
 
 
 def _nobody(scale: float | Tensor) -> bool:
+    """Return whether no lane has anything of a term."""
     return isinstance(scale, Tensor) and scale.device.type == "cpu" and not scale.any()
 
 

@@ -18,8 +18,9 @@ from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.recording.capture import Captured
 from fedkeel.engine.recording.draws import Draw, Drawn, Sources
 from fedkeel.engine.recording.graphs import Graphed
+from fedkeel.engine.thin import LEFT, RIGHT, whole
 from fedkeel.method.context import Ints
-from fedkeel.tree import State, unwalk, walk
+from fedkeel.tree import State, Tree, unwalk, walk
 
 MOST = 128
 """Recordings that are kept."""
@@ -47,6 +48,16 @@ class Flat:
         found = dict(walk(state))
         return cls(tuple(found), list(found.values()))
 
+    @classmethod
+    def returned(cls, paths: Sequence[str], found: Sequence[Tensor | tuple[Tensor, ...]]) -> Flat:
+        """Return what a recording returns; factors stand in the place of a matrix of two."""
+        tensors: Tree = {}
+        for path, one in zip(paths, found, strict=True):
+            own = (one,) if isinstance(one, Tensor) else one
+            names = ("",) if len(own) == 1 else (LEFT, RIGHT)
+            tensors.update({path + name: t for name, t in zip(names, own, strict=True)})
+        return cls(tuple(tensors), list(tensors.values()))
+
     @property
     def state(self) -> State:
         """The nested state."""
@@ -61,7 +72,7 @@ class Flat:
 class _Recording:
     """A recorded function, the paths of the state that it returns, and the masks that it takes."""
 
-    program: Callable[..., Sequence[Tensor]]
+    program: Callable[..., Sequence[Any]]
     paths: tuple[str, ...]
     draws: tuple[Draw, ...]
 
@@ -95,6 +106,7 @@ class Recordings:
         owned: int | None = None,
         rate: Tensor | None = None,
         again: bool = True,
+        thin: tuple[str, ...] = (),
     ) -> Flat:
         """Call a function by its recording, which is made, and tried, at the first such call.
 
@@ -109,6 +121,7 @@ class Recordings:
             owned: which state may be written over.
             rate: [] learning rate, on the CPU.
             again: whether what it gave is of no more use when it is called again.
+            thin: how paths begin at which a product of thin matrices may be returned as such.
 
         Raises:
             NotTheSame: the recording does not give what the function gives.
@@ -128,7 +141,7 @@ class Recordings:
             if len(self._known) >= MOST:
                 self._known.clear()
             drawn = Drawn(sources, real, self._orders)
-            known, found = _record(function, given, values, drawn, owned, self._rounds)
+            known, found = _record(function, given, values, drawn, owned, self._rounds, thin)
             if on_gpu and real is None:
                 known = _graphed(known, values, known.draws, sources)
             elif on_gpu:
@@ -137,7 +150,7 @@ class Recordings:
             heap.trim()  # the function itself made what its recording does not
             return found
         masks = [draw.make(sources, real) for draw in known.draws]
-        return Flat(known.paths, known.program(*values, *masks))
+        return Flat.returned(known.paths, known.program(*values, *masks))
 
 
 def _record(
@@ -147,6 +160,7 @@ def _record(
     drawn: Drawn,
     owned: int | None,
     rounds: bool,
+    thin: tuple[str, ...],
 ) -> tuple[_Recording, Flat]:
     """Record a function; also return what it gives, which is compared with the function's own.
 
@@ -184,17 +198,19 @@ def _record(
             raise NotTheSame("masks and other random numbers are drawn in turn")
         after, every = torch.random.get_rng_state(), [*values, *drawn.masks]
         fresh = frozenset(range(len(values), len(every)))
-        program = Captured(with_masks, every, rate, mine, fresh)
+        slim = frozenset(i for i, path in enumerate(paths) if path.startswith(thin))
+        program = Captured(with_masks, every, rate, mine, fresh, slim)
 
-        def recorded() -> Sequence[Tensor]:
+        def recorded() -> Sequence[Tensor | tuple[Tensor, ...]]:
             torch.random.set_rng_state(state)
             return program(*[t.clone() if i in mine | fresh else t for i, t in enumerate(every)])
 
         stays = [t for i, t in enumerate(every) if i not in mine | fresh] + program.constants
         versions = [t._version for t in stays]  # how often each has been written to
         found = recorded()
-        for name, one, other in zip(paths, expected, found, strict=True):
-            if not _close(one, other, before.get(name)):
+        made = dict(walk(whole(Flat.returned(paths, found).state)))
+        for name, one in zip(paths, expected, strict=True):
+            if not _close(one, made[name], before.get(name)):
                 raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
         if versions != [t._version for t in stays]:
             raise NotTheSame("a recorded step leaves something behind")
@@ -202,7 +218,7 @@ def _record(
     found = recorded() if rounds or matrices.faster() else found
     torch.random.set_rng_state(after)
     recording = _Recording(program, tuple(paths), tuple(drawn.draws))
-    return recording, Flat(tuple(paths), found)
+    return recording, Flat.returned(paths, found)
 
 
 def _graphed(

@@ -55,6 +55,7 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "karimireddy2020"
     mirrored: ClassVar[bool] = True
+    renewed: ClassVar[bool] = True
     summed: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
