@@ -62,6 +62,12 @@ def ready(clients: int, **engine: object) -> Prepared:
             {EXACT: 1e-3, 100: 2e-4, 8: 4e-4},
             ("vectorised", 2, 100),
         ),
+        # and not by what a measurement differs from itself
+        (
+            200,
+            {EXACT: 1e-3, 32: 2e-4, 8: 1.9e-4},
+            ("vectorised", 2, 32),
+        ),
     ],
 )
 def test_the_shortest_round_wins(
@@ -118,7 +124,7 @@ def test_engines_are_compared_by_the_same_work(
     prepared = prepare(settings, Ingredients(task, lambda _: fk.federation(data, lists), data, "n"))
     first = []
 
-    def seconds(train: object, _: object, jobs: list[Job], sums: bool = False) -> float:
+    def seconds(train: object, _: object, jobs: list[Job], *__: object) -> float:
         first.append([sizes[job.client] for job in jobs][:3])
         each = 2e-3 if isinstance(train, OneByOne) else 1e-3 if len(jobs) <= 3 else lanes * 2e-3
         return each * sum(sizes[job.client] for job in jobs) / len(jobs)
@@ -154,6 +160,24 @@ def test_convolutions_are_tried_with_few_lanes_first() -> None:
         Ingredients(task, lambda _: world.federation, world.test, "net"),
     ).world
     assert module._sizes(other, 200, 2, "cpu") == [1, 8, 32, 100]
+
+
+@pytest.mark.parametrize(("step", "tried"), [(8e-3, [EXACT, 1]), (1e-3, [EXACT, 1, 5, 10])])
+def test_convolutions_that_fill_a_processor_are_not_tried_side_by_side(
+    step: float, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = ready(10).world
+    layers = (nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten())
+    task = fk.Task(lambda: nn.Sequential(*layers))
+    settings = ready(10).settings.model_copy(update={"rounds": 1000})
+    given = Ingredients(task, lambda _: world.federation, world.test, "net")
+    each = 2 * step  # four examples in batches of two
+    monkeypatch.setattr(
+        module,
+        "_seconds",
+        lambda train, *_: 1.5 * each if isinstance(train, OneByOne) else each,
+    )
+    assert list(module._measure(prepare(settings, given), 2, "cpu").seconds) == tried
 
 
 def test_a_gpu_is_given_as_many_lanes_as_there_are_first() -> None:

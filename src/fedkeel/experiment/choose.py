@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +60,17 @@ EXACT = 0
 
 LIKELY = 32
 """Size of a chunk that is often a good one for small dense networks."""
+
+HEAVY = 5e-3
+"""Seconds of a convolutional network's step from which clients side by side gain nothing on a
+processor: what they save are the operations' calls, some 5 us each."""
+
+CLEARLY = 0.9
+"""Share of another size's time that one which is tried later has to reach to be preferred: what is
+recorded is measured once, and differs from time to time by more than sizes that are alike."""
+
+FAR = 1.3
+"""Times as long as the best from which a chunk is not measured again."""
 
 
 @dataclass
@@ -122,7 +135,10 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     }
     exact = min((one for one in options if one[0] == EXACT), key=lambda one: options[one])
     others = [one for one in options if one[0] != EXACT]
-    best = min(others, key=lambda one: options[one], default=None)
+    best = None
+    for one in others:  # in the order in which they were tried
+        if best is None or options[one] < CLEARLY * options[best]:
+            best = one
     if best is not None and options[best] <= GAIN * options[exact]:
         engine["kind"] = "vectorised"
     chosen = exact
@@ -246,14 +262,14 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
 
     warm()
     began = time.perf_counter()
-    slower, chunks = 0, Chunks(world, 1, device, exact.placed)
+    slower, lane, chunks = 0, 0.0, Chunks(world, 1, device, exact.placed)
     sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
         known = min(found.seconds.values())
         if device == "cpu":
-            total, likely = one * clients, lanes * one
+            total, likely = one * clients, lanes * max(one, lane)
         else:  # where one by one is far from what a GPU can do
             total, likely = known * clients, 0.0
         budget = max(min(LEAST, total / 4), SHARE * total)
@@ -261,18 +277,25 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
             continue
         if lanes == 1 and known < ALONE * one:
             continue
+        if lanes > 1 and device == "cpu" and _heavy(world, found):
+            continue
         chunks = Chunks(world, lanes, device, chunks.placed)
         some, share = jobs[:few], shares[few]
         if lanes > 1:
             some, share = _chunk(world, lanes, per_round)
-        first = _seconds(chunks, message, some, sums) / share  # records
-        seconds = min(_seconds(chunks, message, some, sums) for _ in range(times)) / share
+        before = time.perf_counter()
+        first = _seconds(chunks, message, some, sums, _user) / share  # records
+        if lanes > 1:  # more lanes are recorded as much longer
+            lane = max(lane, (time.perf_counter() - before) / lanes)
+        seconds = _seconds(chunks, message, some, sums) / share
+        if times > 1 and seconds < FAR * min(found.seconds.values()):
+            seconds = min(seconds, _seconds(chunks, message, some, sums) / share)
         met = world.federation.sizes[[job.client for job in some]]
         if lanes > 1 and world.bench.plan.preparations:  # padded to the longest of them
             met = met.max(keepdims=True)
         forms = _forms(world, world.federation.sizes, lanes) / _forms(world, met, lanes)
         # once in a run each, by every process
-        seconds += (first - seconds) * len(some) * forms * workers / clients
+        seconds += max(first - seconds, 0.0) * len(some) * forms * workers / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
             break
@@ -282,6 +305,20 @@ def _measure(prepared: Prepared, workers: int, device: str) -> Measured:
         slower += seconds > min(found.seconds.values())
         found.seconds[lanes] = seconds
     return found
+
+
+def _heavy(world: World, found: Measured) -> bool:
+    """Return whether a recorded step of one lane is `HEAVY`, in a network with convolutions."""
+    if 1 not in found.seconds or not _convolutions(world):
+        return False
+    sizes, local = world.federation.sizes, world.bench.local
+    steps = np.mean([batches.steps(local, int(n)) for n in sizes[sizes > 0]])
+    return found.seconds[1] > HEAVY * float(steps)
+
+
+def _convolutions(world: World) -> bool:
+    """Return whether the network has tensors of more than two axes."""
+    return any(t.ndim > 2 for t in world.bench.network.params.values())
 
 
 def _exact(world: World, device: str) -> Trainer:
@@ -346,7 +383,7 @@ def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]
     if share > 1:
         sizes.append(min(share, 4 * LANES[-1]))
     whole = [per_round] if share < per_round <= LIKELY else []  # in one process
-    if any(t.ndim > 2 for t in world.bench.network.params.values()):
+    if _convolutions(world):
         return [1, *sizes, *whole]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
     return [*sizes[:1], 1, *sizes[1:], *whole]
@@ -370,14 +407,30 @@ def _forms(world: World, clients: Ints, lanes: int = 1) -> int:
     return len(halved) * (1 if len(ends) == 1 else 1 + int(math.log2(lanes)))
 
 
-def _seconds(train: Trainer, message: Message, jobs: list[Job], sums: bool = False) -> float:
+def _user() -> float:
+    """Return the seconds that this process has worked, without what the system did for it.
+
+    Most of the latter, where something is done for the first time, is for memory that the process
+    then has, and differs from time to time.
+    """
+    return os.times().user
+
+
+def _seconds(
+    train: Trainer,
+    message: Message,
+    jobs: list[Job],
+    sums: bool = False,
+    clock: Callable[[], float] = time.process_time,
+) -> float:
     """Return the seconds that one client takes.
 
     On a processor those of this process alone: other work, or a sleep of the machine, is none of
     the engine's.
     """
     on_gpu = str(getattr(train, "device", "cpu")).startswith("cuda")
-    clock = time.perf_counter if on_gpu else time.process_time
+    if on_gpu:
+        clock = time.perf_counter
     began = clock()
     for _ in train(message, jobs, lambda _: None, sums):
         pass
