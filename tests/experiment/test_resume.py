@@ -64,7 +64,7 @@ def dying(budget: Budget) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     rename, sync, remove = os.replace, os.fsync, shutil.rmtree
     save, append, text = folders.save_file, RunFolder.append, folders.write_text
-    place, write = DiskStore.restore, DiskStore.write
+    place, write = DiskStore.restore, DiskStore._write
 
     def half_removed(path: Path) -> None:
         for file in list(Path(path).iterdir())[:1]:
@@ -96,7 +96,7 @@ def dying(budget: Budget) -> Iterator[None]:
     patch.setattr(folders, "save_file", spent(save, half_saved))
     patch.setattr(folders, "write_text", spent(text))
     patch.setattr(RunFolder, "append", spent(append, half_appended))
-    patch.setattr(DiskStore, "write", spent(write, half_written))
+    patch.setattr(DiskStore, "_write", spent(write, half_written))
     patch.setattr(DiskStore, "restore", spent(place))
     try:
         yield

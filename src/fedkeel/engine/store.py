@@ -27,7 +27,7 @@ from fedkeel.engine.buffers import Allocate, Buffers, Layout, Spec, aligned
 from fedkeel.engine.thin import LEFT, RIGHT, factors, whole
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints
-from fedkeel.tree import State, branches, unwalk, walk
+from fedkeel.tree import State, Tree, branches, unwalk, walk
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -91,14 +91,37 @@ class ClientStore(ABC):
 
     @abstractmethod
     def rows(self, clients: Ints) -> State:
-        """Return the rows [K, ...] of clients, a copy; zeros for those that have none."""
+        """Return the rows [K, ...] of clients, a copy; zeros for those that have none.
 
-    @abstractmethod
+        Not of a store with `thin` matrices, whose rows differ in form.
+        """
+
     def kept(self, client: int) -> ByPart | None:
         """Return one client's row, by part; None where it has none. Not to be written to.
 
         Matrices that were given as products are products.
+
+        Raises:
+            RunError: the disk fails.
         """
+        slot = int(self._slots[client])
+        return None if slot == NOWHERE else branches(unwalk(self._row(slot)))
+
+    def _row(self, slot: int) -> Tree:
+        """Return what a slot holds, by path, in the order that recordings rest on."""
+        sides = self._part(slot, SIDES, len(self._thin)).tolist() if self._thin else []
+        known, row = dict(zip(self._thin, sides, strict=True)), {}
+        for path, one in self._layout.spec.items():
+            if side := known.get(path, 0):
+                flat = self._part(slot, path, side * sum(one.shape))
+                row[path + LEFT], row[path + RIGHT] = factors(flat, one.shape, side)
+            elif path != SIDES:
+                row[path] = self._part(slot, path, math.prod(one.shape)).view(one.shape)
+        return row
+
+    @abstractmethod
+    def _part(self, slot: int, path: str, count: int) -> Tensor:
+        """Return the first entries of what a slot holds at a path, [count]."""
 
     def get(self, client: int) -> ByPart | None:
         """Return one client's row as `kept` does, with all matrices made."""
@@ -115,17 +138,21 @@ class ClientStore(ABC):
         self._next[clients] = self._take(len(clients))
         self._reserved = clients
 
-    @abstractmethod
     def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
         """Write rows [K, ...] for which there is room, again where one was written before.
 
         Raises:
             RunError: the disk fails, or is full.
         """
+        slots, given = self._room(clients), dict(walk(state))
+        if self._thin and SIDES not in given:  # there is one where a checkpoint's rows are taken
+            sides = [given[k + LEFT].shape[-1] if k + LEFT in given else 0 for k in self._thin]
+            given[SIDES] = torch.tensor([sides] * len(slots))
+        self._write(slots, given)
 
-    def _sides(self, given: Mapping[str, Tensor]) -> list[int]:
-        """Return the thin sides of the matrices of rows, 0 of those that are no products."""
-        return [given[k + LEFT].shape[-1] if k + LEFT in given else 0 for k in self._thin]
+    @abstractmethod
+    def _write(self, slots: Ints, given: Mapping[str, Tensor]) -> None:
+        """Write what slots [K] are to hold, [K, ...] by path."""
 
     def commit(self, clients: Ints) -> None:
         """Take the rows that were written for clients; of others that were reserved, give up."""
@@ -235,26 +262,12 @@ class MemoryStore(ClientStore):
             tensor[absent] = 0
         return unwalk(taken)
 
-    def kept(self, client: int) -> ByPart | None:
-        """Return one client's row, as views."""
-        slot = int(self._slots[client])
-        if slot == NOWHERE:
-            return None
-        own = {path: tensor[slot] for path, tensor in self._tensors.items()}
-        sides = own.pop(SIDES).tolist() if self._thin else []
-        known, row = dict(zip(self._thin, sides, strict=True)), {}
-        for path, one in own.items():  # in this order, which recordings rest on
-            if side := known.get(path, 0):
-                row[path + LEFT], row[path + RIGHT] = factors(one.view(-1), one.shape, side)
-            else:
-                row[path] = one
-        return branches(unwalk(row))
+    def _part(self, slot: int, path: str, count: int) -> Tensor:
+        """Return the first entries of what a slot holds at a path, [count], as a view."""
+        return self._tensors[path][slot].view(-1)[:count]
 
-    def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
-        """Write rows for which there is room."""
-        slots, given = self._room(clients), dict(walk(state))
-        if self._thin and SIDES not in given:
-            given[SIDES] = torch.tensor([self._sides(given)] * len(slots))
+    def _write(self, slots: Ints, given: Mapping[str, Tensor]) -> None:
+        """Write what slots are to hold."""
         for path, into in self._tensors.items():
             if path not in given:
                 left, right = given[path + LEFT], given[path + RIGHT]
@@ -316,25 +329,11 @@ class DiskStore(ClientStore):
         """Return the rows [K, ...] of clients."""
         return unwalk(self._read(self._slots[clients]))
 
-    def kept(self, client: int) -> ByPart | None:
-        """Return one client's row."""
-        slot = int(self._slots[client])
-        if slot == NOWHERE:
-            return None
-        sides = self._part(slot, SIDES, len(self._thin)).tolist() if self._thin else []
-        if not any(sides):
-            rows = self._read(np.array([slot]))
-            rows.pop(SIDES, None)
-            return branches(unwalk({path: row[0] for path, row in rows.items()}))
-        known, row = dict(zip(self._thin, sides, strict=True)), {}
-        for path, one in self._layout.spec.items():
-            side, count = known.get(path, 0), math.prod(one.shape)
-            if side:
-                own = self._part(slot, path, side * sum(one.shape))
-                row[path + LEFT], row[path + RIGHT] = factors(own, one.shape, side)
-            elif path != SIDES:
-                row[path] = self._part(slot, path, count).view(one.shape)
-        return branches(unwalk(row))
+    def _row(self, slot: int) -> Tree:
+        """Return what a slot holds, in one go where all of it is wanted."""
+        if self._thin:
+            return super()._row(slot)
+        return {path: row[0] for path, row in self._read(np.array([slot])).items()}
 
     def _part(self, slot: int, path: str, count: int) -> Tensor:
         """Return the first entries of what a slot holds at a path, [count]."""
@@ -359,17 +358,14 @@ class DiskStore(ClientStore):
             self._begun = True
         super().reserve(clients)
 
-    def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
-        """Write rows for which there is room."""
-        slots, size = self._room(clients).tolist(), self._layout.nbytes
-        given = {path: t.cpu() for path, t in walk(state)}
-        if self._thin and SIDES not in given:
-            given[SIDES] = torch.tensor([self._sides(given)] * len(slots))
+    def _write(self, slots: Ints, given: Mapping[str, Tensor]) -> None:
+        """Write what slots are to hold."""
+        size, given = self._layout.nbytes, {path: one.cpu() for path, one in given.items()}
         if orphaned():  # whoever goes on with the run may have given the slots out again
             raise RunError("The process that gave out this work is gone.")
         try:
             with self._file.open("r+b") as file:
-                for at, slot in enumerate(slots):
+                for at, slot in enumerate(slots.tolist()):
                     for path, one in self._layout.spec.items():
                         file.seek(slot * size + self._layout.starts[path])
                         for name in (path, path + LEFT, path + RIGHT):
