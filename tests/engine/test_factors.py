@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.engine.recording.factors import Scale, Terms, added, entries, made, times
+from fedkeel.engine.recording.factors import Scale, Terms, added, entries, made, slim, times
 
 LANES, BATCH, A, B = 3, 2, 5, 4
 
@@ -86,3 +86,15 @@ def test_what_does_not_cancel_is() -> None:
     found = made((*terms[:1], ((kept,), ((1.0, (small,)), (1e-12, (small,))))))
     assert close(found - whole(terms[:1]), kept * small)
     assert (found != whole(terms[:1]))[[0, 2]].any()
+
+
+@pytest.mark.parametrize(("rank", "parts"), [(1, 2), (2, 1)])
+def test_what_is_returned_is_thin_where_the_next_round_can_begin_with_it(
+    rank: int, parts: int
+) -> None:
+    """With as much again a lane works: else thin and whole would take turns."""
+    terms: Terms = (((normal(LANES, 10, rank), normal(LANES, rank, 8)), ((-1.0, (0.1,)),)),)
+    found = slim(terms)
+    assert len(found) == parts
+    product = found[0] if parts == 1 else torch.bmm(*found)
+    assert close(product, -0.1 * torch.bmm(*terms[0][0]))

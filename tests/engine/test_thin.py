@@ -59,7 +59,7 @@ def test_side_by_side_sides_are_filled_up(side: int, filled: int) -> None:
         {"b": drawn(3), **product(STEP + 1)},
         {**product(2), "b": drawn(3)},
     ]
-    found = beside(rows, side)
+    found = beside(rows, len(rows), side, {"w"})
     assert (found["w" + LEFT].shape, found["w" + RIGHT].shape) == ((3, A, filled), (3, filled, B))
     expected = [whole(row)["w"] for row in rows]
     torch.testing.assert_close(whole(found)["w"], torch.stack(expected))
@@ -70,15 +70,30 @@ def test_side_by_side_sides_are_filled_up(side: int, filled: int) -> None:
 def test_new_clients_begin_as_they_will_go_on(side: int, thin: bool) -> None:
     """With products, where a round's examples are few beside the matrix."""
     new = {"w": torch.zeros(40, 50), "b": torch.zeros(3)}
-    found = beside([new, new], side)
+    found = beside([new, new], 2, side, {"w"})
     assert ("w" + LEFT in found) == thin
     assert torch.equal(whole(found)["w"], torch.zeros(2, 40, 50))
     assert torch.equal(found["b"], torch.zeros(2, 3))  # a vector is no matrix
 
 
-def test_beside_a_matrix_all_are_made() -> None:
-    rows = [product(2), {"w": drawn(A, B)}]
-    found = beside(rows, 1)
+def test_only_what_is_renewed_becomes_a_product() -> None:
+    """Not what another part keeps, or a mask that is not set yet."""
+    new = {"c/w": torch.zeros(40, 50), "d/w": torch.zeros(40, 50, dtype=torch.bool)}
+    found = beside([new, new], 2, 2, {"c"})
+    assert list(found) == ["c/w" + LEFT, "c/w" + RIGHT, "d/w"]
+    assert found["d/w"].dtype == torch.bool
+
+
+def test_clients_that_keep_different_things_are_told() -> None:
+    with pytest.raises(ValueError, match="different things"):
+        beside([{"w": drawn(A, B)}, {"w": drawn(A, B), "b": drawn(3)}], 2, 1, {"w"})
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_beside_a_matrix_all_are_made(first: int) -> None:
+    both = [product(2), {"w": drawn(A, B)}]
+    rows = [both[first], both[1 - first]]
+    found = beside(rows, 2, 1, {"w"})
     assert list(found) == ["w"]
     torch.testing.assert_close(found["w"], torch.stack([whole(row)["w"] for row in rows]))
 
@@ -167,6 +182,16 @@ def test_a_file_that_lost_its_end_is_seen(tmp_path: Path) -> None:
         store(file).restore(arrays)
 
 
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Whose rows do not begin with the sides of their products."""
+    before = client_store(SPEC, 8, private, tmp_path / "rows.bin")
+    before.put(np.array([4, 1, 2]), state(0, clients=3))
+    arrays = before.snapshot()
+    for saved in (arrays, {k: v for k, v in arrays.items() if k != "bytes"}):
+        with pytest.raises(RunError, match="cannot be read"):
+            store(tmp_path / "rows.bin").restore(saved)
+
+
 # ---- runs ---------------------------------------------------------------------------------------
 
 WIDE = 150
@@ -188,7 +213,9 @@ def clients() -> fk.Federation:
     )
 
 
-def ready(method: str = "scaffold", kind: str = "vectorised", **engine: object) -> Prepared:
+def ready(
+    method: str = "scaffold", kind: str = "vectorised", momentum: float = 0.0, **engine: object
+) -> Prepared:
     chunk = {"chunk": 3, "workers": 1} if kind == "vectorised" else {}
     data = clients()
     return prepared(
@@ -196,7 +223,7 @@ def ready(method: str = "scaffold", kind: str = "vectorised", **engine: object) 
         net,
         clients=data,
         test=fk.Dataset(data.data.x[:20].double(), data.data.y[:20], 3),
-        local=fk.Local(lr=0.05, epochs=1, batch_size=4),
+        local=fk.Local(lr=0.05, epochs=1, batch_size=4, momentum=momentum),
         per_round=5,
         rounds=6,
         kind=kind,
@@ -222,14 +249,20 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize(
-    ("method", "thin"),
-    [("scaffold", True), ("scaffold+fedprox(mu=0.1)", False)],  # whose pull is not thin
+    ("method", "momentum", "thin"),
+    [
+        ("scaffold", 0.0, True),
+        ("scaffold", 0.9, True),  # which begins with nothing
+        ("scaffold+fedprox(mu=0.1)", 0.0, False),  # whose pull is not thin
+    ],
 )
-def test_it_is_the_same_run(method: str, thin: bool, where: str, kinds: list[bool]) -> None:
-    expected = start(ready(method, "sequential"))
+def test_it_is_the_same_run(
+    method: str, momentum: float, thin: bool, where: str, kinds: list[bool]
+) -> None:
+    expected = start(ready(method, "sequential", momentum))
     assert not any(kinds)
     kinds.clear()
-    found = start(ready(method, state=where))
+    found = start(ready(method, momentum=momentum, state=where))
     assert any(kinds) == thin
     assert not all(kinds)  # a client left alone keeps a matrix
     for name, one in found.params.items():

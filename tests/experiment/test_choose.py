@@ -45,6 +45,12 @@ from toys import four_each
             {EXACT: 1e-3, 32: 2e-4, 8: 1.9e-4},
             ("vectorised", 2, 32),
         ),
+        # which decides between sizes, not whether there is a gain
+        (
+            200,
+            {EXACT: 1e-3, 32: 9.6e-4, 8: 8.8e-4},
+            ("vectorised", 2, 32),
+        ),
     ],
 )
 def test_the_shortest_round_wins(

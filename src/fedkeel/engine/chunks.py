@@ -169,6 +169,7 @@ class Chunks:
             done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
             if done is not None:
                 return [done]
+            del held  # before it is read again
         return self._by_steps(message, group, self._held(message, group, kept), clock)
 
     def _begin(self, message: Message, group: Group) -> tuple[Common, Feed]:
@@ -273,19 +274,9 @@ class Chunks:
         rows = self._kept(message, group, get)
         if len(group.jobs) == 1:
             return whole(unwalk(next(rows)))
-        if thin and self._bench.plan.renewed:
-            seen = sum(max(sizes) for sizes in zip(*group.widths, strict=True))
-            return unwalk(beside(list(rows), seen))
-        lanes: Tree = {}
-        for lane, row in enumerate(rows):
-            own = tensors(whole(row))
-            if lane == 0:
-                lanes = {k: t.new_empty(len(group.jobs), *t.shape) for k, t in own.items()}
-            if own.keys() != lanes.keys():
-                raise ValueError("clients keep different things")
-            for name, tensor in own.items():
-                lanes[name][lane] = tensor
-        return unwalk(lanes)
+        parts = self._bench.plan.renewed if thin else ()
+        seen = sum(max(sizes) for sizes in zip(*group.widths, strict=True)) if parts else 0
+        return unwalk(beside(rows, len(group.jobs), seen, parts))
 
     def _kept(self, message: Message, group: Group, get: Kept) -> Iterator[Tree]:
         """Yield what each client keeps, by path."""

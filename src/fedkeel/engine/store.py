@@ -31,7 +31,7 @@ from fedkeel.tree import State, Tree, branches, unwalk, walk
 
 Arrays = Mapping[str, NDArray[Any]]
 
-SLOT, STATE = "slot", "state/"
+SLOT, SIZE, STATE = "slot", "bytes", "state/"
 SIDES = "@sides"
 """Path at which a row says which of its matrices are products: their thin sides, 0 of others."""
 NOWHERE = -1
@@ -410,7 +410,8 @@ class DiskStore(ClientStore):
             except OSError as error:
                 raise _failed("written", self._file, error) from None
         clients = np.flatnonzero(self.present)
-        return {"index": clients, SLOT: self._slots[clients]}
+        size = np.array([self._layout.nbytes])
+        return {"index": clients, SLOT: self._slots[clients], SIZE: size}
 
     def saved(self) -> None:
         """Give slots that only the checkpoint before referred to out again."""
@@ -425,6 +426,14 @@ class DiskStore(ClientStore):
         if SLOT not in arrays:
             self.put(_index(arrays), _state(arrays))
             return
+        wanted, row = self._layout.nbytes, arrays.get(SIZE)
+        if int(row[0]) != wanted if row is not None else self._thin:
+            raise RunError(
+                "The state of the clients cannot be read.",
+                got="a file whose rows have another layout, of another version of fedkeel",
+                expected=f"rows of {wanted:,} bytes",
+                do="choose another folder (--out, in Python out=...), which starts the run anew",
+            )
         slots = np.asarray(arrays[SLOT], dtype=np.int64)
         end = int(slots.max(initial=NOWHERE)) + 1
         try:

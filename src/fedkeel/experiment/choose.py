@@ -68,24 +68,22 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     if not measure:
         return engine
     found = _measured(prepared, workers, device)
-    counts = {asked.workers or 1, workers}
+    # the best number of processes for each size, in the order in which they were tried
     options = {
-        (chunk, count): _round(each, max(chunk, 1), per_round, count)
+        chunk: min(
+            (_round(each, max(chunk, 1), per_round, n), n) for n in {asked.workers or 1, workers}
+        )
         for chunk, each in found.seconds.items()
-        for count in counts
     }
-    exact = min((one for one in options if one[0] == EXACT), key=lambda one: options[one])
-    others = [one for one in options if one[0] != EXACT]
-    best = None
-    for one in others:  # in the order in which they were tried
-        if best is None or options[one] < CLEARLY * options[best]:
-            best = one
-    if best is not None and options[best] <= GAIN * options[exact]:
+    exact, rounds = options.pop(EXACT), {chunk: one for chunk, (one, _) in options.items()}
+    if rounds and min(rounds.values()) <= GAIN * exact[0]:
         engine["kind"] = "vectorised"
     chosen = exact
-    if engine["kind"] == "vectorised":
-        chosen = best or exact
-        engine["chunk"] = max(chosen[0], 1)
+    if engine["kind"] == "vectorised" and rounds:
+        best = next(iter(rounds))
+        for chunk, one in rounds.items():
+            best = chunk if one < CLEARLY * rounds[best] else best
+        engine["chunk"], chosen = best, options[best]
     engine["workers"] = chosen[1]
     if engine["kind"] == "auto":
         engine["kind"] = "workers" if chosen[1] > 1 else "sequential"

@@ -170,7 +170,7 @@ def check_disk(prepared: Prepared, folder: Path | None) -> None:
     there = next(path for path in (wanted, *wanted.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
     if folder is not None:  # what a run that goes on has there already
-        free += sum(file.stat().st_size for file in RunFolder(folder).state.glob("*"))
+        free += sum(_taken(file) for file in RunFolder(folder).state.glob("*"))
     if needed <= free:
         return
     raise RunError(
@@ -180,6 +180,12 @@ def check_disk(prepared: Prepared, folder: Path | None) -> None:
         do="choose a folder on another disk (--out, in Python out=...), use fewer clients or "
         "rounds, a smaller model, or a method without client state",
     )
+
+
+def _taken(file: Path) -> int:
+    """Return the bytes that a file takes on the disk, without its holes."""
+    found = file.stat()
+    return found.st_blocks * 512 if hasattr(found, "st_blocks") else found.st_size
 
 
 def _rows_words(prepared: Prepared) -> str:

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]
+
 from fedkeel.data import batches
 from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.loop import OneByOne, Trainer
@@ -262,7 +267,9 @@ def _user() -> float:
     Most of the latter, where something is done for the first time, is for memory that the process
     then has, and differs from time to time.
     """
-    return os.times().user
+    if resource is None:  # not on Windows
+        return os.times().user
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
 def _seconds(

@@ -87,6 +87,8 @@ class _Sums:
             return None
         if node in self.known:
             return self.known[node]
+        if _nothing(node):
+            return {}
         own, whole = form(node), form(like)
         if own is None or whole is None or own[2] != whole[2]:
             return None
@@ -178,6 +180,14 @@ def _add(out: Sum, other: Sum, number: float, scales: tuple[fx.Node, ...] = ()) 
         out[key] = out.get(key, 0.0) + number * own
         if out[key] == 0.0:
             del out[key]
+
+
+def _nothing(node: fx.Node) -> bool:
+    """Return whether a tensor is made of zeros, such as a momentum at the start."""
+    if node.op == "get_attr":
+        own = getattr(node.graph.owning_module, str(node.target), None)
+        return isinstance(own, Tensor) and not own.any()
+    return node.target in (aten.zeros_like.default, aten.new_zeros.default)
 
 
 def _pays(found: Sum | None, node: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.engine.thin import pays
 from fedkeel.matrices import add_product, bmm, mm
 
 Scale = tuple[float, tuple[Any, ...]]
@@ -112,11 +113,13 @@ def made(terms: Terms) -> Tensor:
 
 
 def slim(terms: Terms) -> tuple[Tensor, ...]:
-    """Return factors of the matrices, [n, a, r] and [n, r, b], or themselves if need be."""
-    valued = _valued(terms)
-    some = [(parts, scale) for parts, scale in valued if not _nobody(scale)]
-    thin = bool(some) and all(len(parts) == 2 for parts, _ in some)
-    return _joined(some) if thin else (made(terms),)
+    """Return factors of the matrices, [n, a, r] and [n, r, b], where that pays, or themselves."""
+    some = [(parts, scale) for parts, scale in _valued(terms) if not _nobody(scale)]
+    if not some or any(len(parts) == 1 for parts, _ in some):
+        return (made(terms),)
+    side = sum(parts[0].shape[2] for parts, _ in some)
+    (left, right), _ = some[0]
+    return _joined(some) if pays(side, left.shape[1], right.shape[2]) else (made(terms),)
 
 
 def _joined(valued: Sequence[tuple[tuple[Tensor, ...], float | Tensor]]) -> tuple[Tensor, Tensor]:
