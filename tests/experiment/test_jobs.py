@@ -17,7 +17,7 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import Space
 from fedkeel.errors import ConfigError, RunError, TrainingError
-from fedkeel.experiment import choose
+from fedkeel.experiment import choose, timing
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.jobs import Made, Order, alone, make_all
 from fedkeel.experiment.prepare import prepare
@@ -404,6 +404,6 @@ def test_what_a_process_has_measured_is_known_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "_KNOWN", {})
-    monkeypatch.setattr(choose, "SHORT", 0.0)
+    monkeypatch.setattr(timing, "SHORT", 0.0)
     made_of([settings(kind="auto"), settings(0.1, kind="auto")], ingredients(), tmp_path, 2)
     assert choose.known()

@@ -427,7 +427,7 @@ def test_state_goes_to_the_disk_where_memory_has_no_room(monkeypatch: pytest.Mon
 
 def test_the_file_of_state_is_never_larger_than_estimated(tmp_path: Path) -> None:
     """Each row twice and a round's rows once more; or what was ever written, where that is less."""
-    row = 2 * 128 + 2 * 64  # tensors of 120, 24, 72 and 12 bytes
+    row = 64 + 2 * 128 + 2 * 64  # which matrices are products; tensors of 120, 24, 72 and 12 bytes
     few = prepared("scaffold", rounds=2, per_round=3, state="disk", checkpoint_seconds=1e6)
     assert estimate(few).disk == 2 * 3 * row
     many = prepared("scaffold", rounds=12, per_round=6, state="disk", checkpoint_seconds=1e6)

@@ -16,6 +16,7 @@ from fedkeel.engine.rows import KEPT, SURVEY, Rows
 from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Tick, Trained, World
 from fedkeel.errors import RunError
+from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.server import Replies, surveyed, with_answers
 from fedkeel.records.folder import ANOTHER
@@ -74,6 +75,11 @@ def kept_spec(spec: Mapping[str, Spec]) -> dict[str, Spec]:
     return {k.removeprefix(KEPT): v for k, v in spec.items() if k.startswith(KEPT)}
 
 
+def thin_paths(kept: Mapping[str, Spec], plan: Plan) -> list[str]:
+    """Return which matrices of what a client keeps may be kept as products (`engine.thin`)."""
+    return [k for k, v in kept.items() if k.split("/")[0] in plan.renewed and len(v.shape) == 2]
+
+
 def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
     """Return the message with room for the answers to surveys, which are not known yet."""
     zeros = {
@@ -111,8 +117,8 @@ class RoundBuffers:
             spec = {k: v for k, v in spec.items() if not k.startswith(KEPT)}
         self._away = away
         clients = len(world.federation)
-        kept, renewed = kept_spec(spec), world.bench.plan.renewed
-        thin = [k for k, v in kept.items() if k.split("/")[0] in renewed and len(v.shape) == 2]
+        kept = kept_spec(spec)
+        thin = thin_paths(kept, world.bench.plan)
         self.store = client_store(kept, clients, allocate, file, capacity, thin)
         self.rows = Rows(world, spec, capacity, allocate, sums, self.store)
         self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made

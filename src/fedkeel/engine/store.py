@@ -38,6 +38,12 @@ NOWHERE = -1
 """Slot of a client that has no row."""
 
 
+def row_layout(spec: Mapping[str, Spec], thin: Sequence[str] = ()) -> Layout:
+    """Return where the tensors of a row lie. See `ClientStore`."""
+    sides = {SIDES: Spec((len(thin),), torch.int64)} if thin else {}
+    return Layout({**sides, **spec})
+
+
 class ClientStore(ABC):
     """Rows of named tensors for C clients, in slots that clients are given when they are written.
 
@@ -64,8 +70,7 @@ class ClientStore(ABC):
     ) -> None:
         one = Spec((), torch.int64)
         self._table = Buffers({"slot": one, "next": one}, clients, allocate)
-        sides = {SIDES: Spec((len(thin),), torch.int64)} if thin else {}
-        self._thin, self._layout = tuple(thin), Layout({**sides, **spec})
+        self._thin, self._layout = tuple(thin), row_layout(spec, thin)
         self._forget()
 
     def _forget(self) -> None:

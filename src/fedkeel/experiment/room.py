@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fedkeel import config
 from fedkeel.engine.buffers import Layout, Spec
-from fedkeel.engine.rounds import answered
+from fedkeel.engine.rounds import answered, kept_spec, thin_paths
 from fedkeel.engine.rows import SURVEY
+from fedkeel.engine.store import row_layout
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepared import Place, Prepared
 from fedkeel.method.compose import Plan
@@ -94,8 +95,9 @@ def _bytes(spec: dict[str, Spec], prefix: str) -> int:
 
 def _row(prepared: Prepared) -> int:
     """Return the bytes of a client's row in the files, its own and the server's."""
-    mine = {path: one for path, one in prepared.spec.items() if path.startswith("mine/")}
-    return Layout(mine).nbytes + Layout(prepared.table).nbytes
+    mine = kept_spec(prepared.spec)
+    own = row_layout(mine, thin_paths(mine, prepared.plan))
+    return own.nbytes + Layout(prepared.table).nbytes
 
 
 def place(prepared: Prepared) -> Place:
