@@ -331,6 +331,7 @@ def test_a_checkpoint_on_disk_holds_no_rows(tmp_path: Path) -> None:
     arrays = RunFolder(tmp_path / "run").load().arrays
     found = {name: array.shape for name, array in arrays.items() if name.startswith("clients/")}
     count = len(arrays["clients/index"])
+    assert found.pop("clients/bytes") == (1,)  # how long a row is
     assert found == dict.fromkeys(("clients/index", "clients/slot", "clients/done"), (count,))
 
 
