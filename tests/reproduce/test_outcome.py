@@ -58,22 +58,12 @@ ALL: Values = {0: 60.0, 1: 61.0, 2: 60.5}
 BELOW: Values = {0: 50.0, 1: 51.5, 2: 50.2}
 
 
-@pytest.mark.parametrize(
-    ("own", "other", "told"),
-    [
-        (ALL, BELOW, "yes"),
-        ({0: 60.0, 1: 61.0}, BELOW, "yes, open"),
-        (ALL, {0: 50.0, 1: 51.5}, "yes, open"),
-        ({0: 60.0, 1: 61.0}, {0: 50.0, 1: 51.5}, "yes, open"),
-    ],
-)
-def test_a_sign_is_open_where_seeds_of_either_are_lost(
-    own: Values, other: Values, told: str
-) -> None:
-    line = Line(
+def of_three(metric: Metric, own: Values, other: Values) -> Line:
+    """A line of which three seeds were asked for."""
+    return Line(
         row=Row(name="A", method="a", published={"c": 55.0}),
         column=Column(id="c", name="c"),
-        metric=Metric(),
+        metric=metric,
         published=published(55.0),
         published_gain=5.0,
         values=own,
@@ -88,6 +78,36 @@ def test_a_sign_is_open_where_seeds_of_either_are_lost(
         absent=(),
         expression="a",
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({0: None, 1: None, 2: None}, "never"),
+        ({0: None}, "never (1/3)"),
+        ({0: 40.0, 1: None, 2: None}, "40 (1/3)"),
+        ({0: 40.0}, "40 (1/3)"),
+        ({0: 40.0, 1: 40.0, 2: 40.0}, "40 ± 0"),
+    ],
+)
+def test_a_target_is_never_reached_by_the_seeds_that_were_run(values: Values, told: str) -> None:
+    line = of_three(Metric(kind="rounds_to", target=0.5), values, {})
+    assert cells(line)[HEADS.index("measured")] == told
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "told"),
+    [
+        (ALL, BELOW, "yes"),
+        ({0: 60.0, 1: 61.0}, BELOW, "yes, open"),
+        (ALL, {0: 50.0, 1: 51.5}, "yes, open"),
+        ({0: 60.0, 1: 61.0}, {0: 50.0, 1: 51.5}, "yes, open"),
+    ],
+)
+def test_a_sign_is_open_where_seeds_of_either_are_lost(
+    own: Values, other: Values, told: str
+) -> None:
+    line = of_three(Metric(), own, other)
     assert line.gain is not None
     assert line.gain.clear
     assert cells(line)[HEADS.index("same sign")] == told

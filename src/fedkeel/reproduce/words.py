@@ -133,8 +133,9 @@ def _measured(line: Line, digits: int) -> str:
     there = [v for v in line.values.values() if v is not None]
     reached = line.metric.unit in ("rounds", "MB")
     told = _stat(Stat.of(there), digits) if there or not reached else "never"
-    if len(there) < line.wanted and (there or len(line.values) < line.wanted):
-        told += f" ({len(there)}/{line.wanted})"
+    counted = len(there) or len(line.values)  # "never" is of all that were run
+    if counted < line.wanted:
+        told += f" ({counted}/{line.wanted})"
     return told
 
 
