@@ -11,11 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-try:
-    import resource
-except ImportError:
-    resource = None  # type: ignore[assignment]
-
 from fedkeel.data import batches
 from fedkeel.engine.arithmetic import arithmetic
 from fedkeel.engine.loop import OneByOne, Trainer
@@ -262,14 +257,12 @@ def _forms(world: World, clients: Ints, lanes: int = 1) -> int:
 
 
 def _user() -> float:
-    """Return the seconds that this process has worked, without what the system did for it.
+    """Return the seconds, to a hundredth, that this process has worked, not the system for it.
 
-    Most of the latter, where something is done for the first time, is for memory that the process
+    Most of what the system does, where something is done for the first time, is for memory that the process
     then has, and differs from time to time.
     """
-    if resource is None:  # not on Windows
-        return os.times().user
-    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    return os.times().user
 
 
 def _seconds(
