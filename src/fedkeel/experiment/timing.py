@@ -259,8 +259,8 @@ def _forms(world: World, clients: Ints, lanes: int = 1) -> int:
 def _user() -> float:
     """Return the seconds, to a hundredth, that this process has worked, not the system for it.
 
-    Most of what the system does, where something is done for the first time, is for memory that the process
-    then has, and differs from time to time.
+    Most of what the system does, where something is done for the first time, is for memory that
+    the process then has, and differs from time to time.
     """
     return os.times().user
 
