@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fedkeel import tree
+from fedkeel.method import examples
 from fedkeel.method.context import Facts, Round, Step
 from fedkeel.method.grammar import parse
-from fedkeel.method.parts import fedcurv as module
+from fedkeel.method.parts.fedcurv import fisher
 from fedkeel.task.network import Batch
 from harness import toy_network
 from method.players import LOCAL, equal, federation, gap, normed, play, skewed
@@ -121,12 +122,12 @@ def ended(weight: torch.Tensor | None = None, rows: int = 11) -> Round:
 def test_information_does_not_depend_on_how_many_examples_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at_once = module.fisher(ended())
-    monkeypatch.setattr(module, "ENTRIES", 4 * tree.numel(at_once) + 1)
+    at_once = fisher(ended())
+    monkeypatch.setattr(examples, "ENTRIES", 4 * tree.numel(at_once) + 1)
     assert len(ended().whole().pieces(4)) == 3
-    assert gap(module.fisher(ended()), at_once) < 1e-14
-    monkeypatch.setattr(module, "ENTRIES", 1)
-    assert gap(module.fisher(ended()), at_once) < 1e-14
+    assert gap(fisher(ended()), at_once) < 1e-14
+    monkeypatch.setattr(examples, "ENTRIES", 1)
+    assert gap(fisher(ended()), at_once) < 1e-14
 
 
 def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +136,10 @@ def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
     six = ended(rows=11)
     real = Batch(six.whole().batch.x[:6], six.whole().batch.y[:6])
     alone = Step(real, six.start, Facts(0, 6), toy_network(), {})
-    plain = module.fisher(Round(six.start, six.end, Facts(0, 6), 1, 1.0, 0.1, lambda: alone))
+    plain = fisher(Round(six.start, six.end, Facts(0, 6), 1, 1.0, 0.1, lambda: alone))
     for entries in (1 << 22, 4 * tree.numel(plain)):
-        monkeypatch.setattr(module, "ENTRIES", entries)
-        assert gap(module.fisher(ended(weight)), plain) < 1e-14
+        monkeypatch.setattr(examples, "ENTRIES", entries)
+        assert gap(fisher(ended(weight)), plain) < 1e-14
 
 
 def test_batch_statistics_are_those_of_evaluation() -> None:
@@ -147,9 +148,7 @@ def test_batch_statistics_are_those_of_evaluation() -> None:
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 8)))
     y = torch.arange(5) % 3
     step = Step(Batch(x, y), network.params, Facts(0, 5), network, network.buffers)
-    found = module.fisher(
-        Round(network.params, network.params, Facts(0, 5), 1, 1.0, 0.1, lambda: step)
-    )
+    found = fisher(Round(network.params, network.params, Facts(0, 5), 1, 1.0, 0.1, lambda: step))
     total = tree.zeros_like(network.params)
     for n in range(5):
         leaves = {k: v.clone().requires_grad_() for k, v in network.params.items()}

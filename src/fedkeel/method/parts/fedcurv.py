@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.examples import by_example
+from fedkeel.method.examples import squared_grads
 from fedkeel.method.roles import (
     Broadcast,
     Capability,
@@ -25,11 +22,7 @@ from fedkeel.method.roles import (
     Upload,
     param,
 )
-from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree
-
-ENTRIES = 1 << 22
-"""Entries of single examples' gradients that are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,8 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         with memory = ``round``, where the server makes the other itself.
     State: the sums at the server, two models; the client's own terms, two models, none with
         memory = ``round``.
-    Cost: two passes over the parameters for each step; one gradient for each example of the client
-        at the end of a round.
+    Cost: two passes over the parameters for each step; at the end of a round the gradient of each
+        of the client's examples, which for linear layers takes as long as those of batches.
     Laws: lambda = 0 is FedAvg, bit for bit; so is the first round. A client alone has no
         penalty, but with memory = ``round``. The gradient at theta is that of the sum of the
         others' terms.
@@ -152,24 +145,11 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
 def fisher(round: Round) -> Tree:
     """Return the mean over a client's examples of the squared gradient of the task's loss."""
-    whole, end = round.whole(), round.end
-    network, buffers = whole.network, whole.buffers
-
-    def squared(x: Tensor, y: Tensor) -> Tree:
-        def loss(params: Tree) -> Tensor:
-            return network.loss(params, buffers, Batch(x[None], y[None]), train=False)
-
-        return {k: g.square() for k, g in torch.func.grad(loss)(end).items()}
-
-    total, count = tree.zeros_like(end), torch.zeros((), dtype=network.dtype)
-    for piece, weight in whole.pieces(max(1, ENTRIES // tree.numel(end))):
-        batch = piece.batch
-        found = by_example(squared, batch)
-        ones = batch.x.new_ones(len(batch.x), dtype=network.dtype)
-        real = ones if batch.weight is None else batch.weight
-        total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
-        count = count + weight
-    return {k: t / count for k, t in total.items()}
+    whole = round.whole()
+    batch, network = whole.batch, whole.network
+    count = len(batch.x) if batch.weight is None else batch.weight.sum()
+    sums = squared_grads(network, round.end, whole.buffers, batch)
+    return {k: t / count for k, t in sums.items()}
 
 
 def _nothing(params: Tree) -> State:
