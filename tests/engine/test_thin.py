@@ -147,6 +147,24 @@ def test_rows_of_both_kinds_take_turns_in_a_slot(new: Make) -> None:
     check(one, 1, 0, lane=1)
 
 
+def test_rows_that_differ_in_form_are_not_read_together(new: Make) -> None:
+    one = new()
+    one.put(np.array([4, 1]), state(2))
+    with pytest.raises(ValueError, match="differ in form"):
+        one.rows(np.array([4, 1]))
+
+
+@pytest.mark.parametrize("side", [0, 2])
+def test_a_row_cut_short_is_seen_where_it_is_read(side: int, tmp_path: Path) -> None:
+    one = store(tmp_path / "rows.bin")
+    one.put(np.array([4, 1]), state(side))
+    with (tmp_path / "rows.bin").open("r+b") as opened:
+        opened.truncate(one._layout.nbytes + 20)
+    check(one, 4, side)
+    with pytest.raises(RunError, match="cannot be read"):
+        one.kept(1)
+
+
 def test_a_checkpoint_holds_products(new: Make) -> None:
     one = new()
     one.put(np.array([4, 1]), state(2))

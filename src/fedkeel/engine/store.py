@@ -14,7 +14,8 @@ import math
 import multiprocessing
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from fedkeel.method.context import ByPart, Ints
 from fedkeel.tree import State, Tree, branches, unwalk, walk
 
 Arrays = Mapping[str, NDArray[Any]]
+Read = Callable[[str, int], Tensor]
+"""(path, count) -> the first entries at a path, [count]."""
 
 SLOT, SIZE, STATE = "slot", "bytes", "state/"
 SIDES = "@sides"
@@ -94,12 +97,20 @@ class ClientStore(ABC):
         """[C] whether a client has a row."""
         return np.asarray(self._slots != NOWHERE)
 
-    @abstractmethod
     def rows(self, clients: Ints) -> State:
         """Return the rows [K, ...] of clients, a copy; zeros for those that have none.
 
-        Not of a store with `thin` matrices, whose rows differ in form.
+        Raises:
+            ValueError: matrices may be thin, so rows differ in form.
+            RunError: the disk fails.
         """
+        if self._thin:
+            raise ValueError("rows that may hold products differ in form; read each by itself")
+        return unwalk(self._rows(self._slots[clients]))
+
+    @abstractmethod
+    def _rows(self, slots: Ints) -> Tree:
+        """Return the rows [K, ...] of slots by path, a copy; zeros where there is none."""
 
     def kept(self, client: int) -> ByPart | None:
         """Return one client's row, by part; None where it has none. Not to be written to.
@@ -114,19 +125,21 @@ class ClientStore(ABC):
 
     def _row(self, slot: int) -> Tree:
         """Return what a slot holds, by path, in the order that recordings rest on."""
-        sides = self._part(slot, SIDES, len(self._thin)).tolist() if self._thin else []
-        known, row = dict(zip(self._thin, sides, strict=True)), {}
-        for path, one in self._layout.spec.items():
-            if side := known.get(path, 0):
-                flat = self._part(slot, path, side * sum(one.shape))
-                row[path + LEFT], row[path + RIGHT] = factors(flat, one.shape, side)
-            elif path != SIDES:
-                row[path] = self._part(slot, path, math.prod(one.shape)).view(one.shape)
+        row: Tree = {}
+        with self._reading(slot) as read:
+            sides = read(SIDES, len(self._thin)).tolist() if self._thin else []
+            known = dict(zip(self._thin, sides, strict=True))
+            for path, one in self._layout.spec.items():
+                if side := known.get(path, 0):
+                    flat = read(path, side * sum(one.shape))
+                    row[path + LEFT], row[path + RIGHT] = factors(flat, one.shape, side)
+                elif path != SIDES:
+                    row[path] = read(path, math.prod(one.shape)).view(one.shape)
         return row
 
     @abstractmethod
-    def _part(self, slot: int, path: str, count: int) -> Tensor:
-        """Return the first entries of what a slot holds at a path, [count]."""
+    def _reading(self, slot: int) -> AbstractContextManager[Read]:
+        """Open what a slot holds."""
 
     def get(self, client: int) -> ByPart | None:
         """Return one client's row as `kept` does, with all matrices made."""
@@ -258,18 +271,18 @@ class MemoryStore(ClientStore):
         slots = clients + most
         self._tensors = self._layout.rows(aligned(self._layout.nbytes * slots, allocate), slots)
 
-    def rows(self, clients: Ints) -> State:
-        """Return the rows [K, ...] of clients."""
-        slots = self._slots[clients]
+    def _rows(self, slots: Ints) -> Tree:
+        """Return the rows [K, ...] of slots."""
         index, absent = torch.from_numpy(slots.clip(min=0)), torch.from_numpy(slots == NOWHERE)
         taken = {path: tensor[index] for path, tensor in self._tensors.items()}
         for tensor in taken.values():
             tensor[absent] = 0
-        return unwalk(taken)
+        return taken
 
-    def _part(self, slot: int, path: str, count: int) -> Tensor:
-        """Return the first entries of what a slot holds at a path, [count], as a view."""
-        return self._tensors[path][slot].view(-1)[:count]
+    @contextmanager
+    def _reading(self, slot: int) -> Iterator[Read]:
+        """Open what a slot holds: what is read are views."""
+        yield lambda path, count: self._tensors[path][slot].view(-1)[:count]
 
     def _write(self, slots: Ints, given: Mapping[str, Tensor]) -> None:
         """Write what slots are to hold."""
@@ -330,27 +343,29 @@ class DiskStore(ClientStore):
         self._held: set[int] = set()  # slots that the last complete checkpoint refers to
         self._left: list[int] = []  # those of them that clients have left
 
-    def rows(self, clients: Ints) -> State:
-        """Return the rows [K, ...] of clients."""
-        return unwalk(self._read(self._slots[clients]))
-
     def _row(self, slot: int) -> Tree:
         """Return what a slot holds, in one go where all of it is wanted."""
         if self._thin:
             return super()._row(slot)
-        return {path: row[0] for path, row in self._read(np.array([slot])).items()}
+        return {path: row[0] for path, row in self._rows(np.array([slot])).items()}
 
-    def _part(self, slot: int, path: str, count: int) -> Tensor:
-        """Return the first entries of what a slot holds at a path, [count]."""
-        out = torch.empty(count, dtype=self._layout.spec[path].dtype)
+    @contextmanager
+    def _reading(self, slot: int) -> Iterator[Read]:
+        """Open what a slot holds: the file, once."""
+        begin = slot * self._layout.nbytes
+
+        def read(path: str, count: int) -> Tensor:
+            out = torch.empty(count, dtype=self._layout.spec[path].dtype)
+            file.seek(begin + self._layout.starts[path])
+            if file.readinto(out.view(torch.uint8).numpy().data) != out.nbytes:
+                raise OSError(f"it ends in the row of slot {slot}")
+            return out
+
         try:
             with self._file.open("rb", buffering=0) as file:
-                file.seek(slot * self._layout.nbytes + self._layout.starts[path])
-                if file.readinto(out.view(torch.uint8).numpy().data) != out.nbytes:
-                    raise OSError(f"it ends in the row of slot {slot}")
+                yield read
         except OSError as error:
             raise _failed("read", self._file, error) from None
-        return out
 
     def reserve(self, clients: Ints) -> None:
         """Make room for the rows that clients will have."""
@@ -388,8 +403,8 @@ class DiskStore(ClientStore):
         else:
             super()._leave(slot)
 
-    def _read(self, slots: Ints) -> dict[str, Tensor]:
-        """Return the rows [K, ...] of slots, zeros where there is none."""
+    def _rows(self, slots: Ints) -> Tree:
+        """Return the rows [K, ...] of slots."""
         size = self._layout.nbytes
         block = torch.zeros(len(slots) * size, dtype=torch.uint8)
         data = block.numpy().data
