@@ -309,10 +309,13 @@ class Chunks:
 
     def _about(self, common: Common, group: Group) -> State:
         """Return what the end of a round has to know of each lane."""
-        lengths = [path(self._bench, count, common.message.lr) for count in group.steps]
+        steps = group.steps
+        known = {count: path(self._bench, count, common.message.lr) for count in set(steps)}
         about: State = {
-            "steps": torch.tensor(group.steps, device=self.device),
-            "unit": torch.tensor(lengths, dtype=torch.float64, device=self.device),
+            "steps": torch.tensor(steps, device=self.device),
+            "unit": torch.tensor(
+                [known[count] for count in steps], dtype=torch.float64, device=self.device
+            ),
         }
         return map_tensors(lambda t: t[0], about) if common.single else about
 

@@ -107,9 +107,9 @@ def training(
 ) -> list[Piece]:
     """Cut the training of a round: as many lanes in each piece as there are, or guided."""
     local, sizes = world.bench.local, world.federation.sizes
-    spent = {job: batches.processed(local, int(sizes[job.client]), job.done) for job in found}
-    jobs = sorted(found, key=lambda job: spent[job], reverse=True)
-    costs = [spent[job] for job in jobs]
+    spent = [batches.processed(local, int(sizes[job.client]), job.done) for job in found]
+    order = sorted(range(len(found)), key=spent.__getitem__, reverse=True)  # stable
+    jobs, costs = [found[i] for i in order], [spent[i] for i in order]
     if lanes == 1:
         cuts = guided(costs, workers)
     else:
