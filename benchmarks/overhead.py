@@ -1,9 +1,10 @@
 """What each method costs beside FedAvg in the same engine: python benchmarks/overhead.py
 
 Methods run in turn, several times over, and ratios are taken within one repetition. A pass is one
-gradient of the network over a step's batch: a forward pass is a third of it, a gradient with
-respect to the inputs alone two thirds. A method of p passes may take p times as long as FedAvg;
-what it takes beyond that is its own.
+gradient of the network over a step's batch. Forward passes and gradients with respect to inputs are
+the share of it that their multiply-adds are, which depends on the network: where its first layer is
+most of it, a gradient with respect to inputs is nearly a whole pass. A method of p passes may take
+p times as long as FedAvg; what it takes beyond that is its own.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ from run_fedkeel import clients, engine
 import fedkeel as fk
 
 PASSES = {
-    "gcfed": 1,
-    "fedgh": 1,
-    "fedgc": 1,
-    "gradma.s": 1,
-    "fedprox": 1,
-    "scaffold": 1,
-    "fednova": 1,
-    "fedsam": 2,
-    "fedsol": 2 + 1 / 3,
-    "moon": 1 + 2 / 3,
-    "fedntd": 1 + 1 / 3,
-    "gradma.w": 3,
-    "fedreg": 3 + 2 * 10 * 2 / 3,
+    "gcfed": (1, 0, 0),
+    "fedgh": (1, 0, 0),
+    "fedgc": (1, 0, 0),
+    "gradma.s": (1, 0, 0),
+    "fedprox": (1, 0, 0),
+    "scaffold": (1, 0, 0),
+    "fednova": (1, 0, 0),
+    "fedsam": (2, 0, 0),
+    "fedsol": (2, 1, 0),
+    "moon": (1, 2, 0),
+    "fedntd": (1, 1, 0),
+    "gradma.w": (3, 0, 0),
+    "fedreg": (3, 1, 2 * 10),
 }
-"""Gradient passes of a step by method; FedReg's with E = 10 and one epoch."""
+"""Gradients, forward passes and gradients by inputs of a step; FedReg's with E = 10, one epoch."""
+
+
+def passes(method: str, work: recipes.Work) -> float:
+    """Return how many of FedAvg's gradients a method's step is."""
+    gradients, forwards, by_inputs = PASSES[method]
+    more = forwards * work.forward + by_inputs * work.input_gradient
+    return gradients + more / work.gradient
 
 
 def seconds(method: str, recipe: recipes.Recipe, arrays: recipes.Arrays, how: str, n: int) -> float:
@@ -70,6 +78,7 @@ def main() -> None:
     given = parser.parse_args()
     recipe = recipes.RECIPES[given.recipe]
     arrays = recipes.load(recipe.data)
+    work = recipes.work(recipe.network(), recipe.data.shape)
     methods = ["fedavg", *given.methods.split(",")]
     found: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(given.repeats):
@@ -84,9 +93,9 @@ def main() -> None:
     print("| method | passes | times FedAvg | beyond its passes |\n|---|---:|---:|---:|")
     for method in methods[1:]:
         ratios = [one / other for one, other in zip(found[method], base, strict=True)]
-        middle, passes = statistics.median(ratios), PASSES[method]
+        middle, count = statistics.median(ratios), passes(method, work)
         spread = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"| `{method}` | {passes:.3g} | {spread} | {middle / passes:.2f} |")
+        print(f"| `{method}` | {count:.3g} | {spread} | {middle / count:.2f} |")
 
 
 if __name__ == "__main__":

@@ -148,8 +148,8 @@ class Recipe:
         return float(batches.mean()) * self.per_round * self.epochs
 
     def multiply_adds(self) -> float:
-        """Multiply-adds of one example's forward and backward pass: see `multiply_adds`."""
-        return multiply_adds(self.network(), self.data.shape)
+        """Multiply-adds of one example's forward and backward pass: see `Work.gradient`."""
+        return work(self.network(), self.data.shape).gradient
 
 
 def pfl_cnn() -> nn.Module:
@@ -313,12 +313,35 @@ def _patterns(data: Data, random: torch.Generator) -> Tensor:
     return data.signal * patterns / patterns.square().mean().sqrt()
 
 
-def multiply_adds(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """Multiply-adds of convolutions and dense layers for one example, forward and backward.
+@dataclass(frozen=True)
+class Work:
+    """Multiply-adds of convolutions and dense layers for one example.
 
-    Backward takes twice the forward's: the gradient of the weights and that of the input, which the
-    first layer does not need.
+    Args:
+        forward: of a forward pass.
+        first: of the first layer's part of it.
     """
+
+    forward: float
+    first: float
+
+    @property
+    def gradient(self) -> float:
+        """Of the gradient with respect to the weights.
+
+        Backward takes twice the forward's, for the gradients of weights and inputs; that of the
+        first layer's inputs is not needed.
+        """
+        return 3 * self.forward - self.first
+
+    @property
+    def input_gradient(self) -> float:
+        """Of the gradient with respect to the inputs."""
+        return 2 * self.forward
+
+
+def work(model: nn.Module, shape: tuple[int, ...]) -> Work:
+    """What a model does with one example of a shape."""
     counts: list[float] = []
 
     def count(layer: nn.Module, _: object, out: Tensor) -> None:
@@ -334,7 +357,7 @@ def multiply_adds(model: nn.Module, shape: tuple[int, ...]) -> float:
         model(torch.zeros(1, *shape))
     for hook in hooks:
         hook.remove()
-    return 3 * sum(counts) - counts[0]
+    return Work(sum(counts), counts[0])
 
 
 @torch.no_grad()
