@@ -89,7 +89,7 @@ def _one_by_one(
         return {k: g.square() for k, g in torch.func.grad(loss)(chosen).items()}
 
     total = tree.zeros_like(chosen)
-    for piece in _pieces(batch, max(1, ENTRIES // tree.numel(chosen))):
+    for piece in _pieces(batch, max(1, ENTRIES // max(1, tree.numel(chosen)))):
         found, real = by_example(squared, piece), _real(piece, network.dtype)
         total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
     return total
@@ -105,7 +105,7 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
     first = Batch(batch.x[:1], batch.y[:1])
     alone = _one_by_one(network, params, buffers, first, tuple(params))
     expected = _calls(network, given, buffers, first)
-    names = tuple(_only_there(network, given, buffers, first, expected))
+    names = _only_there(network, given, buffers, first, expected)
     if not names:
         return {}
 
@@ -122,16 +122,16 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
         found: tuple[list[Tensor], list[Tensor]] = torch.func.grad(loss, has_aux=True)(taps)
         return found
 
-    total = {k: torch.zeros_like(params[k]) for k in names}
+    def sums(piece: Batch) -> Tree:
+        slopes, inputs = by_example(factors, piece)
+        return _sums(expected, slopes, inputs, _real(piece, network.dtype))
+
     try:
-        for piece in [first, *_pieces(batch, TOGETHER)]:
-            slopes, inputs = by_example(factors, piece)
-            sums = _sums(expected, slopes, inputs, _real(piece, network.dtype))
-            if piece is first:
-                alike = {k: _alike(sums[k], alone[k]) for k in names}
-                total = {k: t for k, t in total.items() if alike[k]}
-            else:
-                total = {k: t + sums[k] for k, t in total.items()}
+        own = sums(first)
+        total = {k: torch.zeros_like(own[k]) for k in names if _alike(own[k], alone[k])}
+        for piece in _pieces(batch, TOGETHER):
+            own = sums(piece)
+            total = {k: t + own[k] for k, t in total.items()}
     except (_Otherwise, ModelError):
         return {}
     return total
