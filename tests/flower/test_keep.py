@@ -93,6 +93,16 @@ def test_a_folder_that_is_not_ones_own_is_said_to_the_server_and_on_the_console(
     assert error.value.what in said
 
 
+def test_a_console_on_the_same_full_disk_keeps_nobody_from_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("a file, and no folder")
+    with pytest.raises(RunError) as error:
+        Keep(tmp_path / "taken", "run", 0).store(1, state(1.0))
+    monkeypatch.setattr("builtins.print", lambda *_, **__: _full(2))
+    note(tmp_path / "taken", error.value)
+
+
 @pytest.mark.parametrize("name", ["iterdir", "read_bytes", "unlink", "mkdir"])
 def test_what_a_disk_refuses_is_said_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -328,7 +329,8 @@ class Site:
 def note(root: Path, error: FedkeelError) -> None:
     """Write an error into the node's log, of which the first megabyte is kept.
 
-    Where that cannot be, it goes to the SuperNode's output.
+    Where that cannot be, it goes to the SuperNode's output; where that is on the same full disk, it
+    is lost here, and the server is told all the same.
     """
     file, text = root / LOG, "\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""])
     try:
@@ -338,4 +340,5 @@ def note(root: Path, error: FedkeelError) -> None:
                 stream.write(text)
     except OSError as refused:
         reason = refused.strerror or type(refused).__name__
-        print(f"{file} cannot be written to ({reason}):\n{text}", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(f"{file} cannot be written to ({reason}):\n{text}", file=sys.stderr, flush=True)
