@@ -285,3 +285,11 @@ def test_in_single_precision(made: list[list[str]]) -> None:
     given = Batch(batch().x.float(), batch().y)
     assert gap(squared_grads(own, own.params, {}, given), expected(own, given)) < 1e-5
     assert not made
+
+
+def test_a_model_that_diverged_is_taken_one_by_one(made: list[list[str]]) -> None:
+    own = network(Plain)
+    at = {k: p * float("nan") for k, p in own.params.items()}
+    found = squared_grads(own, at, {}, batch())
+    assert all(t.isnan().all() for t in found.values())
+    assert made == [ALL]

@@ -251,17 +251,13 @@ class Step:
         over the batch of the means over the pieces. Where the examples of a batch see each other,
         none is left alone: batch normalisation has no statistics of one.
         """
-        b = self.batch
-        ones = b.x.new_ones(len(b.x), dtype=self.network.dtype) if b.weight is None else b.weight
-        out = []
-        cuts = [*range(0, len(b.x), size), len(b.x)]
+        out, count = [], len(self.batch.x)
+        cuts = [*range(0, count, size), count]
         if self.network.mixes_examples and len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
             del cuts[-2]
         for start, stop in pairwise(cuts):
-            part = slice(start, stop)
-            weight = None if b.weight is None else b.weight[part]
-            batch = Batch(b.x[part], b.y[part], weight)
-            out.append((replace(self, batch=batch, seen=[]), ones[part].sum()))
+            batch = self.batch.part(slice(start, stop))
+            out.append((replace(self, batch=batch, seen=[]), batch.real(self.network.dtype).sum()))
         return out
 
 

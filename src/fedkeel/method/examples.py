@@ -90,7 +90,7 @@ def _one_by_one(
 
     total = tree.zeros_like(chosen)
     for piece in _pieces(batch, max(1, ENTRIES // max(1, tree.numel(chosen)))):
-        found, real = by_example(squared, piece), _real(piece, network.dtype)
+        found, real = by_example(squared, piece), piece.real(network.dtype)
         total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
     return total
 
@@ -104,8 +104,7 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
     given = {k: p.detach() for k, p in params.items()}
     first = Batch(batch.x[:1], batch.y[:1])
     alone = _one_by_one(network, params, buffers, first, tuple(params))
-    expected = _calls(network, given, buffers, first)
-    names = _only_there(network, given, buffers, first, expected)
+    expected, names = _calls(network, given, buffers, first)
     if not names:
         return {}
 
@@ -124,7 +123,7 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
 
     def sums(piece: Batch) -> Tree:
         slopes, inputs = by_example(factors, piece)
-        return _sums(expected, slopes, inputs, _real(piece, network.dtype))
+        return _sums(expected, slopes, inputs, piece.real(network.dtype))
 
     try:
         own = sums(first)
@@ -200,33 +199,27 @@ class _LinearCalls(TorchFunctionMode):
         return output + self._taps[number]
 
 
-def _calls(network: Network, params: Tree, buffers: Tree, one: Batch) -> list[_Call]:
-    """Return the calls of linear layers with one row that an example makes."""
-    watched = _LinearCalls(params)
-    with torch.no_grad(), watched:
-        network.logits(params, network.throwaway(buffers), one.x, train=False)
-    return watched.calls
+def _calls(
+    network: Network, params: Tree, buffers: Tree, one: Batch
+) -> tuple[list[_Call], list[str]]:
+    """Return the calls of linear layers with one row that an example makes.
 
-
-def _only_there(
-    network: Network, params: Tree, buffers: Tree, one: Batch, calls: Sequence[_Call]
-) -> list[str]:
-    """Return the parameters that are used in one of the calls, once, and nowhere else.
-
-    Those are the ones of which the loss does not depend where calls are cut off from them,
-    whatever the numbers are.
+    Also return the parameters that are used in one of them, once, and nowhere else. Those are the
+    ones of which the loss does not depend where calls are cut off from them, whatever the numbers
+    are.
     """
-    named = [name for call in calls for name in (call.weight, call.bias) if name is not None]
-    once = [name for name in named if named.count(name) == 1]
-    if not once or network.habits.writes:
-        return []
+    if network.habits.writes:
+        return [], []
     leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
-    with torch.enable_grad(), _LinearCalls(leaves):
+    watched = _LinearCalls(leaves)
+    with torch.enable_grad(), watched:
         loss = network.loss(leaves, network.throwaway(buffers), one, train=False)
-    if not loss.requires_grad:
-        return once
+    named = [name for c in watched.calls for name in (c.weight, c.bias) if name is not None]
+    once = [name for name in named if named.count(name) == 1]
+    if not once or not loss.requires_grad:
+        return watched.calls, once
     others = torch.autograd.grad(loss, [leaves[name] for name in once], allow_unused=True)
-    return [name for name, grad in zip(once, others, strict=True) if grad is None]
+    return watched.calls, [k for k, grad in zip(once, others, strict=True) if grad is None]
 
 
 def _same(calls: Sequence[_Call], others: Sequence[_Call]) -> bool:
@@ -260,19 +253,10 @@ def _sums(
 def _alike(found: Tensor, expected: Tensor) -> bool:
     """Return whether two sums of squares differ by no more than rounding."""
     close = 1e-9 if found.dtype == torch.float64 else 1e-3
-    size = expected.abs().amax() if expected.numel() else 0.0
-    return not bool(((found - expected).abs() > close * size).any() or found.isnan().any())
+    size = expected.amax() if expected.numel() else 0.0
+    return bool(((found - expected).abs() <= close * size).all())  # not where there is NaN
 
 
 def _pieces(batch: Batch, size: int) -> Iterator[Batch]:
     """Cut a batch into batches of at most `size` examples."""
-    for first in range(0, len(batch.x), size):
-        part = slice(first, first + size)
-        weight = None if batch.weight is None else batch.weight[part]
-        yield Batch(batch.x[part], batch.y[part], weight)
-
-
-def _real(batch: Batch, dtype: torch.dtype) -> Tensor:
-    """Return [B] 1 for each real example, 0 for padding."""
-    ones = batch.x.new_ones(len(batch.x), dtype=dtype)
-    return ones if batch.weight is None else batch.weight
+    return (batch.part(slice(first, first + size)) for first in range(0, len(batch.x), size))

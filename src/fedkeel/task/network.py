@@ -46,6 +46,14 @@ class Batch:
     y: Tensor
     weight: Tensor | None = None
 
+    def real(self, dtype: torch.dtype) -> Tensor:
+        """Return [B] 1 for a real example and 0 for padding."""
+        return self.x.new_ones(len(self.x), dtype=dtype) if self.weight is None else self.weight
+
+    def part(self, rows: slice) -> Batch:
+        """Return some of the examples."""
+        return Batch(self.x[rows], self.y[rows], None if self.weight is None else self.weight[rows])
+
 
 @dataclass(frozen=True)
 class Output:

@@ -146,9 +146,8 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 def fisher(round: Round) -> Tree:
     """Return the mean over a client's examples of the squared gradient of the task's loss."""
     whole = round.whole()
-    batch, network = whole.batch, whole.network
-    count = len(batch.x) if batch.weight is None else batch.weight.sum()
-    sums = squared_grads(network, round.end, whole.buffers, batch)
+    count = whole.batch.real(whole.network.dtype).sum()
+    sums = squared_grads(whole.network, round.end, whole.buffers, whole.batch)
     return {k: t / count for k, t in sums.items()}
 
 
