@@ -17,7 +17,8 @@ import fedkeel as fk
 from fedkeel.engine.buffers import Layout, Spec, private, segment, shared
 from fedkeel.engine.rounds import CLIENTS
 from fedkeel.engine.sequential import Sequential
-from fedkeel.engine.store import ClientStore, client_store
+from fedkeel.engine.store import client_store
+from fedkeel.engine.store.base import ClientStore
 from fedkeel.errors import RunError
 from fedkeel.method.server import server_message
 from fedkeel.tree import walk

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.engine.buffers import Spec, private
-from fedkeel.engine.store import ClientStore, client_store
+from fedkeel.engine.store import client_store
+from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.thin import LEFT, RIGHT, STEP, beside, forms, whole
 from fedkeel.errors import RunError
 from fedkeel.experiment.execute import start

@@ -24,7 +24,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.engine.sequential import Sequential
-from fedkeel.engine.store import DiskStore
+from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment import manifest

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of the GNU C library
-_LARGE, _USUAL = 2**30, 128 * 1024
+_LARGE, _MOST, _USUAL = 2**30, 2**25, 128 * 1024
 
 
 def keep() -> None:
@@ -44,4 +44,5 @@ def _set(size: int) -> None:
     with suppress(OSError, AttributeError):  # another C library, which has no such setting
         library = ctypes.CDLL(None)
         library.mallopt(_TRIM, size)
-        library.mallopt(_MMAP, size)
+        if not library.mallopt(_MMAP, size):
+            library.mallopt(_MMAP, _MOST)  # before version 2.35 larger ones are refused

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Raw, Spec, specs
 from fedkeel.engine.loop import PHASES, Done, Kept, Trainer, survey_client
-from fedkeel.engine.store import ClientStore
+from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.thin import forms, whole
 from fedkeel.engine.world import Job, Tick, World
 from fedkeel.errors import TrainingError

@@ -13,7 +13,7 @@ from fedkeel import config
 from fedkeel.engine.buffers import Layout, Spec
 from fedkeel.engine.rounds import answered, kept_spec, thin_paths
 from fedkeel.engine.rows import SURVEY
-from fedkeel.engine.store import row_layout
+from fedkeel.engine.store.base import row_layout
 from fedkeel.errors import RunError
 from fedkeel.experiment.prepared import Place, Prepared
 from fedkeel.method.compose import Plan
