@@ -7,6 +7,7 @@ import os
 import pty
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -322,6 +323,12 @@ def test_version() -> None:
 
 
 # --- processes ------------------------------------------------------------------------------------
+
+
+def test_as_a_module() -> None:
+    command = [sys.executable, "-m", "fedkeel", "--version"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (found.stdout, found.stderr) == (f"{__version__}\n", "")
 
 
 def test_the_installed_command(folder: Path) -> None:
