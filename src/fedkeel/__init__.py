@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedkeel.data.divide.arrays import by_classes as by_classes
     from fedkeel.data.divide.arrays import by_client as by_client
     from fedkeel.data.divide.arrays import dirichlet as dirichlet
+    from fedkeel.data.divide.arrays import from_clients as from_clients
     from fedkeel.data.divide.arrays import iid as iid
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.experiment.api import compare as compare
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
     "fedkeel.data.dataset": ("Dataset", "Federation", "dataset", "federation"),
-    "fedkeel.data.divide.arrays": ("by_classes", "by_client", "dirichlet", "iid"),
+    "fedkeel.data.divide.arrays": ("by_classes", "by_client", "dirichlet", "from_clients", "iid"),
     "fedkeel.errors": ("FedkeelError",),
     "fedkeel.experiment.api": ("compare", "run"),
     "fedkeel.method.cite": ("cite",),

@@ -74,6 +74,34 @@ def test_by_client(ids, names):
     assert clients.data.clients == names
 
 
+def test_from_clients():
+    own = {"b": ([[1.0], [2.0]], [0, 2]), "a": (torch.tensor([[3.0]]), np.array([1]))}
+    clients = api.from_clients(own)
+    assert clients.names == clients.data.clients == ("b", "a")
+    assert [clients.client(k).tolist() for k in (0, 1)] == [[0, 1], [2]]
+    assert clients.data.x.flatten().tolist() == [1, 2, 3]
+    assert (clients.data.y.tolist(), clients.data.classes) == ([0, 2, 1], 3)
+    assert api.from_clients(list(own.values())).names == ("0", "1")
+    held = api.from_clients([(X, Y), (X, Y)], holdout=0.5)
+    assert held.sizes.sum() == len(X)
+
+
+@pytest.mark.parametrize(
+    ("clients", "says"),
+    [
+        ({}, "There are no clients"),
+        ({"a": X}, r"client a has no pair of arrays[\s\S]*got an object of type ndarray"),
+        ([(X, Y), (X[:0], Y[:0])], "client 1"),
+        ({"a": (X, Y), "b": (X[:3], Y[:2])}, "client b: inputs and labels do not match"),
+        ({"a": ([[1.0]], [0]), "b": ([[1.0, 2.0]], [0])}, r"client b[\s\S]*got \(2,\) for one"),
+        ({"a": ([[1.0]], [0]), "b": ([[np.nan]], [0])}, "client b: an input is NaN"),
+    ],
+)
+def test_what_is_no_client_is_named(clients, says):
+    with pytest.raises(DataError, match=says):
+        api.from_clients(clients)
+
+
 @pytest.mark.parametrize(
     "ids",
     [

@@ -198,7 +198,7 @@ def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
             got=_shown(clients),
             expected="a fedkeel.Federation",
             do="divide the arrays: clients=fedkeel.iid(x, y, clients=10), or by fedkeel.dirichlet, "
-            "by_classes or by_client",
+            "by_classes or by_client; of clients' own arrays fedkeel.from_clients({'a': (x, y)})",
         )
     if not isinstance(test, Dataset):
         if not isinstance(test, (tuple, list)) or len(test) != 2:

@@ -9,11 +9,12 @@ Each function checks the arrays, divides them as `partition.divide` does, and re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -157,6 +158,61 @@ def by_client(
     named = tuple(str(name) for name in names)
     data = replace(data, client=client.astype(np.int64), clients=named)
     return _divide("client", data, seed, holdout)
+
+
+def from_clients(
+    clients: Mapping[str, tuple[Array, Array]] | Sequence[tuple[Array, Array]],
+    *,
+    holdout: float = 0.0,
+    seed: int = 0,
+    classes: int | None = None,
+    tokens: bool = False,
+) -> Federation:
+    """Join clients that have arrays of their own, such as hospitals; they keep their order.
+
+    Args:
+        clients: of each client, by name or in a list, a pair: [N_k, ...] inputs, of one shape for
+            all clients, and [N_k] labels from 0, which mean the same at all.
+        holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
+        seed: seed of the hold-out.
+        classes: number of classes; the largest label + 1 where it is not given.
+        tokens: whether inputs are whole numbers >= 0 that the model looks up.
+
+    Raises:
+        DataError: there are no clients, one of them is no pair, has no examples or others than
+            can be trained on (the message names it), or inputs differ in shape.
+
+    >>> from_clients({"north": ([[0.0], [1.0]], [0, 1]), "south": ([[2.0]], [0])}).sizes
+    array([2, 1])
+    """
+    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    if not named:
+        raise DataError("There are no clients.", expected="a pair (x, y) for each client")
+    parts = {str(name): _own(str(name), pair, tokens) for name, pair in named.items()}
+    first, *_ = parts
+    shape = tuple(parts[first].x.shape[1:])
+    for name, part in parts.items():
+        if tuple(part.x.shape[1:]) != shape:
+            raise DataError(
+                f"client {name}: inputs have another shape than those of client {first}.",
+                got=f"{tuple(part.x.shape[1:])} for one example",
+                expected=f"{shape}",
+            )
+    x, y = (torch.cat([getattr(part, of) for part in parts.values()]) for of in ("x", "y"))
+    index = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+    data = dataset(x, y, classes=classes, tokens=tokens, client=index, clients=tuple(parts))
+    return _divide("client", data, seed, holdout)
+
+
+def _own(name: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
+    """Return the examples of one client."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise DataError(
+            f"client {name} has no pair of arrays.",
+            got=f"an object of type {type(pair).__name__}",
+            expected="a pair (x, y) of inputs and labels",
+        )
+    return dataset(*pair, name=f"client {name}", tokens=tokens)
 
 
 def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
