@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from rich.console import Console
 from safetensors.torch import load_file
 
 from fedkeel import config
 from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.progress import FINISHED
 from fedkeel.flower import roster as roster_module
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.exchange import Exchange
@@ -23,8 +26,9 @@ from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away
 from fedkeel.flower.place import folder, site
 from fedkeel.flower.roster import Roster
-from fedkeel.flower.server import Options, serve
+from fedkeel.flower.server import Faults, Options, serve
 from fedkeel.flower.wire import FORMAT, HEAD, Head
+from fedkeel.records.rows import RoundRecord
 from near import Near, sites
 from toys import federation, prepared
 
@@ -558,8 +562,11 @@ def test_what_an_error_says_stays_on_the_node(tmp_path: Path) -> None:
     node = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "s")}
     hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
     Near({})  # gives this process an identity
+    gap = tmp_path / "secret-patient.csv"
+    gap.write_text(table(tmp_path / "b.csv", 0).read_text().replace(",", ",nan,", 1))
     for data, said in (
         (str(secret), "DataError"),
+        (str(gap), "DataError"),
         (str(table(tmp_path / "a.csv", 0)), "WireError"),
     ):
         message = Message(hello, 1, "query.hello" if said == "DataError" else "train", ttl=60.0)
@@ -567,7 +574,19 @@ def test_what_an_error_says_stays_on_the_node(tmp_path: Path) -> None:
         reply = app(message, context)
         assert reply.has_error()
         assert reply.error.reason.startswith(said)
+        assert "secret-patient" not in reply.error.reason
     assert "secret-patient" in (tmp_path / "s" / "node.log").read_text()
+
+
+def test_who_submitted_a_run_sees_its_faults_at_once() -> None:
+    console = Console(file=StringIO())
+    with Faults(console) as watcher:
+        watcher.begin("fedavg seed 0", 5, 0)
+        watcher.row("fedavg seed 0", RoundRecord(1, faults={"no reply": [2, 3]}))
+        watcher.end("fedavg seed 0", FINISHED)
+    first, last = console.file.getvalue().splitlines()
+    assert first == "round 1: no reply: clients [2, 3]"
+    assert last.startswith("fedavg seed 0: ")
 
 
 def test_the_largest_message(tmp_path: Path) -> None:

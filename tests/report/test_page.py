@@ -10,7 +10,8 @@ from plotly.offline import get_plotlyjs
 
 import fedkeel.report.page as page
 from fedkeel.errors import RunError
-from fedkeel.report.content import repeat
+from fedkeel.records.rows import Scores
+from fedkeel.report.content import repeat, sources
 from fedkeel.report.page import render, write
 from fedkeel.report.runs import load
 
@@ -166,6 +167,16 @@ def test_what_comes_from_records_is_escaped(make, tmp_path):
         seen = Reader(html)
         assert not seen.of("img")
         assert len(seen.of("script")) == 2 + html.count('type="application/json"')
+
+
+def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):
+    rows = make.rows(rounds=3, sources=("north", "south"))
+    rows[-1].sources["south"] = Scores(examples=0, top1=0.0, top3=0.0, loss=0.0)
+    run = load([make.save(tmp_path, make.record(), rows)])
+    north, south = sources(run)
+    assert (north["source"], south["source"]) == ("north", "south")
+    assert north["cells"] != ["–"]
+    assert south["cells"] == ["–"]
 
 
 def test_only_folder_names_are_shown(make, tmp_path):

@@ -24,7 +24,7 @@ from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.place import folder, site
 from fedkeel.flower.server import Options, told
-from fedkeel.flower.site import Site, note
+from fedkeel.flower.site import Site, note, outward
 from fedkeel.own import one_line
 
 RAISED = 2
@@ -88,7 +88,9 @@ def server_app(file: Path | str) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         _end_with_the_superlink()
         try:
-            told(grid, read(file, context), options(context))
+            chosen = options(context)
+            told(grid, read(file, context), chosen)
+            print(f"run     {chosen.out}", flush=True)
         except FedkeelError as error:
             print("\n".join(error.lines()), flush=True)
             raise
@@ -119,14 +121,14 @@ def _answered(file: Path, message: Message, context: Context, handler: Handler) 
         reply = Message(handler(found, message.content), reply_to=message)
     except FedkeelError as error:
         note(folder(context.node_config), error)
-        said = f"{type(error).__name__}: {error.what}"
+        said = outward(error)
     except Exception as error:  # whose words might be the data's: they stay here
         what = RunError("The node's app failed.", got=one_line(error))
         note(folder(context.node_config), what)
         said = type(error).__name__
     else:
         return reply
-    return Message(Error(RAISED, said[:200]), reply_to=message)
+    return Message(Error(RAISED, said), reply_to=message)
 
 
 def _end_with_the_superlink() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.serverapp import Grid
+from rich.console import Console
 
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError, RunError
@@ -16,6 +17,7 @@ from fedkeel.experiment.early import least
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.experiment.progress import Lines
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
@@ -24,6 +26,7 @@ from fedkeel.flower.roster import Presence, Roster, remembered
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.rows import RoundRecord
 
 OUTCOME = "outcome.json"
 """File that says how a run ended, for whoever follows it."""
@@ -109,9 +112,20 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         prepared,
         options.out,
         options.resume,
+        watcher=Faults(Console()),
         engine=Nodes(prepared, exchange, roster, said),
         choice=choice,
     )
+
+
+class Faults(Lines):
+    """Lines for whoever submitted the run, and one for each reason why clients were left out."""
+
+    def row(self, run: str, row: RoundRecord) -> None:
+        """Show a line where it is time for one, and what went wrong in any case."""
+        super().row(run, row)
+        for words, clients in row.faults.items():
+            self._print(f"round {row.round}: {words}: clients {clients}")
 
 
 def refuse_secure_aggregation(experiment: Experiment) -> None:

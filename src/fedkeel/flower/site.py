@@ -27,7 +27,7 @@ from fedkeel.engine.loop import (
 from fedkeel.engine.rounds import answered, flat, unflat
 from fedkeel.engine.rows import SURVEY
 from fedkeel.engine.world import Job
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import DataError, FedkeelError
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.keep import Keep, LostError
 from fedkeel.flower.roster import Presence
@@ -179,7 +179,7 @@ class Site:
                 rows.append(self._train(order, place, message, records))
             except FedkeelError as error:
                 note(self.root, error)  # all it says stays on the node
-                rows.append((f"{type(error).__name__}: {error.what}"[:200], 0, 0, ""))
+                rows.append((outward(error), 0, 0, ""))
         columns = [tuple(column) for column in zip(*rows, strict=True)] or [()] * 4
         head = Answer(
             format=FORMAT,
@@ -324,6 +324,13 @@ class Site:
                 expected=f"one of {sorted(self.clients)[:8]}",
             )
         return order
+
+
+def outward(error: FedkeelError) -> str:
+    """Return what of an error may leave the node: what is wrong with data may name a patient."""
+    if isinstance(error, DataError):
+        return "DataError: the node's data cannot be used; its node.log says why"
+    return f"{type(error).__name__}: {error.what}"[:200]
 
 
 def note(root: Path, error: FedkeelError) -> None:

@@ -324,8 +324,9 @@ def sources(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         found: dict[str, list[float]] = {}
         for run in entry.runs:
             for name, top1 in _last_sources(run).items():
-                found.setdefault(name, []).append(top1)
                 names[name] = None
+                if top1 is not None:
+                    found.setdefault(name, []).append(top1)
         last.append(found)
     if not names:
         return []
@@ -338,10 +339,11 @@ def sources(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def _last_sources(run: Run) -> dict[str, float]:
+def _last_sources(run: Run) -> dict[str, float | None]:
+    """Return the last accuracy of each source, None where no example of it was seen."""
     row = next((row for row in reversed(run.rows) if row.sources), None)
-    pairs = ((k, finite(v.top1)) for k, v in row.sources.items()) if row else ()
-    return {name: top1 for name, top1 in pairs if top1 is not None}
+    known = row.sources.items() if row else ()
+    return {name: finite(v.top1) if v.examples else None for name, v in known}
 
 
 def _mean_percent(values: Sequence[float]) -> str:
