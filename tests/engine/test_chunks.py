@@ -242,6 +242,33 @@ def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method:
         torch.testing.assert_close(results[1].params[path], t, rtol=0, atol=1e-12, msg=path)
 
 
+def test_a_client_whose_terms_overflow_is_trained_step_by_step() -> None:
+    """Terms are products of inputs of different steps: they overflow where no update does."""
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(32, 48, generator=random), torch.arange(32) % 4
+    x[8:12] *= 1e20
+    clients = fk.federation(
+        fk.dataset(x, y, classes=4), [np.arange(4 * k, 4 * k + 4) for k in range(8)]
+    )
+
+    def run(**engine: Any) -> list[list[int]]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 4))
+        found = fk.run(
+            "fedgh",
+            task=fk.Task(model),
+            clients=clients,
+            test=(x[:8], y[:8]),
+            rounds=6,
+            clients_per_round=3,
+            local=fk.Local(lr=0.1, epochs=1, batch_size=2),
+            engine=fk.Engine(**engine),
+        )
+        return [row.excluded for row in found.rows]
+
+    assert run(kind="vectorised", chunk=8, workers=1) == run(kind="sequential")
+
+
 def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
     p = ready(wide, SHORT, epochs=1, method="scaffold")
     clients = np.arange(len(SHORT))
@@ -275,6 +302,33 @@ def test_batch_normalisation_of_the_server_without_statistics_is_not_padded() ->
     sizes = (6, 6, 6, 6, 7)  # of as many steps
     assert joined(ready(net(nn.BatchNorm2d(4)), sizes, buffers="local")) == [[0, 1, 2, 3], [4]]
     assert joined(ready(net(nn.BatchNorm2d(4)), sizes, buffers="average")) == [[0, 1, 2, 3, 4]]
+
+
+class OwnMean(nn.Module):
+    """Takes half of the batch's mean away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 0.5 * x.mean(0, keepdim=True)
+
+
+def test_prepared_examples_are_not_padded_where_examples_see_each_other() -> None:
+    """Batches of equal sizes may hold other numbers of distinct examples."""
+    local = {"epochs": None, "steps": 4, "sampling": "random"}
+    p = ready(net(OwnMean()), (12,) * 5, method="fedreg", **local)
+    assert len(joined(p)) > 1
+    agree(p, 5)
+
+
+def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None:
+    local = {"epochs": None, "steps": 3, "batch_size": 2, "sampling": "random"}
+    p = ready(wide, (6,) * 5, method="fedreg", **local)
+    chunks = Chunks(p.world, 1)
+    expected = trained(OneByOne(p.world), p)
+    found = trained(chunks, p)
+    assert (chunks._short, chunks.reasons) == (True, [])
+    for k, reply in expected.items():
+        for path, one in reply.items():
+            torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
 
 
 @pytest.mark.parametrize("lanes", [1, 5])

@@ -18,7 +18,7 @@ def doubled(state: State) -> State:
 
 def record() -> Flat:
     given = Flat.of({"x": torch.arange(3.0)})
-    return Recordings().run("doubled", doubled, [given], varies=0, sources=None)
+    return Recordings().run("doubled", doubled, [given], varies=(0,), sources=None)
 
 
 def test_a_recording_gives_what_the_function_gives() -> None:
@@ -42,7 +42,7 @@ def test_libraries_that_round_otherwise_make_no_other_recording(
     monkeypatch.setattr(matrices, "faster", lambda: True)
     monkeypatch.setattr(matrices, "_product", shifted)
     given = Flat.of({"x": x, "w": w, "z": known})
-    found = Recordings().run("jumps", jumps, [given], varies=0, sources=None)
+    found = Recordings().run("jumps", jumps, [given], varies=(0,), sources=None)
     assert (leaf(found.state, "y") > 0).any()  # what the recording gives, from the first time on
 
 

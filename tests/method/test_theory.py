@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeel import tree
 from fedkeel.config import Local
@@ -15,6 +17,7 @@ from fedkeel.method.client import client_start
 from fedkeel.method.context import Facts, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.optim import LocalSGD, path_length
+from fedkeel.method.parts.gradma import GradMAW
 from fedkeel.method.server import server_message
 from fedkeel.solve.project import centralise
 from fedkeel.task.network import Batch, Network
@@ -328,6 +331,31 @@ def test_gradmas_worker_turns_at_a_right_angle_after_a_full_batch_step() -> None
     assert float(tree.dot(turned, turned)) < 0.1 * size
     stalled, went = after(6), after(6, "fedavg")
     assert float(tree.dot(stalled, stalled)) < 1.5 * size < float(tree.dot(went, went)) / 4
+
+
+def test_gradmas_worker_is_exact_where_its_directions_are_nearly_opposite() -> None:
+    """In single precision too: the way that was gone is nearly a multiple of a gradient."""
+    part = parse("gradma.w").parts[0]
+    assert isinstance(part, GradMAW)
+    for draw in range(20):
+        random = torch.Generator().manual_seed(draw)
+        before, now, noise, own = torch.randn(4, 2000, generator=random)
+        way = -0.1 * (now + 3e-4 * noise)
+
+        def turned(dtype: torch.dtype, rows: tuple[Tensor, ...]) -> Tensor:
+            a, b, c, g = ({"w": row.to(dtype)} for row in rows)
+            given = iter((a, b))
+            step = SimpleNamespace(
+                carry={"previous": a},
+                start={"w": torch.zeros_like(g["w"])},
+                grad=lambda _: next(given),
+            )
+            return part.transform_gradient(g, c, cast("Step", step))["w"]
+
+        rows = (before, now, way, own)
+        single, double = turned(torch.float32, rows), turned(torch.float64, rows)
+        assert single.dtype == torch.float32
+        assert float((single - double).norm()) < 1e-5 * float(own.norm())
 
 
 @pytest.mark.parametrize("groups", ["tensor", "layer", "model"])

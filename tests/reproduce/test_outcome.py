@@ -40,10 +40,15 @@ def test_what_was_never_reached_is_infinitely_far() -> None:
     assert _gains(published("never"), published("never")) is None
     assert _gains(published("failed"), published(3.0)) is None
     assert _gains(None, published(3.0)) is None
-    assert _signed({0: 5, 1: 6}, {0: None, 1: 9}) == -math.inf
-    assert _signed({0: None}, {0: None}) is None
-    assert _signed({0: 4.0}, {1: 5.0}) is None
-    assert _signed({0: 4.0, 1: 9.0}, {0: 5.0}) == -1.0
+    assert _signed({0: 5, 1: 6}, {0: None, 1: 9}, reaches=True) == -math.inf
+    assert _signed({0: None}, {0: None}, reaches=True) is None
+    assert _signed({0: 4.0}, {1: 5.0}, reaches=True) is None
+    assert _signed({0: 4.0, 1: 9.0}, {0: 5.0}, reaches=True) == -1.0
+
+
+def test_a_percentage_that_is_not_there_counts_for_nothing() -> None:
+    assert _signed({0: None}, {0: 50.0}, reaches=False) is None
+    assert _signed({0: None, 1: 52.0}, {0: 50.0, 1: 51.0}, reaches=False) == 1.0
 
 
 def test_signs() -> None:
@@ -72,7 +77,7 @@ def of_three(metric: Metric, own: Values, other: Values) -> Line:
         last_ten=own,
         baseline="B",
         gain=_paired(own, other),
-        same_sign=_same(5.0, _signed(own, other)),
+        same_sign=_same(5.0, _signed(own, other, metric.reaches)),
         records=(),
         wanted=3,
         absent=(),

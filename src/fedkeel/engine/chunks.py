@@ -124,8 +124,8 @@ class Chunks:
         ordered = sorted(left, key=lambda group: -group.steps[0])  # stable
         if self._world.pads:
             return Group.join(ordered[: self.lanes]), ordered[self.lanes :]
-        alike = [g for g in ordered if g.widths == ordered[0].widths]  # the others see padding
-        rest = [g for g in ordered if g.widths != ordered[0].widths]
+        alike = [g for g in ordered if g.form == ordered[0].form]  # the others see padding
+        rest = [g for g in ordered if g.form != ordered[0].form]
         return Group.join(alike[: self.lanes]), alike[self.lanes :] + rest
 
     def _wait(self) -> None:
@@ -213,8 +213,8 @@ class Chunks:
             return None
         self._wait()
         clock.lap("steps")
-        if sums and not bool(leaf(found, "finite").all()):
-            return None  # one that is not finite spoils the sum
+        if len(group.jobs) > 1 and not bool(leaf(found, "finite").all()):
+            return None  # it spoils a sum, and may be finite by itself: terms overflow earlier
         return replace(_done(group, found), added=sums)
 
     def _by_steps(self, message: Message, group: Group, held: Flat, clock: Clock) -> list[Done]:

@@ -73,6 +73,11 @@ class Group:
         """[n] size of each of a client's batches."""
         return [tuple(map(len, one)) for one in self.planned]
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Sizes of all batches, and how many distinct examples parts prepare for each client."""
+        return (*self.widths, *map(len, self.used or ()))
+
 
 class Examples:
     """The training set, from which batches are taken by row.

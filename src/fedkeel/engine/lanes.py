@@ -111,7 +111,7 @@ class Lanes:
         given = (common.shared, held, Flat.of(prepared))
         lift = common.lift(start, None, 0, 0)
         found = self.recordings.run(
-            "start", lift, given, varies=2 if prepared else 1, sources=common.sources
+            "start", lift, given, varies=(2 if prepared else 1,), sources=common.sources
         ).state
         if below(found, "prepared"):
             held = Flat.of({**held.state, "prepared": below(found, "prepared")})
@@ -136,7 +136,7 @@ class Lanes:
             "step",
             lift,
             given,
-            varies=3,
+            varies=(3,),
             sources=common.sources,
             real=real,
             owned=2,
@@ -166,7 +166,7 @@ class Lanes:
                     "end",
                     lift,
                     given,
-                    varies=3,
+                    varies=(3,),
                     sources=common.sources,
                     owned=2,
                     rate=common.rate,
@@ -261,7 +261,7 @@ class Lanes:
             name,
             all_lanes,
             given,
-            varies=3,
+            varies=(2, 3),
             sources=common.sources,
             rate=common.rate,
             thin=tuple(f"mine/{part}/" for part in bench.plan.renewed),

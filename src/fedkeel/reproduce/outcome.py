@@ -257,7 +257,7 @@ def _line(table: Table, runs: _Runs, row: Row, column: Column, failures: Mapping
         last_ten=runs.values(row.name, column, LAST_TEN),
         baseline=baseline,
         gain=_paired(own, other),
-        same_sign=_same(gains, _signed(own, other)),
+        same_sign=_same(gains, _signed(own, other, metric.reaches)),
         records=tuple(runs.read(c)[0] for c in there if c.finished),
         wanted=len(there),
         absent=tuple(dict.fromkeys(name for cell in there for name in cell.absent)),
@@ -295,9 +295,14 @@ def _paired(own: Values, other: Values) -> Interval | None:
     return Interval.of([a - b for a, b in pairs if a is not None and b is not None])
 
 
-def _signed(own: Values, other: Values) -> float | None:
-    """Return the gain, infinite where one of the two never reached the target in some seed."""
+def _signed(own: Values, other: Values, reaches: bool) -> float | None:
+    """Return the gain, infinite where one of the two never reached the target in some seed.
+
+    Of what `reaches` for no target a seed without a number is left out.
+    """
     shared = [seed for seed in own if seed in other]
+    if not reaches:
+        shared = [seed for seed in shared if None not in (own[seed], other[seed])]
     if not shared:
         return None
     one, two = (

@@ -85,8 +85,12 @@ class Metric(Settings):
     @property
     def better(self) -> Literal["high", "low"]:
         """Whether a high or a low number is the better one."""
-        low = self.unit in ("rounds", "MB") or self.kind == "fluctuation_std"
-        return "low" if low else "high"
+        return "low" if self.reaches or self.kind == "fluctuation_std" else "high"
+
+    @property
+    def reaches(self) -> bool:
+        """Whether it tells when a target was reached, so that None is never."""
+        return self.unit in ("rounds", "MB")
 
 
 class Published(Settings):

@@ -131,8 +131,7 @@ def _measured(line: Line, digits: int) -> str:
     if not line.values:
         return "failed" if line.failures else line.state
     there = [v for v in line.values.values() if v is not None]
-    reached = line.metric.unit in ("rounds", "MB")
-    told = _stat(Stat.of(there), digits) if there or not reached else "never"
+    told = _stat(Stat.of(there), digits) if there or not line.metric.reaches else "never"
     counted = len(there) or len(line.values)  # "never" is of all that were run
     if counted < line.wanted:
         told += f" ({counted}/{line.wanted})"

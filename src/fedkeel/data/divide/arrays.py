@@ -188,7 +188,7 @@ def from_clients(
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
     if not named:
         raise DataError("There are no clients.", expected="a pair (x, y) for each client")
-    parts = {str(name): _own(str(name), pair, tokens) for name, pair in named.items()}
+    parts = {name: _own(f"client {name}", pair, tokens) for name, pair in named.items()}
     first, *_ = parts
     shape = tuple(parts[first].x.shape[1:])
     for name, part in parts.items():
@@ -200,19 +200,21 @@ def from_clients(
             )
     x, y = (torch.cat([getattr(part, of) for part in parts.values()]) for of in ("x", "y"))
     index = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
-    data = dataset(x, y, classes=classes, tokens=tokens, client=index, clients=tuple(parts))
+    data = dataset(
+        x, y, classes=classes, tokens=tokens, client=index, clients=tuple(map(str, parts))
+    )
     return _divide("client", data, seed, holdout)
 
 
-def _own(name: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
+def _own(client: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
     """Return the examples of one client."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(
-            f"client {name} has no pair of arrays.",
+            f"{client} has no pair of arrays.",
             got=f"an object of type {type(pair).__name__}",
             expected="a pair (x, y) of inputs and labels",
         )
-    return dataset(*pair, name=f"client {name}", tokens=tokens)
+    return dataset(*pair, name=client, tokens=tokens)
 
 
 def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:

@@ -100,7 +100,7 @@ class Recordings:
         name: str,
         function: Callable[..., State],
         given: Sequence[Flat],
-        varies: int,
+        varies: Sequence[int],
         sources: Sources,
         real: Ints | None = None,
         owned: int | None = None,
@@ -114,7 +114,7 @@ class Recordings:
             name: what it is; of the same name there is one function, but for its shapes.
             function: of states, and of the rate where one is given; returns a state.
             given: the states.
-            varies: which state's shapes decide which recording it is.
+            varies: which states' shapes decide which recording it is.
             sources: where masks come from.
             real: [n] examples of each lane that are no padding, None where all are real: masks are
                 drawn for these alone.
@@ -130,8 +130,9 @@ class Recordings:
         values = [tensor for flat in given for tensor in flat.tensors]
         if rate is not None:
             values.append(rate)
-        decides = given[varies]
-        form: tuple[Any, ...] = (name, decides.paths, *[t.shape for t in decides.tensors])
+        form: tuple[Any, ...] = (name,)
+        for decides in (given[at] for at in varies):
+            form = (*form, decides.paths, *[t.shape for t in decides.tensors])
         on_gpu = values[0].is_cuda and again
         if on_gpu:  # a graph has the rate built in, and room for tensors of one shape each
             form = (*form, None if rate is None else float(rate), *[t.shape for t in values])
