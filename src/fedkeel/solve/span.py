@@ -45,18 +45,27 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Sequence[str]
         return np.ascontiguousarray(inner(b, a, names).T)
     total = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
     for name in names:
-        left, right = _flat(a[name]), _flat(b[name])
-        width = left.shape[1]
-        if width <= EXACT:
-            total += left.double() @ right.double().T
-            continue
-        whole = width - width % CHUNK
-        sums = torch.bmm(
-            left[:, :whole].view(len(left), -1, CHUNK).transpose(0, 1),
-            right[:, :whole].view(len(right), -1, CHUNK).permute(1, 2, 0),
-        )  # [width / CHUNK, J, K]
-        total += sums.sum(dim=0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
+        total += products(_flat(a[name]), _flat(b[name]))
     return np.asarray(total.cpu().numpy())
+
+
+def products(left: Tensor, right: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Return [J, K] inner products of rows [J, F] and [K, F], in float64.
+
+    Args:
+        left: [J, F].
+        right: [K, F].
+        chunk: columns of which products are added up in the rows' own type.
+    """
+    width = left.shape[1]
+    if width <= EXACT:
+        return left.double() @ right.double().T
+    whole = width - width % chunk
+    sums = torch.bmm(
+        left[:, :whole].reshape(len(left), -1, chunk).transpose(0, 1),
+        right[:, :whole].reshape(len(right), -1, chunk).permute(1, 2, 0),
+    )  # [F / chunk, J, K]
+    return sums.sum(dim=0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
 
 
 def noise(rows: Mapping[str, Tensor], names: Sequence[str]) -> float:
