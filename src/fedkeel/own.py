@@ -48,7 +48,8 @@ class Wanted:
 def find(path: str, wanted: Wanted) -> object:
     """Return what stands at ``package.module:Name``.
 
-    Modules are looked for in the current working directory first, then wherever Python looks.
+    Modules are looked for in the current working directory first, then wherever Python looks; where
+    a Flower app runs, in the app's folder before: it is the same at the server and on every node.
 
     Raises:
         FedkeelError: of the kind wanted: the path cannot be read, the module cannot be imported,
@@ -133,11 +134,20 @@ def _module(path: str, place: str, wanted: Wanted) -> ModuleType:
         ) from error
 
 
+_apps: set[str] = set()
+"""Folders of Flower apps, which Flower puts before all others in the path of modules."""
+
+
+def app_of(file: Path) -> None:
+    """Hear of a file of a Flower app, in the app's folder or in a package there."""
+    _apps.update(str(folder) for folder in list(file.absolute().parents)[:2])
+
+
 @contextmanager
 def working_directory_first() -> Iterator[None]:
-    """Look for modules in the current working directory before anywhere else."""
+    """Look for modules in the current working directory before anywhere but in a Flower app."""
     here = os.getcwd()
-    sys.path.insert(0, here)
+    sys.path.insert(1 if sys.path and sys.path[0] in _apps else 0, here)
     try:
         yield
     finally:

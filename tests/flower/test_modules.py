@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.errors import TrainingError
+from fedkeel.errors import ModelError, TrainingError
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepared import Prepared
+from fedkeel.flower.apps import client_app
 from fedkeel.flower.site import Site
+from fedkeel.own import Wanted, find
 from near import Near, played, sites
 from toys import Net, federation, prepared, same
 
@@ -159,3 +162,25 @@ def test_a_round_from_which_everybody_drops(tmp_path: Path, method: str) -> None
     both(lambda: prepared(method, rounds=6, cohort=cohort), tmp_path)
     rows = start(prepared(method, rounds=6, cohort=cohort)).rows
     assert any(not row.clients for row in rows[1:])
+
+
+def test_the_files_of_an_app_come_before_those_of_the_nodes_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's own file of the same name was taken, and its replies were left out."""
+    app, here = tmp_path / "app", tmp_path / "here"
+    (app / "federation").mkdir(parents=True)
+    here.mkdir()
+    (app / "whose_net.py").write_text("class Net: whose = 'app'\n")
+    (here / "whose_net.py").write_text("class Net: whose = 'node'\n")
+    (here / "whose_rows.py").write_text("class Net: whose = 'node'\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [str(app), *sys.path])  # as Flower does
+    client_app(app / "federation" / "experiment.toml")
+    wanted = Wanted("model", ModelError, "a:B", callable, "")
+    try:
+        assert vars(find("whose_net:Net", wanted))["whose"] == "app"
+        assert vars(find("whose_rows:Net", wanted))["whose"] == "node"
+    finally:
+        for name in ("whose_net", "whose_rows"):
+            sys.modules.pop(name, None)

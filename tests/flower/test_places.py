@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from io import StringIO
@@ -27,8 +28,10 @@ from fedkeel.flower.own_data import away
 from fedkeel.flower.place import folder, site
 from fedkeel.flower.roster import Roster
 from fedkeel.flower.server import Faults, Options, serve
+from fedkeel.flower.site import terms
 from fedkeel.flower.wire import FORMAT, HEAD, Head
 from fedkeel.records.rows import RoundRecord
+from fedkeel.version import __version__ as VERSION
 from near import Near, sites
 from toys import federation, prepared
 
@@ -166,10 +169,52 @@ def test_what_a_node_says_of_itself_is_bounded(tmp_path: Path, field: str, lie: 
 
 
 def test_nobody_there_is_said_after_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RunError, match="nodes of the federation are not there") as error:
+    with pytest.raises(RunError, match="clients of the federation are not there") as error:
         roster(Near({}), 3).gather(lambda count: count >= 2, "2 clients")
     assert len(error.value.lines()) <= 4
-    assert capsys.readouterr().out == "waiting for nodes: 0 of 3 clients\n"  # and once alone
+    words = "0 of 3 clients, without 0, 1, 2; no other node is connected"
+    assert capsys.readouterr().out == f"waiting for nodes: {words}\n"  # and once alone
+
+
+def test_nodes_that_are_connected_and_do_not_take_part_are_named_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was said to start the SuperNodes, though all of them ran."""
+    made = prepared(clients=federation(3), per_round=3)
+    _, second, third = (found := sites(made, tmp_path, nodes=3))
+    grid = Near(found)
+    grid.bends[second] = lambda kind, reply: _changed(reply, version="0.0.1")
+    grid.bends[third] = lambda kind, reply: _changed(reply, format=1)
+    with pytest.raises(RunError) as error:
+        roster(grid, 3).gather(lambda count: count == 3, "all 3")
+    assert "1 of 3 clients, without 1, 2; " in str(error.value)
+    words = f"node {second} was turned away: it has version 0.0.1 of fedkeel, the server {VERSION}"
+    assert words in str(error.value)
+    assert f"node {third} was turned away: A message was written by another" in str(error.value)
+    assert "start the SuperNodes" not in str(error.value)
+
+
+def test_another_model_or_experiment_is_turned_away_before_it_trains(tmp_path: Path) -> None:
+    """It was found when the first round came back, in words that did not say which."""
+    made = prepared(clients=federation(3), per_round=3)
+    first, second, third = (found := sites(made, tmp_path, nodes=3))
+    grid, agreed = Near(found), terms(made)
+    grid.bends[second] = lambda kind, reply: _changed(reply, terms=f"{agreed.partition('-')[0]}-x")
+    grid.bends[third] = lambda kind, reply: _changed(reply, terms="x-y")
+    there = roster(grid, 3)
+    there.refresh(0.1, everybody)
+    assert sorted(there.where()) == [0, 1, 2]  # where data are on the nodes, terms come later
+    data = made.world.federation.data.fingerprint()
+    sizes = made.world.federation.sizes
+    there.pin({k: (int(n), data) for k, n in enumerate(sizes)}, agreed)
+    assert there.where() == {0: first}
+    assert f"node {second} was turned away: it makes another model" in there.faults[0]
+    assert f"node {third} was turned away: it runs another experiment" in there.faults[1]
+
+
+def _changed(reply: RecordDict, **values: str | int) -> RecordDict:
+    reply[HEAD].update(values)
+    return reply
 
 
 def test_two_nodes_with_one_partition_id_are_named(
@@ -183,9 +228,9 @@ def test_two_nodes_with_one_partition_id_are_named(
     words = f"nodes {first} and {second} both have partition-id 0"
     with pytest.raises(RunError, match=words) as error:
         roster(grid, 3).gather(lambda count: count == 3, "all 3")
-    assert "each with a partition-id of its own" in str(error.value)
+    assert "give each SuperNode a partition-id of its own" in str(error.value)
     assert len(error.value.lines()) <= 4
-    assert capsys.readouterr().out == f"waiting for nodes: 2 of 3 clients; {words}\n"
+    assert capsys.readouterr().out == f"waiting for nodes: 2 of 3 clients, without 1; {words}\n"
     begun = roster(grid, 3)
     begun.gather(lambda count: count >= 2, "at least 2")
     assert begun.faults == [words]  # which the first round's row says
@@ -197,12 +242,15 @@ def test_two_nodes_with_one_partition_id_are_named(
 # --- data of one's own ---------------------------------------------------------------------------
 
 
+DATA = {"source": "nodes", "label": "kind", "labels": ["no", "yes"]}
+
+
 def own(**changes: object) -> config.Experiment:
     values = {
         "method": "scaffold",
         "rounds": 2,
         "local": {"lr": 0.1, "epochs": 1, "batch_size": 8},
-        "data": {"source": "nodes", "label": "kind", "labels": ["no", "yes"]},
+        "data": DATA,
         "partition": {"kind": "nodes", "clients": 2},
         "model": {"name": "mlp", "args": {"hidden": [5]}},
         "engine": {"dtype": "float64"},
@@ -589,8 +637,49 @@ def test_who_submitted_a_run_sees_its_faults_at_once() -> None:
     assert last.startswith("fedavg seed 0: ")
 
 
+@pytest.mark.parametrize("function", [False, True])
+def test_a_node_writes_down_how_it_standardised_its_inputs(
+    function: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody kept it, so that the model could not be applied to new data."""
+    file = table(tmp_path / "0.csv", 0)
+    (tmp_path / "own_rows.py").write_text(
+        "import numpy as np\n"
+        "def load():\n"
+        f"    rows = np.genfromtxt({str(file)!r}, delimiter=',', skip_header=1, usecols=range(3))\n"
+        "    return rows, np.arange(len(rows)) % 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    experiment = own(
+        partition={"kind": "nodes", "clients": 1},
+        data={**DATA, "normalize": "standardize"},
+    )
+    text = "own_rows:load" if function else str(file)
+    grid = placed(tmp_path, experiment, [text])
+    serve(grid, experiment, Options(tmp_path / "run"))
+    scale = json.loads((tmp_path / "s" / "scale-0.json").read_text())
+    raw = np.genfromtxt(file, delimiter=",", skip_header=1, usecols=(0, 1, 2))
+    federation = grid.sites[100].prepared.world.federation
+    seen = federation.data.x.numpy()[: len(federation.rows)]
+    made = (raw - scale["mean"]) / scale["deviation"]
+    assert all(np.abs(made - one).max(axis=1).min() < 1e-5 for one in seen)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["data"]["scale"] is None
+    assert str(scale["mean"][0]) not in json.dumps(record)
+
+
 def test_the_largest_message(tmp_path: Path) -> None:
     experiment = own(flower={"deadline_seconds": 2.0, "message_mb": 0.0001})
     grid = placed(tmp_path, experiment, [str(table(tmp_path / f"{i}.csv", i)) for i in range(2)])
     with pytest.raises(FedkeelError, match="too large"):
         serve(grid, experiment, Options(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("values", [{"method": "fedavgg"}, {"model": {"name": "mlpp"}}])
+def test_a_mistake_in_the_settings_is_said_before_anybody_is_waited_for(
+    values: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With data on the nodes it waited for them until the deadline, and then blamed them."""
+    with pytest.raises(FedkeelError, match="did you mean"):
+        serve(Near({}), own(**values), Options(tmp_path / "run"))
+    assert "waiting" not in capsys.readouterr().out

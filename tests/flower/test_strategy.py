@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import uuid
@@ -32,6 +33,7 @@ class Plain(Near):
     def __init__(self, moves: dict[int, dict[str, np.ndarray]]) -> None:
         super().__init__(sites={})
         self.moves = moves
+        self.losses: dict[int, float] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.moves)[::-1]
@@ -45,7 +47,9 @@ class Plain(Near):
         content = RecordDict(
             {
                 "arrays": ArrayRecord(state),
-                "metrics": MetricRecord({"num-examples": COUNTS[node], "loss": 1.0}),
+                "metrics": MetricRecord(
+                    {"num-examples": COUNTS[node], "loss": self.losses.get(node, 1.0)}
+                ),
             }
         )
         return [Message(across(content), reply_to=_from(message, node))]
@@ -143,6 +147,23 @@ def test_what_is_not_finite_or_of_another_form_is_left_out() -> None:
     assert "has another form" in found.faults[1][LAST]
     for name in toy_network().params:
         assert np.allclose(found.last[name], expected.last[name], rtol=0, atol=1e-12)
+
+
+def test_who_is_left_out_is_named_and_its_metrics_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that was not finite was left out without a word, and its loss was not."""
+    told = moves()
+    told[LAST] = {k: v * np.nan for k, v in told[LAST].items()}
+    grid, strategy = Plain(told), Method("fedavg", clients=3, fraction_evaluate=0.0)
+    grid.losses = {LAST: math.nan}
+    arrays = ArrayRecord(dict(toy_network().params))
+    with caplog.at_level("WARNING", logger="flwr"):
+        sent = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+        replies = [reply for message in sent for reply in grid._played(message)]
+        _, metrics = strategy.aggregate_train(1, replies)
+    assert metrics is not None
+    assert metrics["loss"] == pytest.approx(1.0)
+    assert strategy.faults == {1: {LAST: "sent NaN or infinity"}}
+    assert f"round 1: node {LAST} is left out: sent NaN or infinity" in caplog.text
 
 
 def test_a_node_that_comes_back_takes_the_place_of_one_that_is_gone() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -283,6 +284,25 @@ def test_losses_that_are_not_finite_and_lost_clients_are_told(make, tmp_path):
     lost = sum(len(row.dropped) for row in rows)
     assert f"{lost} of 30 times" in text
     assert "a selected client did not report" in text
+
+
+def test_faults_and_scores_of_fewer_clients_are_told(make, tmp_path):
+    """A federation's faults stood in rounds.jsonl alone, and a partial score looked like any."""
+    rows = make.rows(rounds=20)
+    for row in rows[5:8]:
+        row.faults["no reply before the deadline"] = [row.round % 2]
+        row.faults["not needed: enough had replied"] = [3]
+    rows[9].faults["not connected"] = [2]
+    few = replace(rows[-1].test, examples=rows[-1].test.examples - 40)
+    text = read(
+        [make.save(tmp_path, make.record(), [*rows[:-1], replace(rows[-1], test=few)])]
+    ).text
+    assert "fedavg: no reply before the deadline, in 3 of 21 rounds (clients 0, 1)." in text
+    assert "fedavg: not connected, in 1 of 21 rounds (client 2)." in text
+    assert "not needed" not in text
+    scored = sum(row.test is not None for row in rows)
+    assert f"1 of {scored} scores are of fewer examples than the others" in text
+    assert f"{few.examples:,} of {few.examples + 40:,} at the least" in text
 
 
 def test_five_hundred_clients(make, tmp_path):

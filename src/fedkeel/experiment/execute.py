@@ -74,7 +74,8 @@ def start(
             raise RunError(
                 f"{out} holds this run, unfinished.",
                 got=f"{done} of {found.rounds} rounds, {found.status}",
-                do=f"add --resume (in Python resume=True) to go on with it, or {ANOTHER}",
+                do="add --resume (resume=True in Python, resume=true in 'flwr run -c') to go on "
+                f"with it, or {ANOTHER}",
             )
         check_disk(prepared, out)
         asked = prepared.settings.engine

@@ -25,7 +25,7 @@ from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.place import folder, site
 from fedkeel.flower.server import Options, told
 from fedkeel.flower.site import Site, note, outward
-from fedkeel.own import one_line
+from fedkeel.own import app_of, one_line
 
 RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
@@ -62,6 +62,7 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
         mods: Flower's own middlewares, the first one outermost.
     """
     file, app = Path(file), Watched(mods=list(mods))
+    app_of(file)
 
     def register(where: Callable[..., object], handler: Handler) -> None:
         def handle(message: Message, context: Context) -> Message:
@@ -83,6 +84,7 @@ def server_app(file: Path | str) -> ServerApp:
         file: the experiment, the same at the server and on every node.
     """
     file, app = Path(file), ServerApp()
+    app_of(file)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -43,6 +43,7 @@ class Keep:
     def __init__(self, root: Path, run: str, client: int) -> None:
         name = hashlib.blake2b(run.encode(), digest_size=12).hexdigest()
         self._folder = root / name / f"client-{int(client):08d}"
+        self._client = client
 
     def load(self, round: int, digest: str, spec: Mapping[str, Spec]) -> ByPart:
         """Return the state that the server believes in.
@@ -59,18 +60,17 @@ class Keep:
         with _disk("What the client keeps cannot be read"):
             there = self._rounds()
             if round not in there:
-                raise LostError(
-                    "it is gone" if not there else f"only that of round {max(there)} is there"
-                )
+                left = f"only that of round {max(there)} is there" if there else "it is gone"
+                raise self._lost(round, left)
             data = self._file(round).read_bytes()
         if _digest(data) != digest:
-            raise LostError(f"that of round {round} is another one")
+            raise self._lost(round, "another one is there")
         try:
             found = load(data)
         except (SafetensorError, ValueError):
-            raise LostError(f"that of round {round} cannot be read") from None
+            raise self._lost(round, "it cannot be read") from None
         if specs(dict(found)) != {path: spec[path] for path in spec}:
-            raise LostError(f"that of round {round} has another form")
+            raise self._lost(round, "it has another form")
         own = {path: torch.empty_like(found[path]).copy_(found[path]) for path in spec}
         return branches(unwalk(own))
 
@@ -113,6 +113,12 @@ class Keep:
                     found = _NAME.fullmatch(file.name)
                     if found is None or int(found[1]) not in (believed, back):
                         file.unlink(missing_ok=True)
+
+    def _lost(self, round: int, words: str) -> LostError:
+        return LostError(
+            f"What client {self._client} kept after round {round} is lost: {words}.",
+            why=f"it was to be in {self._folder}",
+        )
 
     def _file(self, round: int) -> Path:
         return self._folder / f"round-{round:08d}.safetensors"

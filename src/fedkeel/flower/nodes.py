@@ -41,6 +41,7 @@ from fedkeel.flower.wire import (
     unpack,
 )
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.tree import State, Tree, below, branches, nbytes, walk
 
 KEPT, DIGEST, ROUND, BEGUN = "nodes/kept", "nodes/digest", "nodes/round", "nodes/begun"
@@ -233,7 +234,7 @@ class Nodes:
             elif seconds >= self._settings.deadline_seconds:
                 words = "no reply before the deadline"
             else:
-                words = "not needed: enough had replied"
+                words = NOT_NEEDED
             self._ledger.fault(words, [client], stage)
 
     def _latecomers(self) -> None:

@@ -160,10 +160,12 @@ def _called(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
         raise DataError(f"data {text!r} holds {what} {len(labels)} of data.labels.")
     form = torch.contiguous_format
     inputs = train.x.clone(memory_format=form), test.x.clone(memory_format=form)
+    scale = None
     if inputs[0].is_floating_point():
-        normalise(*inputs, experiment.data.normalize)
+        scale = normalise(*inputs, experiment.data.normalize)
+    own = train.scale if scale is None else scale.plain()
     train, test = (
-        replace(half, x=x, classes=len(labels), label_names=labels, sources=(NODES,))
+        replace(half, x=x, classes=len(labels), label_names=labels, sources=(NODES,), scale=own)
         for half, x in zip((train, test), inputs, strict=True)
     )
     return train, test

@@ -17,6 +17,7 @@ from fedkeel.config import Flower
 from fedkeel.errors import RunError
 from fedkeel.flower.exchange import HELLO, Exchange
 from fedkeel.flower.wire import FORMAT, HEAD, Head, WireError
+from fedkeel.version import __version__
 
 SAID = "nodes/said"
 """Name in a checkpoint: what each client's node has said of its data."""
@@ -47,6 +48,8 @@ class Presence(Head):
         tokens: whether inputs are whole numbers that the model looks up.
         digest: digest of its data.
         name: what the node is called, "" for nothing.
+        version: its version of fedkeel.
+        terms: what it has to agree on with the server, see `fedkeel.flower.site.terms`.
     """
 
     clients: tuple[Count, ...]
@@ -59,6 +62,8 @@ class Presence(Head):
     tokens: bool
     digest: str = Field(max_length=64)
     name: str = Field(max_length=200)
+    version: str = Field(max_length=100)
+    terms: str = Field(max_length=100)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -112,7 +117,9 @@ class Roster:
         self._known: dict[int, Presence] = {}
         self._waiting: dict[int, Presence] = {}
         self._refused: dict[int, tuple[float, str]] = {}  # when, and why
+        self._mute: dict[int, str] = {}  # why
         self._pinned: dict[int, tuple[int, str]] = {}
+        self._terms = ""
         self.faults: list[str] = []
 
     def refresh(self, seconds: float, done: Callable[[dict[int, int]], bool]) -> None:
@@ -135,8 +142,12 @@ class Roster:
         orders = dict.fromkeys(sorted(new), hello)
         for reply in self._exchange.ask(orders, HELLO, lambda: done(self.where()), seconds):
             if reply.content is None:  # it is asked again the next time
-                self._note(f"node {reply.node} does not say what it plays: {reply.fault}")
+                self._mute[reply.node] = (
+                    f"node {reply.node} does not say what it plays: {reply.fault}"
+                )
+                self._note(self._mute[reply.node])
                 continue
+            self._mute.pop(reply.node, None)
             try:
                 self._admit(reply.node, Presence.read(reply.content))
             except WireError as error:
@@ -146,6 +157,7 @@ class Roster:
         """Forget nodes that are gone, and return the ids of those that are connected."""
         online = set(self._exchange.online())
         self._known = {node: said for node, said in self._known.items() if node in online}
+        self._mute = {node: words for node, words in self._mute.items() if node in online}
         return online
 
     def _note(self, words: str) -> None:
@@ -173,6 +185,16 @@ class Roster:
             self._refused.pop(node, None)
 
     def _check(self, said: Presence) -> None:
+        if said.version != __version__:
+            raise WireError(f"it has version {said.version} of fedkeel, the server {__version__}")
+        if self._terms and said.terms != self._terms:
+            own = self._terms.partition("-")[0]
+            if said.terms.partition("-")[0] == own:
+                raise WireError(
+                    "it makes another model than the server: its files, its attributes, or frozen "
+                    "parameters or buffers differ; a constructor should draw with torch alone"
+                )
+            raise WireError("it runs another experiment than the server: its file or code differs")
         columns = (said.examples, said.held)
         if any(len(column) != len(said.clients) for column in columns):
             raise WireError("its columns differ in length")
@@ -183,13 +205,14 @@ class Roster:
             if self._pinned.get(client, (examples, said.digest)) != (examples, said.digest):
                 raise WireError(f"its data are not those that client {client} began with")
 
-    def pin(self, clients: Mapping[int, tuple[int, str]]) -> None:
-        """Turn nodes away from now on whose data are others.
+    def pin(self, clients: Mapping[int, tuple[int, str]], terms: str = "") -> None:
+        """Turn nodes away from now on whose data are others, or who train another thing.
 
         Args:
             clients: number of examples and digest of the data, by client.
+            terms: what they have to agree on with the server, "" for anything.
         """
-        self._pinned = dict(clients)
+        self._pinned, self._terms = dict(clients), terms
         known, self._known = self._known, {}
         for node, said in known.items():
             self._admit(node, said)
@@ -215,22 +238,40 @@ class Roster:
                 for words in self._twice() if count < self._clients else ():
                     self._note(words)
                 return
-            twice = self._twice()
-            found = [f"{count} of {self._clients} clients", *twice[:2], *self.faults[-1:]]
-            words = "; ".join(found)
+            words, cure = self._lacking()
             if now > end:
                 raise RunError(
-                    "The nodes of the federation are not there.",
+                    "The clients of the federation are not there.",
                     got=words,
                     expected=what,
-                    do="start the SuperNodes, each with a partition-id of its own, then resume"
-                    if twice
-                    else "start the SuperNodes, then go on with resume",
+                    do=f"{cure}, then go on with resume",
                 )
             if words != told:  # Flower shows it to whoever has submitted the run
                 print(f"waiting for nodes: {words}", flush=True)
                 told = words
             time.sleep(self._settings.poll_seconds)
+
+    def _lacking(self) -> tuple[str, str]:
+        """Return, in words, who is not there and why, and what would help."""
+        where, twice = self.where(), self._twice()
+        apart = [*(words for _, words in self._refused.values()), *self._mute.values()]
+        away = [str(k) for k in range(self._clients) if k not in where]
+        names = ", ".join(away[:8]) + (f" and {len(away) - 8} more" if len(away) > 8 else "")
+        found = [
+            f"{len(where)} of {self._clients} clients, without {names}",
+            *twice[:2],
+            *apart[:2],
+        ]
+        if len(apart) > 2:
+            found.append(f"{len(apart) - 2} more nodes are connected and do not take part")
+        if twice:
+            cure = "give each SuperNode a partition-id of its own"
+        elif apart:
+            cure = "mend what is said of these nodes (node.log in a node's 'state' says more)"
+        else:
+            found.append("no other node is connected")
+            cure = f"start the SuperNodes that play {names}"
+        return "; ".join(found), cure
 
     def _twice(self) -> list[str]:
         """Return, in words, which nodes wait because another one plays their client."""

@@ -16,17 +16,18 @@ from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.early import least
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.prepare import gather, prepare
-from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Lines
 from fedkeel.experiment.rounds import Result
 from fedkeel.flower.exchange import Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away, stand_in
 from fedkeel.flower.roster import Presence, Roster, remembered
+from fedkeel.flower.site import terms
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.records.rows import RoundRecord
+from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
 """File that says how a run ended, for whoever follows it."""
@@ -84,6 +85,8 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     """
     refuse_secure_aggregation(experiment)
     settings = experiment.flower
+    parse(experiment.method, weights=experiment.weights)  # before anybody is waited for
+    builder(experiment.model.name)
     exchange = Exchange(grid, settings)
     said: Mapping[int, Presence] | None
     if away(experiment):
@@ -94,12 +97,15 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
             roster.gather(lambda found: found == count, every)
             said = roster.said()
         prepared = prepare(experiment, stand_in(experiment, said))
-        roster.pin({k: (one.examples[0], one.digest) for k, one in said.items()})
+        data = {k: (one.examples[0], one.digest) for k, one in said.items()}
     else:
         said = None
         prepared = prepare(experiment, gather(experiment))
         roster = Roster(exchange, settings, prepared.population.clients)
-        _pin(roster, prepared)
+        federation = prepared.world.federation
+        digest = federation.data.fingerprint()
+        data = {k: (int(n), digest) for k, n in enumerate(federation.sizes)}
+    roster.pin(data, terms(prepared))
     needed = least(settings.quorum, prepared.population.clients)
     roster.gather(lambda found: found >= needed, f"at least {needed} clients")
     choice = {
@@ -157,10 +163,3 @@ def _before(options: Options, count: int) -> Mapping[int, Presence]:
     saved = RunFolder(options.out).load() if options.resume else None
     said = {} if saved is None else remembered(saved.arrays)
     return said if set(said) == set(range(count)) else {}
-
-
-def _pin(roster: Roster, prepared: Prepared) -> None:
-    """Let nodes in only with the data that the run begins with."""
-    federation = prepared.world.federation
-    digest = federation.data.fingerprint()
-    roster.pin({k: (int(n), digest) for k, n in enumerate(federation.sizes)})

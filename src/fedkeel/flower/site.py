@@ -27,9 +27,10 @@ from fedkeel.engine.loop import (
 from fedkeel.engine.rounds import answered, flat, unflat
 from fedkeel.engine.rows import SURVEY
 from fedkeel.engine.world import Job
-from fedkeel.errors import DataError, FedkeelError
+from fedkeel.errors import DataError, FedkeelError, RunError
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.flower.keep import Keep, LostError
+from fedkeel.flower.own_data import NODES
 from fedkeel.flower.roster import Presence
 from fedkeel.flower.wire import (
     FORMAT,
@@ -46,6 +47,7 @@ from fedkeel.method.client import wired
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.outside import fingerprint
 from fedkeel.method.server import server_message
+from fedkeel.records.folder import write_text
 from fedkeel.task.metrics import by_group
 from fedkeel.task.network import Network
 from fedkeel.tree import walk
@@ -53,6 +55,9 @@ from fedkeel.version import __version__
 
 LOG = "node.log"
 """File in a node's folder that says what went wrong: Flower shows no output of a ClientApp."""
+
+SCALE = "scale-{}.json"
+"""File there that says how a client's inputs are standardised: nobody else knows it."""
 
 SENT = ("delta/", "buffers/", "uploads/")
 OK, RESTARTED, LOST = "ok", "restarted", "lost"
@@ -271,6 +276,7 @@ class Site:
         _, group, groups = evaluated(self.prepared.world, "clients")
         held = np.bincount(group, minlength=groups)
         data = federation.data
+        self._scale()
         said = Presence(
             format=FORMAT,
             run="",
@@ -285,8 +291,24 @@ class Site:
             tokens=not data.x.is_floating_point(),
             digest=data.fingerprint(),
             name=self.name,
+            version=__version__,
+            terms=self.terms,
         )
         return RecordDict({HEAD: said.record()})
+
+    def _scale(self) -> None:
+        """Write down what the inputs of a node's own data were standardised by: it stays here."""
+        data = self.prepared.world.federation.data
+        if data.scale is None or self.prepared.world.federation.how["kind"] != NODES:
+            return
+        mean, deviation = data.scale
+        facts = {"columns": data.columns, "mean": mean, "deviation": deviation}
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            for client in self.clients:
+                write_text(self.root / SCALE.format(client), json.dumps(facts))
+        except (OSError, RunError) as error:  # a node trains without it
+            note(self.root, RunError("The scale of the inputs is not written down.", got=error))
 
     def _order(self, content: RecordDict) -> Order:
         order = Order.read(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +38,9 @@ from fedkeel.method.server import server_round as play
 from fedkeel.rng import generator
 from fedkeel.tree import Tree, clone, walk
 
+LOG = logging.getLogger("flwr")
+"""Flower's own log, which whoever submits the app sees."""
+
 SERVER = (
     Dispatch,
     Table,
@@ -57,7 +61,8 @@ class Method(FedAvg):
     `globalgc`, `fedvarp`, ...; one that changes local training needs `fedkeel.flower.apps`.
 
     Floating-point arrays are the model; of others, such as counters, the largest is taken. A reply
-    that is not finite, has another form, or a norm a thousand times the median is left out.
+    that is not finite, has another form, or a norm a thousand times the median is left out, and so
+    are its metrics: a warning says it, and the attribute ``faults``, {round: {node id: words}}.
     `start` begins anew each time, from the arrays that it is given; nodes keep their places.
 
     Args:
@@ -172,9 +177,10 @@ class Method(FedAvg):
             },
             uploads={},
         )
-        for row, words in outliers(received, self._screen).items():
+        odd = dict.fromkeys(np.flatnonzero(~received.finite).tolist(), "sent NaN or infinity")
+        for row, words in {**odd, **outliers(received, self._screen)}.items():
             received.finite[row] = False
-            self.faults.setdefault(server_round, {})[found[row][0]] = words
+            self._fault(server_round, found[row][0], words)
         table = self._table
         remembered = None if table is None else table.remembered(self._server.params, clients)
         population, seed = self._population, self._seed
@@ -183,9 +189,8 @@ class Method(FedAvg):
         if table is not None:
             table.put(result)
         whole = {**self._server.params, **self._server.buffers}
-        metrics = self.train_metrics_aggr_fn(
-            [content for _, content, _, _ in found], self.weighted_by_key
-        )
+        taken = [one[1] for one, good in zip(found, received.finite, strict=True) if good]
+        metrics = self.train_metrics_aggr_fn(taken, self.weighted_by_key) if taken else None
         return pack({k: whole[k] for k in self._spec}), metrics
 
     def _begin(self, arrays: ArrayRecord) -> Server:
@@ -212,8 +217,13 @@ class Method(FedAvg):
             try:
                 found.append((node, *self._one(node, message.content)))
             except WireError as error:
-                self.faults.setdefault(server_round, {})[node] = error.what
+                self._fault(server_round, node, error.what)
         return sorted(found, key=lambda one: self._index[one[0]])
+
+    def _fault(self, server_round: int, node: int, words: str) -> None:
+        """Write down why a node's reply is left out, and say it in Flower's log."""
+        self.faults.setdefault(server_round, {})[node] = words
+        LOG.warning("round %d: node %d is left out: %s", server_round, node, words)
 
     def _one(self, node: int, content: RecordDict) -> tuple[RecordDict, Tree, int]:
         if node not in self._index:

@@ -22,7 +22,7 @@ from fedkeel.engine.buffers import Spec
 from fedkeel.errors import FedkeelError
 from fedkeel.tree import State, unwalk, walk
 
-FORMAT = 1
+FORMAT = 2
 """Version of the messages; another one is refused."""
 
 HEADER = 4096

@@ -49,7 +49,7 @@ MODEL = "model.safetensors"
 
 _AGAIN = "take it from a copy, or delete {} to run again from the start"
 
-ANOTHER = "choose another folder (--out, in Python out=...)"
+ANOTHER = "choose another folder (--out; out=... in Python and in 'flwr run -c')"
 """What to do where a folder cannot be used."""
 
 

@@ -15,6 +15,9 @@ Status = Literal["running", "interrupted", "finished", "failed"]
 FORMAT = 1
 """Version of the run folder's layout; a folder of another version is refused, not guessed at."""
 
+NOT_NEEDED = "not needed: enough had replied"
+"""What is said under `faults` of who was over-selected: nothing went wrong there."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -119,8 +122,9 @@ class RunRecord:
         data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``shape``,
             ``fingerprint``; ``columns`` of a table in the order of the inputs; ``scale``, the
             ``mean`` that was taken off each channel, column or pixel and the ``deviation`` that it
-            was divided by, none where nothing was. What was the same in all training examples
-            became 0, whatever it is in others: its deviation is written as 1e30.
+            was divided by, none where nothing was (a node with data of its own has its own, in
+            ``scale-CLIENT.json`` in its ``state`` folder). What was the same in all training
+            examples became 0, whatever it is in others: its deviation is written as 1e30.
         partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
             ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples; ``attempts`` that a
             draw took; ``says``, all that in words.

@@ -29,6 +29,7 @@ from fedkeel.engine.store.base import (
 from fedkeel.engine.thin import LEFT, RIGHT
 from fedkeel.errors import RunError
 from fedkeel.method.context import Ints
+from fedkeel.records.folder import ANOTHER
 from fedkeel.tree import Tree
 
 
@@ -165,7 +166,7 @@ class DiskStore(ClientStore):
                 "The state of the clients cannot be read.",
                 got="a file whose rows have another layout, of another version of fedkeel",
                 expected=f"rows of {wanted:,} bytes",
-                do="choose another folder (--out, in Python out=...), which starts the run anew",
+                do=f"{ANOTHER}, which starts the run anew",
             )
         slots = np.asarray(arrays[SLOT], dtype=np.int64)
         end = int(slots.max(initial=NOWHERE)) + 1
