@@ -15,6 +15,7 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.buffers import private
 from fedkeel.engine.chunks import Chunks
+from fedkeel.engine.lanes import Common, Lanes
 from fedkeel.engine.loop import Done, OneByOne
 from fedkeel.engine.recording.capture import Captured
 from fedkeel.engine.recording.recordings import Flat, Recordings
@@ -171,7 +172,7 @@ def wide() -> nn.Module:
 def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int) -> None:
     p = ready(**{"model": wide, "sizes": SHORT, "epochs": 1, **given})
     chunks = agree(p, lanes)
-    assert (chunks._short, chunks.reasons) == (True, [])
+    assert (chunks._short, chunks.reasons) == ({True, False}, [])
     assert {name.split("[")[0] for name, *_ in chunks._lanes.recordings._known} == {"round"}
 
 
@@ -325,10 +326,34 @@ def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None
     chunks = Chunks(p.world, 1)
     expected = trained(OneByOne(p.world), p)
     found = trained(chunks, p)
-    assert (chunks._short, chunks.reasons) == (True, [])
+    assert (chunks._short, chunks.reasons) == ({True, False}, [])
     for k, reply in expected.items():
         for path, one in reply.items():
             torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
+
+
+def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that had met the last client first went another way: a run that was killed had
+    other bits."""
+    p = ready(wide, SHORT, epochs=1)
+    chunks, genuine = Chunks(p.world, 2), Lanes.whole
+    ways = []
+
+    def once(self: Lanes, common: Common, *given: Any) -> State:
+        ways.append(common.single)
+        if common.single:
+            raise RuntimeError("not alone")
+        return genuine(self, common, *given)
+
+    monkeypatch.setattr(Lanes, "whole", once)
+    jobs = [Job(k, k, 0) for k in range(3)]
+    message = server_message(p.plan, p.server, 0.1)
+    for one in (jobs[:1], jobs[:2], jobs[:1], jobs[:2]):
+        list(chunks(message, one, lambda client: None))
+    assert ways == [True, False, False]
+    assert chunks.reasons == []
 
 
 @pytest.mark.parametrize("lanes", [1, 5])
@@ -434,7 +459,8 @@ def test_other_random_numbers_are_drawn_in_one_lane() -> None:
     assert not chunks._world.draws.by_example
     assert (chunks.lanes, chunks.recorded) == (1, True)
     assert chunks.reasons == [
-        "clients are not trained side by side: the model draws random numbers"
+        "clients are not trained side by side: the model draws random numbers, or may "
+        "(attention does where it drops out)"
     ]
 
 

@@ -63,7 +63,7 @@ class Chunks:
         self._lanes = Lanes(self._bench, world.precision, world.draws)
         self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
         self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
-        self._short = _short(world)
+        self._short = {True, False} if _short(world) else set()  # alone, and side by side
         habits = world.bench.network.habits
         if habits.reason:
             self.lanes, self.recorded = 1, False
@@ -147,7 +147,7 @@ class Chunks:
         """Train in a plainer way from now on."""
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if "random operation" in first:
-            first = "the model draws random numbers"
+            first = "the model draws random numbers, or may (attention does where it drops out)"
         if len(group.jobs) > 1:
             self.lanes = 1
             self.reasons.append(f"clients are not trained side by side: {first[:160]}")
@@ -164,7 +164,7 @@ class Chunks:
     ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
         alike = self._world.draws is None or len(set(group.widths)) == 1
-        if self._short and len(set(group.steps)) == 1 and alike:
+        if (len(group.jobs) == 1) in self._short and len(set(group.steps)) == 1 and alike:
             held = self._held(message, group, kept, thin=self.device.type == "cpu")
             done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
             if done is not None:
@@ -209,7 +209,7 @@ class Chunks:
         except torch.OutOfMemoryError:
             raise
         except Exception:  # step by step it may be possible, or is known why not
-            self._short = False
+            self._short.discard(len(group.jobs) == 1)
             return None
         self._wait()
         clock.lap("steps")
