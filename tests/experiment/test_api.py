@@ -147,6 +147,8 @@ def test_participation_in_three_ways() -> None:
     assert len(run(participation=0.5).rows[1].clients) == 3
     assert len(run(clients_per_round=2).rows[1].clients) == 2
     assert len(run(cohort=fk.Cohort(clients=4)).rows[1].clients) == 4
+    with pytest.raises(ConfigError, match="'cohort' and 'clients_per_round' both say who"):
+        run(cohort=fk.Cohort(participation=1.0), clients_per_round=2)
     with pytest.raises(ConfigError, match="not both"):
         run(participation=0.5, clients_per_round=2)
 
@@ -184,7 +186,7 @@ def test_a_folder_is_kept_and_used_again(tmp_path: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
     with pytest.raises(RunError, match="holds another run") as refused:
         run("fedavg", out=tmp_path / "run")
-    assert "in Python out=..." in refused.value.do
+    assert "out=... in Python" in refused.value.do
     for more, why in (
         ({"clients": federation(seed=1)}, "the training data differ; nothing is written over"),
         (

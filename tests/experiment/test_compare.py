@@ -14,7 +14,14 @@ from torch import nn
 import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
-from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
+from fedkeel.errors import (
+    CompositionError,
+    ConfigError,
+    DataError,
+    ModelError,
+    RunError,
+    TrainingError,
+)
 from fedkeel.experiment import compare as module
 from fedkeel.experiment.compare import Comparison, compare
 from fedkeel.experiment.execute import start
@@ -298,6 +305,26 @@ def test_an_interrupt_in_a_run_that_diverges_ends_the_comparison(
     found = compared(["fedavg", "fedprox", "scaffold"], 1)
     assert names(found) == [("fedavg", 0)]
     assert not found.complete
+
+
+def test_a_method_that_failed_at_once_has_no_score_and_is_named(tmp_path: Path) -> None:
+    """It stood in the table with the score of the untrained model, as if it could go on."""
+    for out in (None, tmp_path / "out"):
+        found = compare(settings(), ingredients(), ["fedavg", "fedprox(mu=1e300)"], 2, out)
+        text = str(found)
+        assert found.failed == ["fedprox(mu=1e300)"] * 2
+        assert "failed: fedprox(mu=1e300), seed 0: Training diverged in round 1" in text
+        for row in found.rows[1:]:
+            assert (row["best"], row["last"], row["failed"]) == (None, None, 2)
+            assert "fedprox(mu=1e300): 2 runs failed, for training could not go on." in text
+        assert found.rows[0]["best"] is not None
+        assert found.rows[0]["failed"] == 0
+
+
+def test_a_refusal_names_the_method() -> None:
+    model = nn.Sequential(Net(), nn.Dropout(0.5))
+    with pytest.raises(ModelError, match="'dpsgd' takes each example's gradient"):
+        compare(settings(), ingredients(model), ["fedavg", "dpsgd"], 1)
 
 
 def test_all_methods_diverge() -> None:

@@ -136,3 +136,18 @@ def test_corrections_that_take_off_what_augmentation_adds(
     found = hints(prepare(settings, made))
     assert len(found) == told
     assert all("data.augment" in one and "fedkeel methods mime`" in one for one in found)
+
+
+def test_labels_that_nobody_trains_on() -> None:
+    """From arrays such a test set passed without a word, from files it is refused."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(30, 5)).astype(np.float32)
+    clients = fk.iid(x[:20], np.arange(20) % 2, clients=2)
+    given = {"task": fk.Task(lambda: nn.Linear(5, 3)), "clients": clients, "rounds": 1}
+    local = fk.Local(lr=0.1, epochs=1, batch_size=5)
+    found = fk.run("fedavg", test=(x[20:], np.arange(10) % 3), local=local, **given)
+    assert found.record.hints == [
+        "3 of 10 test examples have a label that no training example has: nobody can learn it"
+    ]
+    found = fk.run("fedavg", test=(x[20:], np.arange(10) % 2), local=local, **given)
+    assert found.record.hints == []

@@ -180,9 +180,17 @@ def _settings(**values: object) -> config.Run:
 def _cohort(
     given: config.Cohort | None, participation: float | None, clients: int | None
 ) -> config.Cohort:
-    if given is not None:
-        return given
     values = {"participation": participation, "clients": clients}
+    if given is not None:
+        doubled = [name for name, value in values.items() if value is not None]
+        if doubled:
+            name = {"clients": "clients_per_round"}.get(doubled[0], doubled[0])
+            raise ConfigError(
+                f"'cohort' and {name!r} both say who takes part.",
+                got=values[doubled[0]],
+                do=f"leave out {name!r}, or write cohort=fedkeel.Cohort({doubled[0]}=...)",
+            )
+        return given
     return config.build(config.Cohort, values, "run")
 
 

@@ -72,13 +72,21 @@ class Comparison:
         groups = [entry.group for entry in self.entries]
         if self.folder is None:
             lost = Counter(self.failed)
-            groups = [replace(one, unfinished=one.unfinished + lost[one.method]) for one in groups]
+            groups = [
+                replace(
+                    one,
+                    unfinished=one.unfinished + lost[one.method],
+                    failed=one.failed + lost[one.method],
+                )
+                for one in groups
+            ]
         return table(groups)
 
     def __str__(self) -> str:
         from fedkeel.report.tables import to_markdown
 
-        return to_markdown(self.rows)
+        failures = "".join(f"\nfailed: {one}\n" for one in self.failures)
+        return to_markdown(self.rows) + failures
 
 
 def _run(result: Result) -> Run:

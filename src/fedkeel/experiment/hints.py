@@ -25,6 +25,7 @@ def hints(prepared: Prepared) -> list[str]:
     data = federation.data
     found = (
         _one_class(data),
+        _unseen(data, prepared.world.test),
         _unscaled(data),
         _pairs(prepared),
         _unaugmented(prepared),
@@ -40,6 +41,19 @@ def _one_class(data: Dataset) -> str:
         return ""
     label = data.label_names[found[0]] if data.label_names else found[0]
     return f"all training examples have the label {label!r}: every model is right by saying so"
+
+
+def _unseen(data: Dataset, test: Dataset) -> str:
+    """Return a hint where nobody trains on labels of the test set."""
+    seen = np.isin(test.y.numpy(), np.unique(data.y.numpy()))
+    count = int((~seen).sum())
+    if not count:
+        return ""
+    verb = "has" if count == 1 else "have"
+    return (
+        f"{count:,} of {counted(len(test), 'test example')} {verb} a label that no training "
+        "example has: nobody can learn it"
+    )
 
 
 def _unscaled(data: Dataset) -> str:

@@ -100,7 +100,11 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     check_server(plan, network.params, population, settings.engine)
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, bench, 0)
-    spec = rehearse(world, server_message(plan, server, lr))
+    try:
+        spec = rehearse(world, server_message(plan, server, lr))
+    except ModelError as error:  # its place knows no method's name
+        error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
+        raise
     prepared = Prepared(settings, world, server, spec, population, ingredients)
     return replace(prepared, key=_key(prepared), state=place(prepared))
 

@@ -250,7 +250,8 @@ def server_round(
         raise TrainingError(
             f"Training diverged in round {server.round + 1}: no client's update is finite.",
             got=f"{len(excluded)} updates with NaN or infinity",
-            do="lower local.lr (or the method's own step size), or clip gradients",
+            do="lower local.lr (or the method's own step size), clip gradients, or bring inputs "
+            "that are large to a common scale",
         )
     raw = raw_weights(plan.weights, replies.examples, replies.processed)
     keep = np.flatnonzero(finite & (raw > 0.0))

@@ -91,6 +91,7 @@ class Entry:
             tuple(run.summary for run in self.runs),
             tuple(run.record.seed for run in self.runs),
             sum(not run.finished for run in self.runs),
+            sum(run.record.status == "failed" for run in self.runs),
         )
 
 

@@ -139,6 +139,9 @@ class Stat:
         return cls(statistics.fmean(known), _deviation(known), len(known), min(known), max(known))
 
 
+_SCORES = ("best", "last", "last_mean")
+
+
 @dataclass(frozen=True)
 class Group:
     """One method over its seeds.
@@ -148,16 +151,22 @@ class Group:
         summaries: one for each seed.
         seeds: the seeds, in the same order; empty where they are not known.
         unfinished: how many of the runs are not finished.
+        failed: how many of these cannot be, for training could not go on.
     """
 
     method: str
     summaries: tuple[Summary, ...]
     seeds: tuple[int, ...] = field(default=())
     unfinished: int = 0
+    failed: int = 0
 
     def values(self, figure: str) -> list[float]:
-        """Return a figure of `Summary` for each seed that has it."""
-        found = (getattr(summary, figure) for summary in self.summaries)
+        """Return a figure of `Summary` for each seed that has it.
+
+        A run that has made no round has no score: that of the untrained model says nothing.
+        """
+        trained = (one for one in self.summaries if one.rounds or figure not in _SCORES)
+        found = (getattr(summary, figure) for summary in trained)
         return [float(value) for value in found if value is not None]
 
     def stat(self, figure: str) -> Stat | None:

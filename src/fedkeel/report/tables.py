@@ -64,9 +64,9 @@ _FIGURES = (
 def table(groups: Sequence[Group]) -> list[Row]:
     """Return one row for each method, in the order given.
 
-    A row holds plain values, ready for JSON: ``method``, ``seeds``, ``unfinished``, ``rounds``,
-    ``target``, ``reached``; every figure of the summary with its deviation as ``best`` and
-    ``best_std``; the fluctuation in percentage points; the ``gap`` to the highest mean, seed by
+    A row holds plain values, ready for JSON: ``method``, ``seeds``, ``unfinished``, ``failed``,
+    ``rounds``, ``target``, ``reached``; every figure of the summary with its deviation as ``best``
+    and ``best_std``; the fluctuation in percentage points; the ``gap`` to the highest mean, seed by
     seed where seeds are shared; and ``marked``, the columns in which the method is best or tied.
     """
     rows = [_row(group) for group in groups]
@@ -171,6 +171,10 @@ def footnotes(rows: Sequence[Row]) -> list[str]:
         )
     if any(row["unfinished"] for row in rows):
         notes.append("†: not every run is finished.")
+    for row in rows:
+        if row["failed"]:
+            runs = counted(row["failed"], "run")
+            notes.append(f"{row['method']}: {runs} failed, for training could not go on.")
     return notes
 
 
@@ -180,6 +184,7 @@ def _row(group: Group) -> Row:
         "method": group.method,
         "seeds": len(group.summaries),
         "unfinished": group.unfinished,
+        "failed": group.failed,
         "rounds": max((s.rounds for s in group.summaries), default=0),
         "target": target,
         "reached": group.reached,
