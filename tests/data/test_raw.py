@@ -55,3 +55,11 @@ def test_stratified_draws_other_rows_with_another_stream():
 def test_too_few_examples():
     with pytest.raises(DataError, match="too few examples"):
         stratified(np.array([0, 1, 2]), 0.2, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("names", [["ill", " ill", "well"], ["a", "a "]])
+def test_names_that_differ_by_spaces_alone_are_refused(names):
+    with pytest.raises(DataError, match="differ by spaces around them alone") as caught:
+        number(np.array(names))
+    assert repr(names[0]) in str(caught.value)
+    assert number(np.array(["very ill", "ill"]))[1] == ("ill", "very ill")

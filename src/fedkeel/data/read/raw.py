@@ -72,9 +72,23 @@ def number(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
 
     >>> number(np.array([7, -1, 7]))
     (array([1, 0, 1]), ('-1', '7'))
+
+    Raises:
+        DataError: two texts differ by spaces around them alone, and are meant to be one.
     """
     unique, index = np.unique(values, return_inverse=True)
-    return index.astype(np.int64).reshape(-1), tuple(str(value) for value in unique)
+    names = tuple(str(value) for value in unique)
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(name.strip(), name)
+        if other != name:
+            raise DataError(
+                "Two names in the data differ by spaces around them alone.",
+                got=f"{other!r} and {name!r}",
+                why="they would be two classes, or two clients",
+                do="take the spaces out of the file",
+            )
+    return index.astype(np.int64).reshape(-1), names
 
 
 def number_like(values: NDArray[Any], names: tuple[str, ...], where: str) -> Ints:
