@@ -21,7 +21,7 @@ from fedkeel.experiment.rounds import Result
 from fedkeel.flower.wire import HEAD
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.report.content import alerts
+from fedkeel.report.alerts import alerts
 from fedkeel.report.runs import load
 from near import Near, played, sites
 from toys import Net, federation, held, plain, prepared, same

@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.report import content, costs, figures, palette, partition, svg
+from fedkeel.report.alerts import alerts
 from fedkeel.report.drawing import Drawing
 from fedkeel.report.runs import Entry, load
 from fedkeel.report.tables import COLUMNS, columns, footnotes, table
@@ -113,7 +114,7 @@ def _results(entries: Sequence[Entry]) -> dict[str, Any]:
         "rows": rows,
         "columns": columns(rows, wide=True),
         "footnotes": footnotes(rows),
-        "alerts": content.alerts(entries),
+        "alerts": alerts(entries),
         "facts": content.facts(entries),
         "tiles": content.tiles(rows[0], entries[0]) if len(entries) == 1 else [],
         "glossary": [c for c in COLUMNS if c in columns(rows, wide=True)],

@@ -1,0 +1,72 @@
+"""What a reader must know before the numbers: states, differences, and what went wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fedkeel.errors import counted
+from fedkeel.records.rows import NOT_NEEDED
+from fedkeel.report.runs import Entry, differences
+from fedkeel.report.words import without_folders
+
+
+def alerts(entries: Sequence[Entry]) -> list[str]:
+    """Return what a reader must know before the numbers: states, differences, lost updates."""
+    told = []
+    for entry in entries:
+        for run in entry.runs:
+            if run.early or not run.finished:
+                why = f" {without_folders(run.record.message)}" if run.record.message else ""
+                told.append(f"{entry.label}, seed {run.record.seed}: {run.state}.{why}")
+    if len(entries) > 1:
+        told += [f"Not like for like. {one}" for one in differences(entries)]
+    for entry in entries:
+        told += [*_losses(entry), *_faults(entry), *_partial(entry)]
+    found = [hint for entry in entries for run in entry.runs for hint in run.record.hints]
+    return told + [f"{one[0].upper()}{one[1:]}." for one in dict.fromkeys(found)]
+
+
+def _losses(entry: Entry) -> list[str]:
+    found = sum(run.summary.losses_not_finite for run in entry.runs)
+    if not found:
+        return []
+    of = sum(len(run.rows) for run in entry.runs)
+    return [f"{entry.label}: a loss was not finite in {found:,} of {of:,} rounds."]
+
+
+def _faults(entry: Entry) -> list[str]:
+    """Return what went wrong in a federation of nodes, most often first."""
+    rounds, clients = Counter[str](), dict[str, set[int]]()
+    rows = [row for run in entry.runs for row in run.rows]
+    for row in rows:
+        for words, own in row.faults.items():
+            if not words.endswith(NOT_NEEDED):  # as was asked for
+                rounds[words] += 1
+                clients.setdefault(words, set()).update(own)
+    told = []
+    for words, count in rounds.most_common(3):
+        named = sorted(clients[words])
+        some = ", ".join(map(str, named[:8])) + (" and others" if len(named) > 8 else "")
+        whose = f" ({'client' if len(named) == 1 else 'clients'} {some})" if named else ""
+        of = counted(len(rows), "round")
+        told.append(f"{entry.label}: {words}, in {count:,} of {of}{whose}.")
+    if len(rounds) > 3:
+        told.append(f"{entry.label}: {len(rounds) - 3} other faults are in rounds.jsonl.")
+    return told
+
+
+def _partial(entry: Entry) -> list[str]:
+    """Return how many scores are of fewer examples than others, for a node was away."""
+    told = []
+    for run in entry.runs:
+        counts = [row.test.examples for row in run.rows if row.test is not None]
+        most = max(counts, default=0)
+        few = [count for count in counts if count < most]
+        if few:
+            told.append(
+                f"{entry.label}, seed {run.record.seed}: {len(few):,} of {len(counts):,} scores "
+                f"are of fewer examples than the others, {min(few):,} of {most:,} at the least: "
+                "they are not of the same clients."
+            )
+    return told
