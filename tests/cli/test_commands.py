@@ -280,6 +280,17 @@ def test_data_inspect(folder: Path) -> None:
 # --- report ---------------------------------------------------------------------------------------
 
 
+def test_a_hint_is_no_progress(folder: Path) -> None:
+    """With --quiet nothing said that all examples have one label."""
+    rows = "".join(f"{i % 7},{i % 3},only\n" for i in range(300))
+    Path("one.csv").write_text("a,b,label\n" + rows)
+    given = ("-s", "data.source=one.csv")
+    done = call("run", "toy.toml", *given, "--out", "one", "--quiet", "--json")
+    assert done.code == 0, done.err
+    assert done.err.startswith("hint: all training examples have the label 'only'")
+    assert json.loads(done.out)["hints"][0].startswith("all training examples have the label")
+
+
 def test_report(folder: Path) -> None:
     assert call("run", "toy.toml", "--out", "a", "--quiet").code == 0
     assert call("compare", "toy.toml", "--methods", "fedgh", "--seeds", "1", "--out", "b").code == 0
@@ -287,7 +298,10 @@ def test_report(folder: Path) -> None:
     assert done.code == 0
     assert "fedavg" in done.out
     assert "fedgh" in done.out
-    assert done.err == "report  page.html\n"
+    told = "Not like for like. Weights differs: examples; uniform."
+    assert done.err == f"{told}\nreport  page.html\n"  # the page's warning, where the table is
+    pasted = call("report", "a", "b", "--out", "page.html", "--markdown")
+    assert pasted.out.endswith(f"\n{told}\n")
     page = (folder / "page.html").read_text()
     assert "fedavg" in page
     assert "fedgh" in page

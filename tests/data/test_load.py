@@ -197,3 +197,14 @@ def test_one_test_file_for_two_paths_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x,label\n1,0\n2,1\n")
     a = str(tmp_path / "a.csv")
     refused(lambda: load(Data(source=(a, "b.csv"), test=a), 0), "2 paths", "data.test")
+
+
+def test_what_is_set_aside_does_not_depend_on_the_files_name(tmp_path):
+    """A file that was renamed had another test set, and another score."""
+    text = "a,label\n" + "".join(f"{i},{i % 3}\n" for i in range(60))
+    halves = []
+    for name in ("one.csv", "two.csv"):
+        (tmp_path / name).write_text(text)
+        settings = Data(source=str(tmp_path / name), test_fraction=0.3, limit=20)
+        halves.append([half.x.tolist() for half in load(settings, 0)])
+    assert halves[0] == halves[1]

@@ -151,3 +151,21 @@ def test_labels_that_nobody_trains_on() -> None:
     ]
     found = fk.run("fedavg", test=(x[20:], np.arange(10) % 2), local=local, **given)
     assert found.record.hints == []
+
+
+def test_a_test_set_that_is_nearly_all_of_one_label() -> None:
+    """The table said 99.2 %, and nothing that every model had learnt to say "well"."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 5)).astype(np.float32)
+    y = (np.arange(60) % 20 == 0).astype(np.int64)
+    clients = fk.iid(x[:40], y[:40], clients=2)
+    local = fk.Local(lr=0.1, epochs=1, batch_size=5)
+    task = fk.Task(lambda: nn.Linear(5, 2))
+    found = fk.run(
+        "fedavg", task=task, clients=clients, test=(x[40:], y[40:]), rounds=1, local=local
+    )
+    (told,) = found.record.hints
+    assert told.startswith("19 of 20 test examples have the label 0: a model that always says so")
+    assert "reaches 95.0 %" in told
+    assert len(repr(found)) < 200  # what a notebook shows
+    assert "fedavg, seed 0: finished, 1 of 1 rounds, best 0." in repr(found)

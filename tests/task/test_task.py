@@ -222,15 +222,18 @@ class Fails(nn.Module):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (RuntimeError("first\nsecond\nthird"), "inputs of shape [2, 4]: first"),
+        (RuntimeError("first\nsecond\nthird"), "inputs of shape [2, 4]: RuntimeError: first"),
         (AssertionError(), "inputs of shape [2, 4]: AssertionError"),
-        (KeyError("channel"), "inputs of shape [2, 4]: 'channel'"),
+        (KeyError("channel"), "inputs of shape [2, 4]: KeyError: 'channel'"),
     ],
 )
 def test_a_forward_pass_that_fails(error: Exception, says: str) -> None:
     text = refusal(Fails(error))
     assert "Fails cannot take the data" in text
     assert says in text
+    assert "raised in forward, line " in text
+    assert __file__ in text
+    assert ("check the first layer" in text) == isinstance(error, RuntimeError)
     assert "second" not in text
 
 

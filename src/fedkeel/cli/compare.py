@@ -64,6 +64,9 @@ def compare(
         document(found.rows)
     else:
         Console().print(to_text(found.rows))
+    hints = [hint for one in found.results for hint in one.record.hints]
+    for hint in dict.fromkeys(hints) if quiet else ():
+        say(console, f"hint: {hint}")
     say(console, f"runs    {out}")
     say(console, f"report  {page}")
     if found.others:

@@ -21,7 +21,7 @@ def report(
 
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.page import save
-    from fedkeel.report.runs import load
+    from fedkeel.report.runs import differences, load
     from fedkeel.report.tables import table, to_markdown, to_text
 
     folders = [folder for path in runs for folder in runs_of(path)]
@@ -34,4 +34,10 @@ def report(
         print(to_markdown(rows), end="")
     else:
         Console().print(to_text(rows))
+    for one in differences(entries) if len(entries) > 1 else ():
+        told = f"Not like for like. {one}"
+        if markdown and not as_json:  # it goes where the table goes
+            print(f"\n{told}")
+        else:
+            say(stderr(), told)
     say(stderr(), f"report  {page}")

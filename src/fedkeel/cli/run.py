@@ -58,6 +58,7 @@ def run(
                 "rounds": result.rows[-1].round,
                 "best": result.best,
                 "last": result.last,
+                "hints": result.record.hints,
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in sums),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in sums),
             }
@@ -67,6 +68,8 @@ def run(
         from fedkeel.report.tables import to_text
 
         Console().print(to_text(Comparison([result]).rows))
+    for hint in result.record.hints if quiet else ():
+        say(console, f"hint: {hint}")
     if result.record.engine["asked"] != "auto":
         for reason in result.record.engine.get("reasons", ()):
             say(console, f"slower than asked for: {reason}")

@@ -30,7 +30,7 @@ from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What a comparison came to.
 
@@ -87,6 +87,8 @@ class Comparison:
 
         failures = "".join(f"\nfailed: {one}\n" for one in self.failures)
         return to_markdown(self.rows) + failures
+
+    __repr__ = __str__  # what a notebook shows
 
 
 def _run(result: Result) -> Run:

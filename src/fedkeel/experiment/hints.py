@@ -13,6 +13,9 @@ from fedkeel.tree import nbytes
 LARGE = 100.0
 """Size of an input from which a table is taken to want another scale."""
 
+SIDED = 0.8
+"""Share of the test examples with one label from which accuracy says little."""
+
 HEAVY = 1_000_000_000
 """Bytes that a server remembers from which it is said before a run."""
 
@@ -24,7 +27,7 @@ def hints(prepared: Prepared) -> list[str]:
         return []
     data = federation.data
     found = (
-        _one_class(data),
+        _one_class(data) or _one_sided(data, prepared.world.test),
         _unseen(data, prepared.world.test),
         _unscaled(data),
         _pairs(prepared),
@@ -41,6 +44,21 @@ def _one_class(data: Dataset) -> str:
         return ""
     label = data.label_names[found[0]] if data.label_names else found[0]
     return f"all training examples have the label {label!r}: every model is right by saying so"
+
+
+def _one_sided(data: Dataset, test: Dataset) -> str:
+    """Return a hint where nearly all test examples have one label."""
+    counts = np.bincount(test.y.numpy(), minlength=1)
+    most, all_of_them = int(counts.argmax()), max(int(counts.sum()), 1)
+    share = int(counts[most]) / all_of_them
+    if share < SIDED or data.classes < 2:
+        return ""
+    label = data.label_names[most] if most < len(data.label_names) else most
+    return (
+        f"{int(counts[most]):,} of {all_of_them:,} test examples have the label {label!r}: a model "
+        f"that always says so reaches {100 * share:.1f} %, so look at each class by itself "
+        "(docs/choosing.md, One class is rare)"
+    )
 
 
 def _unseen(data: Dataset, test: Dataset) -> str:

@@ -45,7 +45,7 @@ from fedkeel.records.rows import RoundRecord, RunRecord, Status
 from fedkeel.tree import Tree, nbytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run came to.
 
@@ -64,6 +64,15 @@ class Result:
     buffers: Tree
     module: Tree
     folder: Path | None = None
+
+    def __repr__(self) -> str:
+        record, done = self.record, self.rows[-1].round
+        scores = f", best {self.best:.4f}, last {self.last:.4f}" if self.accuracies else ""
+        where = "" if self.folder is None else f", in {self.folder}"
+        return (
+            f"<Result of {record.method}, seed {record.seed}: {record.status}, "
+            f"{done} of {record.rounds} rounds{scores}{where}>"
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained model for ``module.load_state_dict(...)``; a copy.

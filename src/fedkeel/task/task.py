@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
-from fedkeel.own import one_line
+from fedkeel.own import one_line, where_raised
 from fedkeel.rng import torch_seed
 from fedkeel.task.habits import changed_by
 from fedkeel.task.names import module_names
@@ -260,7 +260,8 @@ def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tens
     except Exception as error:  # whatever a user's module may raise
         raise ModelError(
             f"{name} cannot take the data.",
-            got=f"inputs of shape {list(x.shape)}: {_first_line(error)}",
+            got=f"inputs of shape {list(x.shape)}: {one_line(error)}",
+            why=f"raised in {where_raised(error)}",
             do=_remedy(error, x),
         ) from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x):
@@ -275,7 +276,7 @@ def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tens
             f"The output of {name} does not fit the labels.",
             got=f"{counted(out.shape[1], 'output')} for {counted(data.classes, 'class')}",
             expected=f"at least {counted(data.classes, 'output')}",
-            why=_unused(data),
+            why=_unused(data) or _named(data),
             do="change the last layer, or check the labels",
         )
     return out
@@ -292,6 +293,13 @@ def _unused(data: Dataset) -> str | None:
     )
 
 
+def _named(data: Dataset) -> str | None:
+    """Return what the labels are called, the first ones of many."""
+    shown = ", ".join(map(repr, data.label_names[:6]))
+    more = f" and {len(data.label_names) - 6} more" if len(data.label_names) > 6 else ""
+    return f"the labels are {shown}{more}" if shown else None
+
+
 def _remedy(error: Exception, x: Tensor) -> str:
     """Return what to do about inputs that a network cannot take."""
     if "Long" in str(error) and x.is_floating_point():  # what nn.Embedding asks for
@@ -304,6 +312,8 @@ def _remedy(error: Exception, x: Tensor) -> str:
             "convert no types in the module: its parameters and inputs are of engine.dtype, "
             "'float32' or 'float64'"
         )
+    if not isinstance(error, RuntimeError):
+        return "correct the module until it takes such inputs by itself"
     return "check the first layer against the shape of one example"
 
 

@@ -106,7 +106,7 @@ def _pair(text: str, settings: Data, seed: int, cache: Path | None) -> _Pair:
     name = path.resolve().name if path.is_dir() else path.stem
     train, test = _own(path, settings)
     if test is None:
-        rows = stratified(train.y, settings.test_fraction, generator(seed, f"data.test/{name}"))
+        rows = stratified(train.y, settings.test_fraction, generator(seed, "data.test/own"))
         rows = rows if train.client is None else _none_lost(train.client, *rows)
         train, test = train.take(rows[0]), train.take(rows[1])
     return _Pair(name, False, train, test)
@@ -182,7 +182,7 @@ def _limited(pair: _Pair, settings: Data) -> _Pair:
     """Return the source with at most `settings.limit` training examples, in their order."""
     if settings.limit is None or len(pair.train) <= settings.limit:
         return pair
-    rng = generator(0, f"data.limit/{pair.name}")
+    rng = generator(0, f"data.limit/{pair.name if pair.known else 'own'}")
     rows = np.sort(rng.choice(len(pair.train), settings.limit, replace=False)).astype(np.int64)
     return replace(pair, train=pair.train.take(rows))
 
