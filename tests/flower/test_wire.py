@@ -206,7 +206,7 @@ def test_heads() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": FORMAT + 1},
         {"format": None},
         {"round": "1"},
         {"round": 1.0},
