@@ -305,6 +305,13 @@ def test_report(folder: Path) -> None:
     page = (folder / "page.html").read_text()
     assert "fedavg" in page
     assert "fedgh" in page
+    Path("all/deep").mkdir(parents=True)
+    Path("a").rename("all/deep/a")
+    lost = call("report", "all")
+    assert (lost.code, lost.err.splitlines()[-1]) == (2, "  do   give what is in it, e.g. all/*/*")
+    Path("b").rename("all/deep/b")
+    assert "e.g. all/deep/b" in call("report", "all").err
+    Path("all/deep/a").rename("a")
     (folder / "a" / "report.html").unlink()
     rows = call("report", "a", "--json").json
     assert [row["method"] for row in rows] == ["fedavg"]

@@ -157,6 +157,12 @@ def test_wrong_settings_are_named():
         (None, Y, "such as [None]"),
         ([[1.0], [1.0, 2.0]], [0, 1], "data: inputs are no array"),
         (X[:2], [0, [1]], "data: labels are no array"),
+        (
+            X,
+            Y[:, None],
+            "expected x [N, ...] and y [N], one label for each input\n  do   take the ",
+        ),
+        (X, np.eye(3)[np.zeros(len(X), int)], "(one-hot) take the class: y = y.argmax(axis=1)"),
     ],
 )
 def test_what_is_no_number_is_refused_with_what_to_do(x, y, says):

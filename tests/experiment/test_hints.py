@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -169,3 +170,31 @@ def test_a_test_set_that_is_nearly_all_of_one_label() -> None:
     assert "reaches 95.0 %" in told
     assert len(repr(found)) < 200  # what a notebook shows
     assert "fedavg, seed 0: finished, 1 of 1 rounds, best 0." in repr(found)
+
+
+class Softened(nn.Module):
+    """Ends as many tutorials' networks do."""
+
+    def __init__(self, log: bool = False) -> None:
+        super().__init__()
+        self.scores, self.log = nn.Linear(5, 3), log
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.scores(x)
+        return z.log_softmax(dim=1) if self.log else z.softmax(dim=1)
+
+
+def test_a_module_that_ends_in_a_softmax() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(30, 5)).astype(np.float32), np.arange(30) % 3
+    given = {
+        "clients": fk.iid(x[:20], y[:20], clients=2),
+        "test": (x[20:], y[20:]),
+        "rounds": 1,
+        "local": fk.Local(lr=0.1, epochs=1, batch_size=5),
+    }
+    (told,) = fk.run("fedavg", task=fk.Task(Softened), **given).record.hints
+    assert told.startswith("the model returns probabilities, and cross-entropy takes scores")
+    likely = fk.Task(Softened, loss=lambda p, y: -p.log().gather(1, y[:, None]).squeeze(1))
+    for task in (likely, fk.Task(partial(Softened, log=True)), fk.Task(lambda: nn.Linear(5, 3))):
+        assert fk.run("fedavg", task=task, **given).record.hints == []

@@ -1,6 +1,7 @@
 """The page: complete, honest, escaped, and alone in the world."""
 
 import ast
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -284,6 +285,16 @@ def test_losses_that_are_not_finite_and_lost_clients_are_told(make, tmp_path):
     lost = sum(len(row.dropped) for row in rows)
     assert f"{lost} of 30 times" in text
     assert "a selected client did not report" in text
+
+
+@pytest.mark.parametrize(("loss", "told"), [(23.0, False), (23.5, True), (math.nan, False)])
+def test_a_run_that_blew_up_and_stayed_finite_is_told(make, tmp_path, loss, told):
+    """Its numbers were finite, so nothing was said but a score at chance."""
+    rows = make.rows(rounds=20)
+    rows[-1] = replace(rows[-1], test=replace(rows[-1].test, loss=loss))
+    text = read([make.save(tmp_path, make.record(), rows)]).text
+    assert ("The last test loss is 23.5, of the untrained model 2.303" in text) is told
+    assert ("blew up" in text) is told
 
 
 def test_faults_and_scores_of_fewer_clients_are_told(make, tmp_path):

@@ -86,6 +86,8 @@ def test_own_network_in_a_package(here):
     ("name", "args", "said"),
     [
         ("my_net.py:Net", {}, "write 'my_net:Net'"),
+        ("my_net", {}, "write 'my_net:Net' for the class Net in my_net.py"),
+        ("my_net.py", {}, "write 'my_net:Net' for the class Net in my_net.py"),
         ("my_net:", {}, "not an import path"),
         (":Net", {}, "not an import path"),
         ("dir/my_net:Net", {}, "not an import path"),

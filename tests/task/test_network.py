@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
+from fedkeel.task.losses import cross_entropy, picked_cross_entropy
 from fedkeel.task.names import module_names, under
-from fedkeel.task.network import Batch, Network, cross_entropy, picked_cross_entropy
+from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree
 
 WAYS = ("eager", "functional")

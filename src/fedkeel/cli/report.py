@@ -20,8 +20,9 @@ def report(
     from rich.console import Console
 
     from fedkeel.records.comparison import runs_of
+    from fedkeel.report.alerts import unlike, went_wrong
     from fedkeel.report.page import save
-    from fedkeel.report.runs import differences, load
+    from fedkeel.report.runs import load
     from fedkeel.report.tables import table, to_markdown, to_text
 
     folders = [folder for path in runs for folder in runs_of(path)]
@@ -34,8 +35,7 @@ def report(
         print(to_markdown(rows), end="")
     else:
         Console().print(to_text(rows))
-    for one in differences(entries) if len(entries) > 1 else ():
-        told = f"Not like for like. {one}"
+    for told in [*unlike(entries), *went_wrong(entries)]:
         if markdown and not as_json:  # it goes where the table goes
             print(f"\n{told}")
         else:

@@ -34,7 +34,9 @@ def run(
     from fedkeel.experiment.execute import start
     from fedkeel.experiment.prepare import gather, prepare
     from fedkeel.experiment.progress import watcher
+    from fedkeel.report.alerts import went_wrong
     from fedkeel.report.page import write
+    from fedkeel.report.runs import load
 
     chosen = experiment(path, preset, settings)
     if out is None:
@@ -68,6 +70,8 @@ def run(
         from fedkeel.report.tables import to_text
 
         Console().print(to_text(Comparison([result]).rows))
+    for told in went_wrong(load([out])):
+        say(console, told)
     for hint in result.record.hints if quiet else ():
         say(console, f"hint: {hint}")
     if result.record.engine["asked"] != "auto":

@@ -180,6 +180,7 @@ def dataset(
             f"{name}: inputs and labels do not match.",
             got=f"x {tuple(xs.shape)}, y {tuple(ys.shape)}",
             expected="x [N, ...] and y [N], one label for each input",
+            do=one_axis(ys.shape),
         )
     if len(ys) == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
@@ -204,6 +205,15 @@ def dataset(
         )
     labels = torch.from_numpy(ys.astype(np.int64))
     return Dataset(x=xs.contiguous(), y=labels, classes=known, **{"sources": (name,), **more})
+
+
+def one_axis(shape: tuple[int, ...]) -> str | None:
+    """Return how labels of this shape become [N], None where that is not known."""
+    if len(shape) != 2:
+        return None
+    if shape[1] == 1:
+        return "take the second axis away: y = y.reshape(-1)"
+    return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
 
 
 def _array(given: ArrayLike, what: str) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import counted
@@ -30,6 +31,7 @@ def hints(prepared: Prepared) -> list[str]:
         _one_class(data) or _one_sided(data, prepared.world.test),
         _unseen(data, prepared.world.test),
         _unscaled(data),
+        _softmax(prepared),
         _pairs(prepared),
         _unaugmented(prepared),
         _heavy(prepared),
@@ -85,6 +87,22 @@ def _unscaled(data: Dataset) -> str:
     return (
         f"column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
         'normalize = "standardize" in [data] brings all columns to one scale'
+    )
+
+
+def _softmax(prepared: Prepared) -> str:
+    """Return a hint where the module ends in a softmax, and its loss takes another."""
+    network = prepared.world.bench.network
+    if not network.takes_scores:
+        return ""
+    with torch.no_grad():
+        few = prepared.world.test.x[:8]
+        made = network.test_logits(network.params, network.buffers, few)
+    if made.shape[1] < 2 or made.min() < 0 or ((made.sum(dim=1) - 1).abs() > 1e-3).any():
+        return ""
+    return (
+        "the model returns probabilities, and cross-entropy takes scores: it makes a softmax of "
+        "the softmax, which learns slowly and never surely, so leave it out of the model"
     )
 
 

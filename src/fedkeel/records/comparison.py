@@ -50,12 +50,26 @@ def runs_of(path: Path) -> list[Path]:
         return [path]
     index = path / INDEX
     if not index.exists():
+        below = _below(path)
         raise RunError(
             f"{path} holds neither a run nor a comparison.",
             expected=f"a folder with run.json or {INDEX}",
-            do="give a folder that `fedkeel run` or `fedkeel compare` wrote",
+            do=f"give what is in it, e.g. {below}"
+            if below
+            else "give a folder that `fedkeel run` or `fedkeel compare` wrote",
         )
     try:
         return [path / run["folder"] for run in json.loads(index.read_text("utf-8"))["runs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{index} cannot be read.", got=repr(error)) from None
+
+
+def _below(path: Path) -> str:
+    """Return which runs or comparisons stand one or two folders below, "" where none does."""
+    for depth in ("*", "*/*"):
+        found = [one for one in sorted(path.glob(depth)) if (one / INDEX).exists()]
+        if found:
+            return str(found[0])
+        if any(RunFolder(one).exists() for one in path.glob(depth)):
+            return f"{path}/{depth}"
+    return ""

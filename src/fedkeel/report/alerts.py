@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from fedkeel.errors import counted
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.report.runs import Entry, differences
+from fedkeel.report.summary import finite
 from fedkeel.report.words import without_folders
+
+GREW = 10.0
+"""How many times the untrained model's loss a last loss is taken to have blown up from."""
 
 
 def alerts(entries: Sequence[Entry]) -> list[str]:
@@ -19,12 +23,22 @@ def alerts(entries: Sequence[Entry]) -> list[str]:
             if run.early or not run.finished:
                 why = f" {without_folders(run.record.message)}" if run.record.message else ""
                 told.append(f"{entry.label}, seed {run.record.seed}: {run.state}.{why}")
-    if len(entries) > 1:
-        told += [f"Not like for like. {one}" for one in differences(entries)]
-    for entry in entries:
-        told += [*_losses(entry), *_faults(entry), *_partial(entry)]
+    told += [*unlike(entries), *went_wrong(entries)]
     found = [hint for entry in entries for run in entry.runs for hint in run.record.hints]
     return told + [f"{one[0].upper()}{one[1:]}." for one in dict.fromkeys(found)]
+
+
+def unlike(entries: Sequence[Entry]) -> list[str]:
+    """Return what keeps a comparison from being like for like, one sentence each."""
+    return [f"Not like for like. {one}" for one in differences(entries)]
+
+
+def went_wrong(entries: Sequence[Entry]) -> list[str]:
+    """Return what went wrong in runs that went on all the same."""
+    told = []
+    for entry in entries:
+        told += [*_losses(entry), *_blown_up(entry), *_faults(entry), *_partial(entry)]
+    return told
 
 
 def _losses(entry: Entry) -> list[str]:
@@ -33,6 +47,20 @@ def _losses(entry: Entry) -> list[str]:
         return []
     of = sum(len(run.rows) for run in entry.runs)
     return [f"{entry.label}: a loss was not finite in {found:,} of {of:,} rounds."]
+
+
+def _blown_up(entry: Entry) -> list[str]:
+    """Return which runs ended far above the loss that they began with."""
+    told = []
+    for run in entry.runs:
+        losses = [finite(row.test.loss) for row in run.rows if row.test is not None]
+        first, last = (losses[0], losses[-1]) if losses else (None, None)
+        if first and last and last > GREW * first > 0:
+            told.append(
+                f"{entry.label}, seed {run.record.seed}: training blew up. The last test loss is "
+                f"{last:,.4g}, of the untrained model {first:,.4g}: a lower local.lr may help."
+            )
+    return told
 
 
 def _faults(entry: Entry) -> list[str]:

@@ -149,7 +149,9 @@ def _told_apart(record: RunRecord) -> dict[str, str]:
 
 def differences(entries: Sequence[Entry]) -> list[str]:
     """Return what keeps a comparison from being like for like, one sentence each."""
-    found = []
+    found: list[str] = []
+    if len(entries) < 2:
+        return found
     every = [_told_apart(entry.first) for entry in entries]
     for name in dict.fromkeys(name for one in every for name in one):
         values = list(dict.fromkeys(one.get(name, NOTHING) for one in every))

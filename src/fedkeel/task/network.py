@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
 from fedkeel.matrices import linear_layers
 from fedkeel.task.functional import Functional
 from fedkeel.task.habits import Habits, observe
+from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.names import under
 from fedkeel.task.normalisation import RealExamples
 from fedkeel.task.words import in_words
 from fedkeel.tree import Tree, clone
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits [B, Y], labels [B] or class probabilities [B, Y]) -> losses [B], or their mean []."""
 
 Autograd = Literal["eager", "functional"]
 """How gradients are taken: by the tape, which is faster for one client, or by torch.func, which can
@@ -75,21 +72,6 @@ def _in_order(own: Tensor) -> Tensor:
 
 Objective = Callable[[Output, Tree], Tensor]
 """(output, parameters) -> what is minimised, []."""
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each example, [B]; `y` may be labels or class probabilities."""
-    return F.cross_entropy(logits, y, reduction="none")
-
-
-def picked_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return what `cross_entropy` does, in half the operations where each is made by itself.
-
-    Those of torch's own also look for labels of -100, which are left out, and no data set has.
-    """
-    if logits.ndim != 2 or y.ndim != 1 or y.is_floating_point():
-        return cross_entropy(logits, y)
-    return -F.log_softmax(logits, dim=1).gather(1, y[:, None]).squeeze(1)
 
 
 class Network:
@@ -182,6 +164,11 @@ class Network:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._train.modules())
 
     @property
+    def takes_scores(self) -> bool:
+        """Whether its loss makes probabilities of what the module returns."""
+        return self._loss is cross_entropy
+
+    @property
     def batch_statistics(self) -> bool:
         """Whether batch normalisation uses the batch at hand in evaluation too."""
         norms = (m for m in self._eval.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
@@ -243,7 +230,7 @@ class Network:
     def to_be_recorded(self) -> Network:
         """Return the network with a loss of few operations: a recording makes them one by one."""
         other = copy.copy(self)
-        if self._loss is cross_entropy:
+        if self.takes_scores:
             other._loss = picked_cross_entropy
         return other
 

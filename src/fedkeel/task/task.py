@@ -18,8 +18,9 @@ from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
 from fedkeel.own import one_line, where_raised
 from fedkeel.rng import torch_seed
 from fedkeel.task.habits import changed_by
+from fedkeel.task.losses import Loss, cross_entropy
 from fedkeel.task.names import module_names
-from fedkeel.task.network import Loss, Network, cross_entropy
+from fedkeel.task.network import Network
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
             f"{path}: {name!r} has a gap.",
             got=f"an empty text in row {row} (counted from 0)",
             expected="a value in every row",
+            do="drop the row or fill the gap before training",
         )
     if values.dtype.kind not in "biuU":
         raise DataError(

@@ -15,7 +15,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import dataset
+from fedkeel.data.dataset import dataset, one_axis
 from fedkeel.data.read.formats import damaged, reason
 from fedkeel.data.read.keys import WHOLE, may_be_names, whole
 from fedkeel.data.read.raw import Raw, number, number_like
@@ -111,6 +111,7 @@ def arrays(path: Path, label: str, client: str | None, like: Raw | None = None) 
                 f"{path}: the arrays do not match.",
                 got=f"x {x.shape}, {name} {got[name].shape}",
                 expected=f"x [N, ...] with at least two axes, {name} [N]",
+                do=one_axis(got[name].shape),
             )
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from fedkeel.method.context import Step
 from fedkeel.method.roles import Capability, Criterion, param
-from fedkeel.task.network import cross_entropy
+from fedkeel.task.losses import cross_entropy
 
 
 @dataclass(frozen=True)

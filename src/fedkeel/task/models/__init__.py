@@ -107,10 +107,11 @@ def builder(name: str) -> Callable[..., object]:
         return custom.load(name)
     if name in MODELS:
         return MODELS[name].build
+    own = custom.suggested(name)
     raise ModelError(
         f"there is no model {name!r}",
         expected="a known name, or an import path package.module:Class",
-        do=did_you_mean(name, MODELS, limit=len(MODELS)),
+        do=own or did_you_mean(name, MODELS, limit=len(MODELS)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from torch import nn
 
@@ -28,6 +29,14 @@ def load(path: str) -> Callable[..., object]:
             do="name the class itself, or a function that returns a new module",
         )
     return found
+
+
+def suggested(name: str) -> str:
+    """Return what to write where the name is that of a file here, "" where there is none."""
+    stem = name.removesuffix(".py")
+    return (
+        f"write '{stem}:Net' for the class Net in {stem}.py" if Path(f"{stem}.py").is_file() else ""
+    )
 
 
 def _is_network(value: object) -> bool:
