@@ -585,6 +585,9 @@ def test_mistakes(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({}, "needs 'partition-id'"),
         ({"partition-id": -1}, "needs 'partition-id'"),
+        ({"partition_id": 0}, r"has no key 'partition_id'.\n  do   did you mean 'partition-id'"),
+        ({"partition-id": 0, "sate": "/big"}, "did you mean 'state'"),
+        ({"partition-id": 0, "dataset": "mnist"}, "needs 'data'"),  # another app's
         ({"partition-id": 0}, "needs 'data'"),
         ({"partition-id": 0, "data": "nowhere.csv"}, "no file or folder"),
         ({"partition-id": 7, "data": str(table(tmp_path / "0.csv", 0))}, "client 7"),
@@ -601,8 +604,13 @@ def test_mistakes(tmp_path: Path) -> None:
         away(own(data={"source": "nodes"}))
 
 
-def test_what_an_error_says_stays_on_the_node(tmp_path: Path) -> None:
-    """The server is told what kind of error it was, and never the words, which may be data."""
+def test_what_an_error_says_stays_on_the_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is told what kind of error it was, and never the words, which may be data.
+
+    Whoever runs the node sees them where the SuperNode was started, and in its log.
+    """
     file = tmp_path / "experiment.toml"
     file.write_text(config.to_toml(own()))
     secret = tmp_path / "secret-patient.py"
@@ -623,7 +631,9 @@ def test_what_an_error_says_stays_on_the_node(tmp_path: Path) -> None:
         assert reply.has_error()
         assert reply.error.reason.startswith(said)
         assert "secret-patient" not in reply.error.reason
-    assert "secret-patient" in (tmp_path / "s" / "node.log").read_text()
+    log = (tmp_path / "s" / "node.log").read_text()
+    assert "secret-patient" in log
+    assert log == capsys.readouterr().err
 
 
 def test_who_submitted_a_run_sees_its_faults_at_once() -> None:

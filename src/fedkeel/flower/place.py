@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from fedkeel.errors import ConfigError
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.flower.own_data import away, own
 from fedkeel.flower.site import Site
+
+_KEYS = ("partition-id", "num-partitions", "state", "data", "name")
+"""What a node's configuration may say; other apps on the node may have keys of their own."""
 
 STATE = Path.home() / ".fedkeel" / "state"
 """Where clients keep their state, where the node's configuration names no folder."""
@@ -26,6 +30,7 @@ def site(experiment: Experiment, config: Mapping[str, object]) -> Site:
     Raises:
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
+    _misspelled(config)
     number, of = _whole(config, "partition-id"), _whole(config, "num-partitions", 1)
     root = folder(config)
     if away(experiment):
@@ -39,6 +44,17 @@ def site(experiment: Experiment, config: Mapping[str, object]) -> Site:
 def folder(config: Mapping[str, object]) -> Path:
     """Return where a node keeps what its clients remember, and its log."""
     return Path(str(config.get("state") or STATE)).expanduser()
+
+
+def _misspelled(config: Mapping[str, object]) -> None:
+    """Refuse a key that is all but one of ours: what it says would count for nothing."""
+    for key in sorted(set(config) - set(_KEYS)):
+        near = difflib.get_close_matches(key, set(_KEYS) - set(config), n=1, cutoff=0.8)
+        if near:
+            raise ConfigError(
+                f"The node's configuration has no key {key!r}.",
+                do=f"did you mean {near[0]!r}? known: {', '.join(_KEYS)}",
+            )
 
 
 def _whole(values: Mapping[str, object], name: str, default: int | None = None) -> int:

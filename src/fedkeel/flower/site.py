@@ -54,7 +54,7 @@ from fedkeel.tree import walk
 from fedkeel.version import __version__
 
 LOG = "node.log"
-"""File in a node's folder that says what went wrong: Flower shows no output of a ClientApp."""
+"""File in a node's folder that says what went wrong."""
 
 SCALE = "scale-{}.json"
 """File there that says how a client's inputs are standardised: nobody else knows it."""
@@ -356,10 +356,9 @@ def outward(error: FedkeelError) -> str:
 
 
 def note(root: Path, error: FedkeelError) -> None:
-    """Write an error into the node's log, of which the first megabyte is kept.
+    """Tell whoever runs the node of an error: in its log, and in the SuperNode's output.
 
-    Where that cannot be, it goes to the SuperNode's output; where that is on the same full disk, it
-    is lost here, and the server is told all the same.
+    The first megabyte of the log is kept. Where it cannot be written, the output says so too.
     """
     file, text = root / LOG, "\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""])
     try:
@@ -368,6 +367,6 @@ def note(root: Path, error: FedkeelError) -> None:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(text)
     except OSError as refused:
-        reason = refused.strerror or type(refused).__name__
-        with suppress(OSError):
-            print(f"{file} cannot be written to ({reason}):\n{text}", file=sys.stderr, flush=True)
+        text += f"{file} cannot be written to ({refused.strerror or type(refused).__name__})\n"
+    with suppress(OSError):  # which may be on the same full disk
+        print(text, end="", file=sys.stderr, flush=True)
