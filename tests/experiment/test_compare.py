@@ -125,6 +125,10 @@ def test_a_comparison_is_a_folder_of_runs(tmp_path: Path) -> None:
         ("fedprox(mu=0.1)+gcfed", 2),
     ]
     assert runs_of(folders[0]) == [folders[0]]
+    assert repr(found) == str(found)
+    assert "fedavg" in repr(found)
+    shutil.rmtree(out)
+    assert repr(found) == f"Comparison of 4 runs in {out}"  # a notebook outlives its folders
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"runs": [{}]}'])

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
-from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError
+from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
 from fedkeel.experiment.execute import start
 from fedkeel.experiment.interrupts import interrupts
 from fedkeel.experiment.prepare import prepare
@@ -88,7 +88,12 @@ class Comparison:
         failures = "".join(f"\nfailed: {one}\n" for one in self.failures)
         return to_markdown(self.rows) + failures
 
-    __repr__ = __str__  # what a notebook shows
+    def __repr__(self) -> str:
+        """Return what a notebook shows: the table, where its folder is still there."""
+        try:
+            return str(self)
+        except (OSError, FedkeelError):
+            return f"Comparison of {counted(len(self.results), 'run')} in {self.folder}"
 
 
 def _run(result: Result) -> Run:
