@@ -297,6 +297,19 @@ def test_a_run_that_blew_up_and_stayed_finite_is_told(make, tmp_path, loss, told
     assert ("blew up" in text) is told
 
 
+@pytest.mark.parametrize(
+    ("top", "rounds", "told"), [(0.10, 20, True), (0.10, 4, False), (0.14, 20, False)]
+)
+def test_a_run_that_learnt_nothing_is_told(make, tmp_path, top, rounds, told):
+    """With units that are dead the loss is that of chance, and nothing stood out."""
+    rows = make.rows(rounds=rounds, noise=0.0)
+    rows = [replace(r, test=replace(r.test, top1=top if r.round else 0.1)) for r in rows]
+    text = read([make.save(tmp_path, make.record(rounds=rounds), rows)]).text
+    words = "nothing was learnt in 20 rounds. The best accuracy is 10.00 %, of the untrained model"
+    assert (words in text) is told
+    assert ("learnt in" in text) is told
+
+
 def test_faults_and_scores_of_fewer_clients_are_told(make, tmp_path):
     """A federation's faults stood in rounds.jsonl alone, and a partial score looked like any."""
     rows = make.rows(rounds=20)

@@ -9,10 +9,14 @@ from fedkeel.errors import counted
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.report.runs import Entry, differences
 from fedkeel.report.summary import finite
-from fedkeel.report.words import without_folders
+from fedkeel.report.words import percent, without_folders
 
 GREW = 10.0
 """How many times the untrained model's loss a last loss is taken to have blown up from."""
+
+
+ROUNDS, RISE = 5, 0.02
+"""After so many rounds accuracy is to have risen by so much, or nothing was learnt."""
 
 
 def alerts(entries: Sequence[Entry]) -> list[str]:
@@ -37,7 +41,13 @@ def went_wrong(entries: Sequence[Entry]) -> list[str]:
     """Return what went wrong in runs that went on all the same."""
     told = []
     for entry in entries:
-        told += [*_losses(entry), *_blown_up(entry), *_faults(entry), *_partial(entry)]
+        told += [
+            *_losses(entry),
+            *_blown_up(entry),
+            *_idle(entry),
+            *_faults(entry),
+            *_partial(entry),
+        ]
     return told
 
 
@@ -59,6 +69,23 @@ def _blown_up(entry: Entry) -> list[str]:
             told.append(
                 f"{entry.label}, seed {run.record.seed}: training blew up. The last test loss is "
                 f"{last:,.4g}, of the untrained model {first:,.4g}: a lower local.lr may help."
+            )
+    return told
+
+
+def _idle(entry: Entry) -> list[str]:
+    """Return which runs are at best where the untrained model was."""
+    told = []
+    for run in entry.runs:
+        found = [(row.round, row.test.top1) for row in run.rows if row.test is not None]
+        scores = [score for _, one in found if (score := finite(one)) is not None]
+        if len(scores) < 2 or found[0][0] or found[-1][0] < ROUNDS:
+            continue
+        if max(scores[1:]) < scores[0] + RISE < 1:
+            told.append(
+                f"{entry.label}, seed {run.record.seed}: nothing was learnt in {found[-1][0]:,} "
+                f"rounds. The best accuracy is {percent(max(scores[1:]))} %, of the untrained "
+                f"model {percent(scores[0])} %: is local.lr too high, or much too low?"
             )
     return told
 
