@@ -305,7 +305,7 @@ def test_a_run_that_learnt_nothing_is_told(make, tmp_path, top, rounds, told):
     rows = make.rows(rounds=rounds, noise=0.0)
     rows = [replace(r, test=replace(r.test, top1=top if r.round else 0.1)) for r in rows]
     text = read([make.save(tmp_path, make.record(rounds=rounds), rows)]).text
-    words = "nothing was learnt in 20 rounds. The best accuracy is 10.00 %, of the untrained model"
+    words = "nothing was learnt in 20 rounds. The best accuracy is 10.0 %, of the untrained model"
     assert (words in text) is told
     assert ("learnt in" in text) is told
 
