@@ -28,6 +28,7 @@ def refusal(**changes: Any) -> ConfigError:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"tune__methods": {}}, "[tune] has no key 'methods'.\n  do   did you mean 'method'?"),
         ({"rouns": 3}, "the experiment has no key 'rouns'.\n  do   did you mean 'rounds'?"),
         ({"local__epoch": 1}, "[local] has no key 'epoch'.\n  do   did you mean 'epochs'?"),
         ({"local__LR": 1}, "[local] has no key 'LR'.\n  do   did you mean 'lr'?"),

@@ -89,3 +89,20 @@ def test_the_command_finds_it_beside_the_experiment(here: Path) -> None:
     described = call("methods", METHOD)
     assert described.code == 0, described.err
     assert "Moves each parameter by as much as the clients agree on the direction." in described.out
+
+
+def test_the_command_checks_it(here: Path) -> None:
+    """Line by line, and nothing is hidden behind the first that fails."""
+    done = call("methods", f"scaffold+{METHOD}", "--check")
+    assert (done.code, done.out.count("holds  ")) == (0, len(CHECKS)), done.out
+    text = EXAMPLE.read_text(encoding="utf-8")
+    wrong = text.replace("signs = {", 'delta["fc1.bias"].add_(1.0)\n        signs = {')
+    assert wrong != text
+    (here / "bad_method.py").write_text(wrong.replace("Source: ", "From: "), encoding="utf-8")
+    done = call("methods", "bad_method:Agreement", "--check")
+    assert done.code == 1
+    assert "fails  its docstring says what it is\n       The docstring of agreement" in done.out
+    assert done.out.count("holds  ") < len(CHECKS) - 1
+    found = call("methods", "bad_method:Agreement", "--check", "--json").json
+    assert [one["name"] for one in found] == list(CHECKS)
+    sys.modules.pop("bad_method", None)

@@ -12,6 +12,7 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment.execute import start
+from fedkeel.experiment.hints import hints
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.tune import tune
 from fedkeel.method import outside
@@ -21,6 +22,7 @@ from toys import Net, federation, held, prepared, same
 PARTS = """
 from dataclasses import dataclass
 from typing import ClassVar
+import numpy
 import torch
 from fedkeel.method.roles import *
 
@@ -87,6 +89,29 @@ class Keep(Mine, ClientState, Upload):
         wrong = {"shape": {"c": torch.zeros(3)}, "name": {"d": torch.zeros(2)}, "none": None}
         return {**wrong, "kind": {"c": kind}}.get(self.how, {"c": torch.ones(2)})
     def upload(self, round): return None if self.how == "sends" else {"u": torch.zeros(1)}
+
+COUNT = [0]
+
+@dataclass(frozen=True)
+class Bend(Mine, GradientTransform):
+    how: str = "none"
+    name: ClassVar[str] = "bend"
+    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    def transform_gradient(self, grads, params, step):
+        COUNT[0] += 1
+        if self.how == "start":
+            step.start["fc1.weight"].add_(0.01)
+        if self.how == "params":
+            params["fc1.weight"][0] = 0.0
+        if self.how == "asks":
+            return step.state
+        with_noise = {
+            "numpy": lambda g: g + float(numpy.random.normal()),
+            "count": lambda g: g / COUNT[0],
+            "torch": lambda g: g + torch.randn_like(g),
+            "nan": lambda g: g * float("nan"),
+        }.get(self.how, lambda g: g.mul_(0.5))
+        return {k: with_noise(g) for k, g in grads.items()}
 """
 
 
@@ -160,6 +185,33 @@ def test_what_shows_in_the_rehearsal_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(TrainingError, match=words):
         prepared(method)
+
+
+@pytest.mark.parametrize("how", ["start", "params"])
+def test_what_all_clients_receive_is_changed_by_none_of_them(how: str) -> None:
+    """Every engine made something else of it, and nothing was said."""
+    with pytest.raises(TrainingError, match="was changed in place, in mine") as said:
+        prepared(f"mine:Bend(how='{how}')")
+    assert said.value.got == "other numbers in 'params/fc1.weight'"
+    assert len(said.value.lines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("none", 0), ("torch", 0), ("nan", 0), ("numpy", 1), ("count", 1)],
+)
+def test_a_step_that_does_not_repeat_is_told(how: str, told: int) -> None:
+    """Engines would not agree. What torch draws is drawn anew from the run's seed."""
+    found = hints(prepared(f"mine:Bend(how='{how}')"))
+    assert len(found) == told
+    assert all(one.startswith("the same step of the same client") for one in found)
+
+
+def test_what_a_step_has_is_said_to_who_asks_for_more() -> None:
+    with pytest.raises(TrainingError, match="'Step' object has no attribute 'state'") as said:
+        prepared("mine:Bend(how='asks')")
+    assert str(said.value.do).startswith("Step has batch, start, facts, ")
+    assert "states" not in said.value.do
 
 
 def test_a_comparison_goes_on_with_the_other_methods() -> None:

@@ -12,15 +12,22 @@ from fedkeel.cli.common import JSON, document, say, stderr
 def methods(
     expression: str = typer.Argument(None, metavar="[EXPR]", help="e.g. fedprox+gcfed"),
     bibtex: bool = typer.Option(False, "--bibtex", help="Print BibTeX of exactly these parts."),
+    check: bool = typer.Option(False, "--check", help="Check that it does what methods have to."),
     as_json: bool = JSON,
 ) -> None:
-    """List the methods, or describe one: formula, source, order, state, bytes, citations."""
+    """List the methods, or describe one: formula, source, order, state, bytes, citations.
+
+    What --check finds matters most for a method of your own: whether engines agree on it, whether
+    it goes on after a kill as if nothing had been, whether it changes what is not its own.
+    """
     from fedkeel.method.cite import bibtex as entries
     from fedkeel.method.cite import keys
     from fedkeel.method.grammar import parse
 
     if expression is None:
         document(_listed()) if as_json else _print_list()
+    elif check:
+        _check(expression, as_json)
     elif bibtex:
         found = keys(parse(expression))
         if found:
@@ -31,6 +38,23 @@ def methods(
         document(_objects(expression))
     else:
         _print_page(expression)
+
+
+def _check(expression: str, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from fedkeel.conformance import run_checks
+
+    found = run_checks(expression)
+    if as_json:
+        document([asdict(one) for one in found])
+    else:
+        for one in found:
+            print(f"{'fails' if one.failure else 'holds'}  {one.name}")
+            if one.failure:
+                print(f"       {one.failure}")
+    if any(one.failure for one in found):
+        raise typer.Exit(1)
 
 
 def _print_page(expression: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -107,7 +108,7 @@ def _wanted(message: str, words: _Words) -> str:
 def meant(kind: type[BaseModel], word: str, known: Sequence[str]) -> str:
     """Return what to do about an unknown key: a synonym, its own table, or the nearest word."""
     meant = SYNONYMS.get(word, word)
-    if meant not in known:
+    if meant not in known and not get_close_matches(word, known, n=1, cutoff=0.8):
         elsewhere = [path for path in paths(kind) if path.rpartition(".")[2] == meant]
         if elsewhere:
             return f"set {' or '.join(elsewhere)}"

@@ -82,9 +82,7 @@ def check_method(expression: str, weights: Weights | None = None) -> list[Check]
         TrainingError: it cannot take a first step, or what it keeps for a client has another form
             after it.
     """
-    with arithmetic("float32"):  # tiny tensors: more threads only wait for each other
-        stand = Stand(expression, weights)
-        checks = [Check(name, _failure(check, stand)) for name, check in CHECKS.items()]
+    checks = run_checks(expression, weights)
     failed = [check for check in checks if check.failure]
     if failed:
         raise ConformanceError(
@@ -92,6 +90,13 @@ def check_method(expression: str, weights: Weights | None = None) -> list[Check]
             got="; ".join(f"{check.name}: {check.failure}" for check in failed),
         )
     return checks
+
+
+def run_checks(expression: str, weights: Weights | None = None) -> list[Check]:
+    """Return what `check_method` checks, also where something does not hold."""
+    with arithmetic("float32"):  # tiny tensors: more threads only wait for each other
+        stand = Stand(expression, weights)
+        return [Check(name, _failure(check, stand)) for name, check in CHECKS.items()]
 
 
 def _failure(check: Callable[[Stand], str | None], stand: Stand) -> str:

@@ -15,12 +15,13 @@ from fedkeel.engine.loop import Trainer, sent, survey_client, train_client
 from fedkeel.engine.rows import KEPT, SURVEY, Rows
 from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Tick, Trained, World
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.outside import fingerprint
 from fedkeel.method.server import Replies, surveyed, with_answers
 from fedkeel.records.folder import ANOTHER
-from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
+from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk, walk
 
 
 def flat(message: Message) -> State:
@@ -57,8 +58,27 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
         Shape and type of each tensor of a reply, by path, and of each answer to a survey.
 
     Raises:
-        TrainingError: what the model, the loss or a part raised.
+        TrainingError: what the model, the loss or a part raised; or a part of one's own changed the
+            received model in place.
     """
+    own = fingerprint(world.bench.plan.parts)
+    if not own or world.bench.network.habits.writes:
+        return specs(tried(world, message))
+    before = {path: t._version for path, t in walk(flat(message))}
+    found = specs(tried(world, message))
+    changed = [path for path, t in walk(flat(message)) if t._version != before[path]]
+    if changed:
+        raise TrainingError(
+            f"What the server sent was changed in place, in {', '.join(own)}.",
+            got=f"other numbers in {changed[0]!r}",
+            why="all clients of a round begin from it, and updates are measured from it",
+            do="make new tensors: a + b in place of a.add_(b), and a[0] = 1 on a.clone() alone",
+        )
+    return found
+
+
+def tried(world: World, message: Message) -> State:
+    """Return what the first client sends and keeps after one step, and its answers to surveys."""
     first = int(np.flatnonzero(world.federation.sizes)[0])  # a node has the data of its own alone
     job = Job(row=0, client=first, done=0)
     answers: ByPart = {}
@@ -67,7 +87,7 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
         alone = {part: map_tensors(lambda t: t[None], state) for part, state in answers.items()}
         message = surveyed(message, alone, np.ones(1))
     reply, _, _ = train_client(world, message, job, None, limit=1)
-    return specs({**sent(reply), "survey": dict(answers)})
+    return {**sent(reply), "survey": dict(answers)}
 
 
 def kept_spec(spec: Mapping[str, Spec]) -> dict[str, Spec]:

@@ -164,7 +164,7 @@ def told(method: str) -> list[tuple[str, str]]:
     try:
         return footprint(method).items()
     except FedkeelError as error:
-        return [("not measured", error.what)]
+        return [("not measured", " ".join(one.strip() for one in error.lines()[:3]))]
 
 
 @lru_cache(maxsize=1)

@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 from fedkeel.data.dataset import Dataset
+from fedkeel.engine.rounds import tried
 from fedkeel.errors import counted
-from fedkeel.experiment.prepare import meets, raises_on_one
+from fedkeel.experiment.prepare import learning_rate, meets, raises_on_one
 from fedkeel.experiment.prepared import Prepared
-from fedkeel.tree import nbytes
+from fedkeel.method.outside import fingerprint
+from fedkeel.method.server import server_message
+from fedkeel.tree import nbytes, walk
 
 LARGE = 100.0
 """Size of an input from which a table is taken to want another scale."""
@@ -32,6 +35,7 @@ def hints(prepared: Prepared) -> list[str]:
         _unseen(data, prepared.world.test),
         _unscaled(data),
         _softmax(prepared),
+        _strays(prepared),
         _pairs(prepared),
         _unaugmented(prepared),
         _heavy(prepared),
@@ -103,6 +107,23 @@ def _softmax(prepared: Prepared) -> str:
     return (
         "the model returns probabilities, and cross-entropy takes scores: it makes a softmax of "
         "the softmax, which learns slowly and never surely, so leave it out of the model"
+    )
+
+
+def _strays(prepared: Prepared) -> str:
+    """Return a hint where a method of one's own does not do the same twice."""
+    own = fingerprint(prepared.plan.parts)
+    if not own:
+        return ""
+    lr = learning_rate(prepared.settings, prepared.world.bench, 0)
+    message = server_message(prepared.plan, prepared.server, lr)
+    one, two = (dict(walk(tried(prepared.world, message))) for _ in range(2))
+    if all(torch.equal(t, two[path]) or not t.isfinite().all() for path, t in one.items()):
+        return ""
+    return (
+        f"the same step of the same client comes out otherwise each time: does {', '.join(own)} "
+        "draw random numbers that are not torch's, or keep something outside its state? Engines "
+        "will not agree, and a run that goes on will not be the one that was stopped"
     )
 
 

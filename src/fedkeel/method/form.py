@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -15,6 +17,9 @@ from fedkeel.method.roles import Part
 from fedkeel.own import one_line, where_raised
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
+
+_SEEN = "fedkeel.method.context"
+"""Where the classes are written that parts see: it imports this module."""
 
 
 def whole(part: Part, found: Tree, params: Tree) -> Tree:
@@ -228,7 +233,19 @@ def told(where: str, error: Exception) -> TrainingError:
         where + (f", in {part}." if part else "."),
         got=one_line(error),
         why=f"raised in {where_raised(error)}",
+        do=_has(error),
     )
+
+
+def _has(error: Exception) -> str | None:
+    """Return what there is of a `Step`, `Round`, `Cohort` or `Outcome` that was asked for more."""
+    kind = type(error.obj) if isinstance(error, AttributeError) else None
+    if kind is None or kind.__module__ != _SEEN or not dataclasses.is_dataclass(kind):
+        return None
+    fields = [f.name for f in dataclasses.fields(kind) if f.name not in ("seen", "states")]
+    more = [f"{name}()" for name, value in vars(kind).items() if inspect.isfunction(value)]
+    public = [name for name in [*fields, *more] if not name.startswith("_")]
+    return f"{kind.__name__} has {', '.join(public)}: see {_SEEN}"
 
 
 def _part_of(trace: TracebackType | None) -> str:
