@@ -27,9 +27,11 @@ from fedkeel.config.space import Range, Value
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment.footprint import footprint, told
 from fedkeel.method.bibliography import reference
+from fedkeel.method.context import Cohort, Facts, Outcome, Population, Round, Step
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
 from fedkeel.method.page import markdown, page
 from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.method.roles import ROLES, SLOTS, Capability
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, RunRecord, Scores
 
@@ -198,12 +200,60 @@ It is no model file: frozen parameters are not in it, and its names may change b
 
 """
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "my_method.py"
+"""What the page of methods of one's own shows."""
+
+OWN = """\
+# A method of your own
+
+A method is made of *parts*. A part is a frozen dataclass of hyper-parameters that plays one role or
+several: classes with one method each, or two where something has to begin and go on. It lives in a
+file of yours, and an expression names it by import path: `my_method:Slow` is the class `Slow` in
+`my_method.py` in the folder in which `fedkeel` is called. It is combined with all others, as in
+`fedprox+my_method:Slow(rate=0.3)`, and runs in every engine and in a Flower federation.
+
+[own_method.py](../examples/own_method.py) works at the server. The one below works at the clients,
+each of which remembers something ([my_method.py](../examples/my_method.py)):
+
+```python
+{example}```
+
+    fedkeel methods my_method:Slow --check
+    fedkeel compare experiment.toml --methods "fedavg, my_method:Slow, my_method:Slow+momentum"
+
+`--check` takes seconds, and finds what is hard to see in results: that engines disagree, that a run
+does not go on after a kill with the same bits, that something is changed in place. To search its
+hyper-parameters write `[tune.method."my_method:Slow"]`, see [tune](tune.md).
+
+## What a part has to keep
+
+- A `Tree` is a dict of tensors by the names of the parameters, a `State` one that may hold others.
+  What a part makes of the parameters has all their names, shapes and types.
+- `delta` is always end - start, `grads` always d loss / d params: no other sign convention.
+- Client roles are written for one client and have no branch on data: no `if` on a tensor, no
+  `.item()`; `torch.where`, `clamp` and the like in their place. With one the part still runs,
+  client after client, and `run.json` says why it is slower. Server roles see a leading axis K.
+- Nothing is changed in place but a server part's own memory, and a part keeps nothing itself: what
+  lasts is in a state. Random numbers of a step are `step.noise`, those of the server come from
+  `cohort.rng()`: others are not the same in every engine.
+- A hyper-parameter is a field, with its range where it is declared by `param`. Its default counts
+  where the expression does not name it.
+- `needs`, a set of [capabilities](#what-a-part-may-need), names what the part asks of model, engine
+  and other parts. What cannot be had is refused before anything runs.
+
+## Roles
+
+In the order in which they act. Those marked with 1 are played by at most one part of a method; what
+a role wants stated is a class variable.
+"""
+
 
 def pages() -> dict[str, str]:
     """Return every generated page by its path below docs/."""
     out = {f"methods/{name}.md": markdown(page(name, told(name))) for name in REGISTRY}
     out["methods/README.md"] = table()
     out["legality.md"] = legality()
+    out["own-method.md"] = own()
     out["settings.md"] = settings()
     out["run-folder.md"] = folder()
     return {path: NOTICE + text for path, text in out.items()}
@@ -386,6 +436,45 @@ _WORDS = {
     Range: "range",
     Scores: "scores",
 }
+
+
+def own() -> str:
+    """Return the page of methods of one's own: every role, and what a part sees."""
+    out = [OWN.replace("{example}", EXAMPLE.read_text(encoding="utf-8"))]
+    out += [_row(["role", "to state", "methods", "what it does"]), _row(["---"] * 4)]
+    for kind in ROLES:
+        stated = [f"`{name}`" for name in inspect.get_annotations(kind) if name not in vars(kind)]
+        calls = [
+            f"`{name}({', '.join(list(inspect.signature(value).parameters)[1:])})`"
+            for name, value in vars(kind).items()
+            if getattr(value, "__isabstractmethod__", False) and inspect.isfunction(value)
+        ]
+        calls += [f"`{name}`, a property" for name, v in vars(kind).items() if _is_abstract(v)]
+        about = _plain(" ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split()))
+        one = " 1" if kind in SLOTS else ""
+        out.append(_row([f"`{kind.__name__}`{one}", ", ".join(stated), ", ".join(calls), about]))
+    out += ["", "## What a part may need", "", "`needs = frozenset({Capability.HEAD})`, say.", ""]
+    out += [_row(["capability", "what it is"]), _row(["---"] * 2)]
+    out += [_row([f"`{one.name}`", one.value]) for one in Capability]
+    out += ["", "## What a part sees", ""]
+    for seen in (Step, Round, Facts, Cohort, Outcome, Population):
+        doc = inspect.cleandoc(seen.__doc__ or "")
+        out += [f"### `{seen.__name__}`", "", _plain(doc.partition("\n")[0]), ""]
+        out += [_row(["", "meaning"]), _row(["---"] * 2)]
+        for name, meaning in _args(doc).items():
+            if name not in ("states", "part"):
+                out.append(_row([f"`{name}`", _plain(meaning)]))
+        for name, value in vars(seen).items():
+            if inspect.isfunction(value) and not name.startswith("_") and name != "view":
+                given = ", ".join(list(inspect.signature(value).parameters)[1:])
+                said = inspect.cleandoc(value.__doc__ or "").partition("\n")[0]
+                out.append(_row([f"`{name}({given})`", _plain(said)]))
+        out.append("")
+    return "\n".join(out)
+
+
+def _is_abstract(value: object) -> bool:
+    return isinstance(value, property) and getattr(value.fget, "__isabstractmethod__", False)
 
 
 def folder() -> str:

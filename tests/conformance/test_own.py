@@ -30,6 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copy(EXAMPLE, tmp_path)
     yield tmp_path
     sys.modules.pop("own_method", None)
+    sys.modules.pop("my_method", None)
 
 
 def test_it_is_short() -> None:
@@ -39,6 +40,40 @@ def test_it_is_short() -> None:
 def test_it_does_what_every_method_has_to_do(here: Path) -> None:
     for expression in (f"{METHOD}(power=2.0)", f"scaffold+{METHOD}+momentum"):
         assert [check.name for check in check_method(expression)] == list(CHECKS)
+
+
+def test_so_does_the_one_at_the_clients(here: Path) -> None:
+    """Of docs/own-method.md. Of two rounds the second goes where the first has gone too."""
+    shutil.copy(EXAMPLE.with_name("my_method.py"), here)
+    for expression in ("my_method:Slow", "my_method:Slow(rate=0.6)+momentum"):
+        assert [check.name for check in check_method(expression)] == list(CHECKS)
+    x, y = torch.eye(3), torch.arange(3)
+    given = {"clients": fk.iid(x, y, clients=1), "test": (x, y), "rounds": 2}
+    given |= {"local": fk.Local(lr=0.1, steps=1, batch_size="all"), "weights": "uniform"}
+
+    def run(method: str) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 3)
+        found = fk.run(method, task=fk.Task(net), **given)
+        return net.weight.detach(), found.params["weight"]
+
+    start, plain = run("fedavg")
+    assert torch.equal(run("my_method:Slow(rate=0.0)")[1], plain)
+    moved = {rate: run(f"my_method:Slow(rate={rate})")[1] - start for rate in (0.25, 0.5)}
+
+    def step(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        w, b = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(x @ w.T + b, y)
+        return torch.autograd.grad(loss, (w, b))
+
+    torch.manual_seed(0)
+    bias = torch.nn.Linear(3, 3).bias.detach()
+    for rate, way in moved.items():
+        g1 = step(start, bias)
+        w, b = start - 0.1 * (1 - rate) * g1[0], bias - 0.1 * (1 - rate) * g1[1]
+        g2 = step(w, b)
+        expected = w - 0.1 * (rate * (1 - rate) * g1[0] + (1 - rate) * g2[0]) - start
+        assert torch.allclose(way, expected, atol=1e-7), rate
 
 
 def test_it_is_documented_as_any_other(here: Path) -> None:
