@@ -64,9 +64,18 @@ class Gradient(Broken, GradientTransform):
         raise NotImplementedError
 
 
-class MutatesInput(Gradient):
+class MutatesInput(Broken, ClientState):
+    def init_client(self, start: Tree) -> State:
+        return {"n": torch.zeros(1)}
+
+    def next_client(self, round: Round) -> State:
+        return {"n": round.mine["n"].add_(1.0)}
+
+
+class MutatesMessage(Gradient):
+    """Is refused before it runs: every other check would be of other clients."""
+
     def change(self, grad: Tensor, param: Tensor, step: Step) -> Tensor:
-        step.batch.x.mul_(1.0)
         step.start["fc1.bias"].add_(1e-3)
         return grad
 
@@ -208,11 +217,18 @@ def test_a_broken_part_is_caught(
     assert check in failed(monkeypatch, kind)
 
 
-def test_a_clients_state_that_grows_is_refused_before_any_check(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (GrowingState, "What broken keeps for a client has another form"),
+        (MutatesMessage, "What the server sent was changed in place"),
+    ],
+)
+def test_what_shows_in_the_first_step_is_refused_before_any_check(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Part], words: str
 ) -> None:
-    entered(monkeypatch, GrowingState)
-    with pytest.raises(TrainingError, match="What broken keeps for a client has another form"):
+    entered(monkeypatch, kind)
+    with pytest.raises(TrainingError, match=words):
         check_method("broken")
 
 

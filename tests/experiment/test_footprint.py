@@ -60,7 +60,7 @@ def test_what_is_told() -> None:
 
 def test_what_cannot_be_trained_there_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(method: str) -> None:
-        raise TrainingError(f"{method} needs another model.")
+        raise TrainingError(f"{method} fails.", got="KeyError: 'v'")
 
     monkeypatch.setattr(room, "footprint", fails)
-    assert told("fedprox") == [("not measured", "fedprox needs another model.")]
+    assert told("fedprox") == [("not measured", "fedprox fails. Got KeyError: 'v'.")]

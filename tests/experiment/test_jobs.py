@@ -184,7 +184,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, before: set[int]) -> No
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        made_of([settings(0.1), settings(0.2)], ingredients(partial(Slow, 0.7)), tmp_path, 2)
+        made_of([settings(0.1), settings(0.2)], ingredients(partial(Slow, 0.3)), tmp_path, 2)
     thread.join()
 
 

@@ -164,7 +164,8 @@ def told(method: str) -> list[tuple[str, str]]:
     try:
         return footprint(method).items()
     except FedkeelError as error:
-        return [("not measured", " ".join(one.strip() for one in error.lines()[:3]))]
+        got = "" if error.got is None else f" Got {error.got}."
+        return [("not measured", error.what + got)]
 
 
 @lru_cache(maxsize=1)
