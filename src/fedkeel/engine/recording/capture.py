@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fedkeel.engine.recording import passes
 from fedkeel.engine.recording.expand import expand
@@ -52,14 +52,13 @@ class Captured:
         fresh: frozenset[int] = frozenset(),
         thin: frozenset[int] = frozenset(),
     ) -> None:
-        module = trace(function, example)
-        graph = module.graph
+        graph = trace(function, example)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         graph.eliminate_dead_code()
         passes.skip_idle(graph)
         graph.eliminate_dead_code()
         passes.write_apart(graph, {inputs[i] for i in fresh})
-        passes.fold(module)
+        passes.fold(graph)
         passes.share(graph)
         passes.pool_first(graph)
         multiply(graph)
@@ -77,10 +76,10 @@ class Captured:
         passes.place(graph)
         passes.choose_products(graph)
         graph.lint()
-        module.recompile()
+        constants = {str(n.target): n.meta["constant"] for n in graph.nodes if n.op == "get_attr"}
         self.operations = sum(node.op == "call_function" for node in graph.nodes)
-        self._module = module
-        self._forward = module.forward
+        self._module = fx.GraphModule(constants, graph)
+        self._forward = self._module.forward
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor | tuple[Tensor, ...]]:
         """Return what the function returns, up to rounding; owned arguments are lost."""

@@ -185,8 +185,7 @@ def _add(out: Sum, other: Sum, number: float, scales: tuple[fx.Node, ...] = ()) 
 def _nothing(node: fx.Node) -> bool:
     """Return whether a tensor is made of zeros, such as a momentum at the start."""
     if node.op == "get_attr":
-        own = getattr(node.graph.owning_module, str(node.target), None)
-        return isinstance(own, Tensor) and not own.any()
+        return not node.meta["constant"].any()
     return node.target in (aten.zeros_like.default, aten.new_zeros.default)
 
 

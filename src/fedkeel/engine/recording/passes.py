@@ -108,9 +108,8 @@ _SMALL = 1 << 16
 """Entries of a constant that is kept, at most."""
 
 
-def fold(module: fx.GraphModule) -> None:
+def fold(graph: fx.Graph) -> None:
     """Work out once what depends on the arguments' forms alone, and is not written to later."""
-    graph = module.graph
     changed = written(graph)
     known: dict[fx.Node, Tensor] = {}
     for node in graph.nodes:
@@ -134,10 +133,9 @@ def fold(module: fx.GraphModule) -> None:
     for number, (node, constant) in enumerate(known.items()):
         if all(user in known for user in node.users):
             continue
-        name = f"constant_{number}"
-        module.register_buffer(name, constant.contiguous())
         with graph.inserting_before(node):
-            kept = graph.get_attr(name)
+            kept = graph.get_attr(f"constant_{number}")
+            kept.meta["constant"] = constant.contiguous()
             kept.meta["val"] = node.meta["val"].contiguous()
             # what is returned may be written over by whoever gets it
             own = graph.call_function(aten.clone.default, (kept,)) if output in node.users else kept

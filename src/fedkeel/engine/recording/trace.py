@@ -27,11 +27,12 @@ APART = 0.75
 into the graph by another way than as arguments, its results are other ones: seen at once."""
 
 
-def trace(function: Callable[..., Sequence[Tensor]], example: Sequence[Tensor]) -> fx.GraphModule:
+def trace(function: Callable[..., Sequence[Tensor]], example: Sequence[Tensor]) -> fx.Graph:
     """Run a function once, and return its operations on tensors as a graph.
 
     Each node but the output knows what it gives: ``meta["val"]`` has the forms of its tensors, on
-    torch's device without memory, ``meta["device"]`` where the first of them lies.
+    torch's device without memory, ``meta["device"]`` where the first of them lies. That of a
+    constant holds it as ``meta["constant"]``.
 
     Args:
         function: of tensors, whose Python may depend on their forms and not on their numbers.
@@ -49,7 +50,7 @@ def trace(function: Callable[..., Sequence[Tensor]], example: Sequence[Tensor]) 
     with torch.no_grad(), watch, _Calls():
         found = function(*given)
     graph.output([watch.node(tensor) for tensor in found])
-    return fx.GraphModule(watch.constants, graph)
+    return graph
 
 
 def _names(function: Callable[..., Any], count: int) -> list[str]:
@@ -67,7 +68,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.constants: dict[str, Any] = {}
+        self._constants = 0
         self._graph = graph
         self._nodes = WeakIdKeyDictionary()
         self._varies: set[fx.Node] = set()  # what is not the same in every call
@@ -81,9 +82,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def node(self, tensor: Tensor) -> fx.Node:
         """Return what made a tensor; where that was not seen, it is a constant."""
         if tensor not in self._nodes:
-            name = f"kept_{len(self.constants)}"
-            self.constants[name] = tensor
-            self._made(self._graph.create_node("get_attr", name), tensor)
+            kept = self._graph.create_node("get_attr", f"kept_{self._constants}")
+            kept.meta["constant"] = tensor
+            self._constants += 1
+            self._made(kept, tensor)
         found: fx.Node = self._nodes[tensor]
         return found
 
