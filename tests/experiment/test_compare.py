@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import fedkeel as fk
@@ -323,6 +325,18 @@ def test_a_method_that_failed_at_once_has_no_score_and_is_named(tmp_path: Path) 
             assert "fedprox(mu=1e300): 2 runs failed, for training could not go on." in text
         assert found.rows[0]["best"] is not None
         assert found.rows[0]["failed"] == 0
+
+
+def test_a_method_that_learns_nothing_is_named_beside_the_table() -> None:
+    """In Python too: with units that are dead the score is that of chance, and all is finite."""
+
+    class Dead(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Net.forward(self, x) * 0.0
+
+    found = compare(settings(rounds=6), replace(ingredients(), task=fk.Task(Dead)), ["fedavg"], 1)
+    assert "fedavg, seed 0: nothing was learnt in 6 rounds. The best accuracy is" in str(found)
+    assert "nothing was learnt" not in str(compared(["fedavg"], 1, rounds=6))
 
 
 def test_a_refusal_names_the_method() -> None:
