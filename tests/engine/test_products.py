@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeel.engine.recording import products
 from fedkeel.engine.recording.products import multiply
-from fedkeel.engine.recording.trace import trace
+from fedkeel.engine.recording.trace import module_of, trace
 
 D = torch.float64
 
@@ -68,7 +68,7 @@ def test_products_are_the_convolutions(
     monkeypatch.setattr(products, "LARGE", 0.0 if large else 1e9)
     grads = torch.func.vmap(gradients(**form))
     values = given(3, kernel, made, form.get("groups", 1))
-    module = trace(grads, values)
+    module = module_of(trace(grads, values))
     multiply(module.graph, "cpu")
     module.recompile()
     assert ("convolve_apart" in module.code) == large
@@ -83,7 +83,8 @@ def test_other_convolutions_are_left_alone() -> None:
     alone = trace(gradients(), [t[0] for t in values])
     by_channel = trace(torch.func.vmap(gradients(groups=4)), given(3, (3, 3), 4, groups=4))
     elsewhere = trace(torch.func.vmap(gradients()), values)
-    for module, device in ((alone, "cpu"), (by_channel, "cpu"), (elsewhere, "cuda")):
+    for graph, device in ((alone, "cpu"), (by_channel, "cpu"), (elsewhere, "cuda")):
+        module = module_of(graph)
         module.graph.eliminate_dead_code()
         module.recompile()
         before = module.code

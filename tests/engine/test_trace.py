@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fedkeel.engine.recording.trace import trace
+from fedkeel.engine.recording.trace import module_of, trace
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
 Y = torch.tensor([[2.0, 1.0, -3.0], [0.0, 1.0, 2.0]])
@@ -21,13 +21,6 @@ def outside(x: Tensor) -> Tensor:
     """A copy that torch's modes do not see."""
     with _disable_current_modes():
         return x.clone()
-
-
-def traced(function: Callable[..., list[Tensor]], example: list[Tensor]) -> fx.GraphModule:
-    """What was written down, as a function again."""
-    graph = trace(function, example)
-    kept = {node.target: node.meta["constant"] for node in graph.nodes if node.op == "get_attr"}
-    return fx.GraphModule(kept, graph)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +61,7 @@ def test_what_depends_on_numbers_is_refused(function: Callable[[Tensor], Tensor]
 def test_what_does_not_is_done_again_with_other_numbers(
     function: Callable[[Tensor], Tensor],
 ) -> None:
-    again = traced(lambda x: [function(x)], [X])
+    again = module_of(trace(lambda x: [function(x)], [X]))
     for _ in range(2):
         torch.testing.assert_close(again(Y.clone())[0], function(Y.clone()), rtol=0, atol=1e-6)
 
@@ -79,14 +72,14 @@ def test_a_tensor_of_numbers_is_made_anew_in_each_call() -> None:
         found[0] += x.sum()
         return [found]
 
-    again = traced(count, [X])
+    again = module_of(trace(count, [X]))
     for _ in range(2):
         assert again(Y)[0].tolist() == [4.0, 2.0]
 
 
 def test_a_tensor_that_is_no_argument_may_be_read_and_not_written_to() -> None:
     own = torch.ones(3)
-    again = traced(lambda x: [x + own], [X])
+    again = module_of(trace(lambda x: [x + own], [X]))
     assert torch.equal(again(Y)[0], Y + 1)
     with pytest.raises(RuntimeError, match="no argument is written to"):
         trace(lambda x: [own.add_(x[0])], [X])
@@ -95,17 +88,17 @@ def test_a_tensor_that_is_no_argument_may_be_read_and_not_written_to() -> None:
 
 def test_arguments_are_left_as_they_are() -> None:
     given = X.clone()
-    again = traced(lambda x: [x.add_(1.0)], [given])
+    again = module_of(trace(lambda x: [x.add_(1.0)], [given]))
     assert torch.equal(given, X)
     assert torch.equal(again(given)[0], X + 1)
 
 
 def test_a_tensor_given_twice_is_two_arguments() -> None:
-    again = traced(lambda a, b: [a - b], [X, X])
+    again = module_of(trace(lambda a, b: [a - b], [X, X]))
     assert torch.equal(again(X, Y)[0], X - Y)
 
 
 def test_numbers_that_come_by_another_way_are_other_ones() -> None:
     """So what was recorded gives another result than the function, and is not used."""
-    again = traced(lambda x: [x + outside(x)], [X])
+    again = module_of(trace(lambda x: [x + outside(x)], [X]))
     assert not torch.allclose(again(X)[0], X + X)

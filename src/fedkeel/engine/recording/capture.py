@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from fedkeel.engine.recording import passes
 from fedkeel.engine.recording.expand import expand
 from fedkeel.engine.recording.products import multiply
-from fedkeel.engine.recording.trace import trace
+from fedkeel.engine.recording.trace import module_of, trace
 from fedkeel.engine.recording.updates import centre, fuse
 
 Flat = Sequence[Tensor]
@@ -76,9 +76,8 @@ class Captured:
         passes.place(graph)
         passes.choose_products(graph)
         graph.lint()
-        constants = {str(n.target): n.meta["constant"] for n in graph.nodes if n.op == "get_attr"}
         self.operations = sum(node.op == "call_function" for node in graph.nodes)
-        self._module = fx.GraphModule(constants, graph)
+        self._module = module_of(graph)
         self._forward = self._module.forward
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor | tuple[Tensor, ...]]:

@@ -53,6 +53,12 @@ def trace(function: Callable[..., Sequence[Tensor]], example: Sequence[Tensor]) 
     return graph
 
 
+def module_of(graph: fx.Graph) -> fx.GraphModule:
+    """Return a graph as a function again, with its constants as buffers."""
+    kept = {str(n.target): n.meta["constant"] for n in graph.nodes if n.op == "get_attr"}
+    return fx.GraphModule(kept, graph)
+
+
 def _names(function: Callable[..., Any], count: int) -> list[str]:
     """Return names for the arguments: those that the function has, as far as it has any."""
     known = list(inspect.signature(function).parameters)
