@@ -243,8 +243,8 @@ hyper-parameters write `[tune.method."my_method:Slow"]`, see [tune](tune.md).
 
 ## Roles
 
-In the order in which they act. Those marked with 1 are played by at most one part of a method; what
-a role wants stated is a class variable.
+About in the order in which they act; `fedkeel methods EXPR` has that of a method. Those marked with
+1 are played by at most one part of a method; what a role wants stated is a class variable.
 """
 
 

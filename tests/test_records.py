@@ -387,3 +387,24 @@ def test_a_status_is_replaced_whole(folder: RunFolder) -> None:
     folder.write_run(replace(record(), status="finished"))
     assert folder.read_run().status == "finished"
     assert sorted(p.name for p in folder.path.iterdir()) == ["config.toml", "run.json"]
+
+
+def test_two_threads_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    """The lock is that of the process, and to open the file once more and close it frees it."""
+    with RunFolder(tmp_path).alone():
+        for same in (tmp_path, tmp_path / "sub" / ".."):
+            with (
+                pytest.raises(RunError, match="is being written by another thread"),
+                RunFolder(same).alone(),
+            ):
+                pass
+        code = (
+            "import sys; from pathlib import Path; from fedkeel.records.folder import RunFolder\n"
+        )
+        code += "with RunFolder(Path(sys.argv[1])).alone(): pass"
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path], capture_output=True, text=True
+        )
+        assert "is being written by another process" in done.stderr
+    with RunFolder(tmp_path).alone():
+        pass

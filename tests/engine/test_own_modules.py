@@ -247,11 +247,19 @@ def test_other_numbers_before_a_mask() -> None:
     assert agree(fk.Task(NoisyDrop), ALIKE)
 
 
-def test_what_is_drawn_after_the_steps_follows_them() -> None:
+@pytest.mark.parametrize("sizes", [ALIKE, (13, 13, 8)])
+def test_what_is_drawn_after_the_steps_follows_them(sizes: tuple[int, ...]) -> None:
+    """Also of a client that has ended and stays beside others, which go on."""
+
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(24, 12), nn.Dropout(0.5), nn.Linear(12, 4))
 
-    agree(fk.Task(model), ALIKE, method="mimelite")
+    agree(fk.Task(model), sizes, method="mimelite")
+
+
+def test_what_is_drawn_after_the_steps_lies_as_that_of_one_alone() -> None:
+    """By torch.func masks of attention are filled in another order than by the tape."""
+    agree(fk.Task(Attends), ALIKE, method="mimelite", tokens=True)
 
 
 class Fades(Own):

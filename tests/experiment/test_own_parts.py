@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedkeel as fk
 from fedkeel import config
@@ -90,6 +91,17 @@ class Keep(Mine, ClientState, Upload):
         return {**wrong, "kind": {"c": kind}}.get(self.how, {"c": torch.ones(2)})
     def upload(self, round): return None if self.how == "sends" else {"u": torch.zeros(1)}
 
+@dataclass(frozen=True)
+class Peek(Mine, Survey, GradientTransform):
+    name: ClassVar[str] = "peek"
+    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+    def survey(self, step):
+        last = step.sent.get("survey")
+        nothing = step.start["fc1.bias"].new_zeros(())
+        return {"n": nothing + (1.0 if last is None else 1.0 + last["n"])}
+    def transform_gradient(self, grads, params, step):
+        return {k: g * step.sent["survey"]["n"] for k, g in grads.items()}
+
 COUNT = [0]
 
 @dataclass(frozen=True)
@@ -147,6 +159,14 @@ def test_what_a_part_remembers_of_an_update_is_its_own(kind: str) -> None:
     more = {"rounds": 4, "kind": kind, "workers": 2, "chunk": 2}
     kept, copied = (prepared(f"mine:First(copies={one})", **more) for one in (False, True))
     assert same(start(copied), start(kept))
+
+
+@pytest.mark.parametrize("kind", ["workers", "vectorised"])
+def test_answers_of_the_last_round_are_not_in_the_next_question(kind: str) -> None:
+    """Workers read the message where the last one lay, with its answers."""
+    one, two = (start(prepared("mine:Peek", kind=k, workers=2)) for k in ("sequential", kind))
+    for name, tensor in one.params.items():
+        torch.testing.assert_close(two.params[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rounds", [2, 3])

@@ -262,7 +262,7 @@ class Cohort(Settings):
             raise ConfigError(
                 "cohort.participation selects nobody.",
                 got=f"{share} of {population} clients",
-                expected=f"at least {1 / population:g}",
+                expected=f"more than {0.5 / population:g}",
                 do="raise it, or give a number: cohort.clients = 1",
             )
         return count

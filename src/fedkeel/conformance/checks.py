@@ -36,13 +36,10 @@ from fedkeel.method.server import Server
 from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import State, Tree, walk
 
-TOLERANCE = 1e-11
-"""Largest difference where two ways of computing may round differently, in float64."""
-
-
 BESIDE = 1e-9
-"""The same for one round of clients that train side by side by recorded steps: their rounding is
-within 1e-12 for most methods, and FedReg divides by squared slopes that may be small."""
+"""Largest difference, in float64, after a round of clients that train side by side by recorded
+steps: their rounding is within 1e-12 for most methods, and FedReg divides by squared slopes that
+may be small."""
 
 GROWN = 1e-7
 """The same after several rounds: constraints that just hold or just do not, as FedGC's, turn the

@@ -239,7 +239,7 @@ class Chunks:
                 held, moving = (flat.map(lambda t, n=live: t[:n]) for flat in (held, moving))  # type: ignore[misc]
             batch = feed.batch(step, live, going, self._world.pads)
             clock.lap("data")
-            real = None if self._world.draws is None else feed.real(step, batch)
+            real = None if self._world.draws is None else feed.real(step, batch, going)
             moving = self._lanes.step(common, held, moving, batch, real)
             clock.lap("steps")
         self._wait()

@@ -164,12 +164,15 @@ class Feed:
             out["noise"] = tree.map_tensors(lambda t: t.to(x.device), normal)
         return out
 
-    def real(self, step: int, batch: State) -> Ints | None:
-        """Return [n] examples of each lane that are no padding in a batch; None: all are real."""
-        if "weight" not in batch:
-            return None
+    def real(self, step: int, batch: State, going: int) -> Ints | None:
+        """Return [n] examples of each lane that are no padding in a batch; None: all are real.
+
+        A lane that has ended has none: what it draws at the end follows its own last step.
+        """
         live = 1 if self._single else len(tree.leaf(batch, "y"))
-        return self._sizes[step, :live]
+        if "weight" not in batch and going == live:
+            return None
+        return np.where(np.arange(live) < going, self._sizes[step, :live], 0)
 
     def prepared(self, pads: bool) -> State:
         """Return the distinct examples of each lane's round, for parts that prepare them.

@@ -29,6 +29,7 @@ from fedkeel.method.client import (
 )
 from fedkeel.method.context import ByPart, Facts, Ints, Message
 from fedkeel.method.roles import Capability
+from fedkeel.method.server import without_answers
 from fedkeel.rng import generator, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
@@ -168,7 +169,8 @@ def survey_client(world: World, message: Message, job: Job, mine: ByPart | None)
             seed(torch_seed(world.seed, "survey", message.round, job.client))
             about = facts(world, job.client)
             everything = partial(_batch, world, rows)
-            answers = client_survey(world.bench, message, mine, about, everything)
+            asked = without_answers(message)  # there may be room for them, with the last round's
+            answers = client_survey(world.bench, asked, mine, about, everything)
             form.states("answers to its survey", answers)
             return answers
     except FedkeelError:

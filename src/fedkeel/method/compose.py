@@ -1,6 +1,6 @@
 """Composition: a tuple of parts becomes a `Plan`, or is refused with the reason.
 
-Legality is three rules, checked before any data is touched:
+Legality is three rules, checked before anything is trained:
 
 1. A slot that takes one part has one.
 2. What a part needs is provided by the task and the engine.

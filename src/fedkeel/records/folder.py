@@ -23,6 +23,7 @@ import itertools
 import json
 import os
 import shutil
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,11 @@ class Checkpoint:
     round: int
     arrays: Arrays
     state: dict[str, Any]
+
+
+_HELD: set[Path] = set()
+_HELD_LOCK = threading.Lock()
+"""Folders that this process is writing into."""
 
 
 class RunFolder:
@@ -142,22 +148,41 @@ class RunFolder:
         Raises:
             RunError: it cannot be made or written to, or another process is writing into it.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("ab")  # opened here alone: a close gives it free
-        except OSError as error:
-            raise self._refused(error) from None
-        with file:
+        with self._alone_here():  # before the file is opened: to close it would free the folder
             try:
-                if fcntl is not None:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # workers do not inherit it
-            except OSError as error:  # anything else: a file system without locks
-                if isinstance(error, BlockingIOError):
-                    raise RunError(
-                        f"{self.path} is being written by another process.",
-                        do=f"wait until it ends, or {ANOTHER}",
-                    ) from None
+                self.path.mkdir(parents=True, exist_ok=True)
+                file = (self.path / ".lock").open("ab")
+            except OSError as error:
+                raise self._refused(error) from None
+            with file:
+                try:
+                    if fcntl is not None:
+                        fcntl.lockf(
+                            file, fcntl.LOCK_EX | fcntl.LOCK_NB
+                        )  # workers do not inherit it
+                except OSError as error:  # anything else: a file system without locks
+                    if isinstance(error, BlockingIOError):
+                        raise RunError(
+                            f"{self.path} is being written by another process.",
+                            do=f"wait until it ends, or {ANOTHER}",
+                        ) from None
+                yield
+
+    @contextmanager
+    def _alone_here(self) -> Iterator[None]:
+        """Hold the folder against other threads: the file's lock is that of the whole process."""
+        own = self.path.resolve()
+        with _HELD_LOCK:
+            if own in _HELD:
+                raise RunError(
+                    f"{self.path} is being written by another thread.",
+                    do=f"wait until it ends, or {ANOTHER}",
+                )
+            _HELD.add(own)
+        try:
             yield
+        finally:
+            _HELD.discard(own)
 
     def start(self, record: RunRecord, config: str) -> None:
         """Write what will run into the folder.
