@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -27,9 +27,8 @@ from fedkeel.method.client import (
     client_step,
     client_survey,
 )
-from fedkeel.method.context import ByPart, Facts, Ints, Message
+from fedkeel.method.context import ByPart, Facts, Ints, Message, of
 from fedkeel.method.roles import Capability
-from fedkeel.method.server import without_answers
 from fedkeel.rng import generator, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
@@ -169,7 +168,7 @@ def survey_client(world: World, message: Message, job: Job, mine: ByPart | None)
             seed(torch_seed(world.seed, "survey", message.round, job.client))
             about = facts(world, job.client)
             everything = partial(_batch, world, rows)
-            asked = without_answers(message)  # there may be room for them, with the last round's
+            asked = _unanswered(message)  # there may be room for them, with the last round's
             answers = client_survey(world.bench, asked, mine, about, everything)
             form.states("answers to its survey", answers)
             return answers
@@ -177,6 +176,14 @@ def survey_client(world: World, message: Message, job: Job, mine: ByPart | None)
         raise
     except Exception as error:
         raise _named(error, job.client, 0) from error
+
+
+def _unanswered(message: Message) -> Message:
+    """Return the message as it is before clients have answered, in whatever memory it lies."""
+    told = {
+        k: {n: v for n, v in of(message.sent, k).items() if n != "survey"} for k in message.sent
+    }
+    return replace(message, sent=told)
 
 
 def facts(world: World, client: int) -> Facts:

@@ -204,14 +204,6 @@ def with_answers(message: Message, answers: ByPart) -> Message:
     return replace(message, sent={**message.sent, **told})
 
 
-def without_answers(message: Message) -> Message:
-    """Return the message as it is before clients have answered, in whatever memory it lies."""
-    told = {
-        k: {n: v for n, v in of(message.sent, k).items() if n != "survey"} for k in message.sent
-    }
-    return replace(message, sent=told)
-
-
 def server_rows(plan: Plan, params: Tree) -> ByPart:
     """Return what is remembered of a client of which nothing is known yet."""
     with form.named("What is remembered of a client cannot be begun"):

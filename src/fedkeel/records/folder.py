@@ -23,24 +23,19 @@ import itertools
 import json
 import os
 import shutil
-import threading
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
 
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedkeel.errors import RunError
+from fedkeel.records.lock import alone
 from fedkeel.records.rows import FORMAT, RoundRecord, RunRecord
 
 Arrays = dict[str, NDArray[Any]]
@@ -67,11 +62,6 @@ class Checkpoint:
     round: int
     arrays: Arrays
     state: dict[str, Any]
-
-
-_HELD: set[Path] = set()
-_HELD_LOCK = threading.Lock()
-"""Folders that this process is writing into."""
 
 
 class RunFolder:
@@ -141,48 +131,25 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from writing into the folder, for as long as this one lives.
+        """Keep others from writing into the folder, for as long as this process lives.
 
         The folder is made where there is none.
 
         Raises:
-            RunError: it cannot be made or written to, or another process is writing into it.
+            RunError: it cannot be made or written to, or another process, or thread, is writing
+                into it.
         """
-        with self._alone_here():  # before the file is opened: to close it would free the folder
+        with ExitStack() as stack:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                file = (self.path / ".lock").open("ab")
+                stack.enter_context(alone(self.path))
+            except BlockingIOError as error:
+                raise RunError(
+                    f"{self.path} is being written by another {error.strerror}.",
+                    do=f"wait until it ends, or {ANOTHER}",
+                ) from None
             except OSError as error:
                 raise self._refused(error) from None
-            with file:
-                try:
-                    if fcntl is not None:
-                        fcntl.lockf(
-                            file, fcntl.LOCK_EX | fcntl.LOCK_NB
-                        )  # workers do not inherit it
-                except OSError as error:  # anything else: a file system without locks
-                    if isinstance(error, BlockingIOError):
-                        raise RunError(
-                            f"{self.path} is being written by another process.",
-                            do=f"wait until it ends, or {ANOTHER}",
-                        ) from None
-                yield
-
-    @contextmanager
-    def _alone_here(self) -> Iterator[None]:
-        """Hold the folder against other threads: the file's lock is that of the whole process."""
-        own = self.path.resolve()
-        with _HELD_LOCK:
-            if own in _HELD:
-                raise RunError(
-                    f"{self.path} is being written by another thread.",
-                    do=f"wait until it ends, or {ANOTHER}",
-                )
-            _HELD.add(own)
-        try:
             yield
-        finally:
-            _HELD.discard(own)
 
     def start(self, record: RunRecord, config: str) -> None:
         """Write what will run into the folder.
