@@ -18,13 +18,16 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
-LEAVES = frozenset({"clock", "errors", "matrices", "own", "rng", "tree", "version", "records"})
+LEAVES = frozenset(
+    {"clock", "errors", "matrices", "own", "rng", "tree", "version", "records", "written"}
+)
 
 ALLOWED: dict[str, frozenset[str]] = {
     "clock": frozenset(),
     "errors": frozenset(),
     "matrices": frozenset(),
     "own": frozenset({"errors"}),
+    "written": frozenset({"own"}),
     "version": frozenset(),
     "rng": frozenset(),
     "tree": frozenset(),

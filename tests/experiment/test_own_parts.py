@@ -16,7 +16,6 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.hints import hints
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.experiment.tune import tune
-from fedkeel.method import outside
 from fedkeel.records.folder import RunFolder
 from toys import Net, federation, held, prepared, same
 
@@ -255,7 +254,6 @@ def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:
     start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
     Path("mine.py").write_text(PARTS + "# another line\n")
     del sys.modules["mine"]
-    outside._digest.cache_clear()
     with pytest.raises(RunError, match=r"the method's own code \(mine\.py\), the model or"):
         start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
 

@@ -24,11 +24,11 @@ from fedkeel.experiment.manifest import describe_run, environment
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import estimate
-from fedkeel.own import plain
 from fedkeel.records.rows import RoundRecord
 from fedkeel.task.losses import Loss
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
+from fedkeel.written import plain
 from toys import MODELS, Mapped, Net, federation, held, of_sizes, prepared, same
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------

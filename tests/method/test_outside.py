@@ -136,7 +136,6 @@ def forget(folder: Path) -> None:
     for name, module in list(sys.modules.items()):
         if str(folder) in (getattr(module, "__file__", None) or ""):
             del sys.modules[name]
-    outside._digest.cache_clear()
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -301,7 +300,6 @@ def test_refused_in_four_lines(here: Path, term: str, said: str) -> None:
 def test_a_part_without_a_file_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a session at the prompt: nobody could tell whether its code has changed."""
     parse("mine:Slow")
-    outside._digest.cache_clear()
     with monkeypatch.context() as patch:
         patch.delattr(sys.modules["mine"], "__file__")
         with pytest.raises(CompositionError, match="are in no file"):

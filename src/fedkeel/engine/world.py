@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
-from fedkeel.engine.padding import bears_padding
+from fedkeel.engine.padding import method_bears_padding, network_bears_padding
 from fedkeel.engine.recording.draws import Masks, masks
 from fedkeel.errors import RunError
 from fedkeel.method.client import Bench
-from fedkeel.method.context import ByPart, Floats, Ints, Message
+from fedkeel.method.context import ByPart, Floats, Ints, Message, Population
+from fedkeel.method.outside import fingerprint
 from fedkeel.method.server import Replies, raw_weights
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
@@ -72,10 +73,18 @@ class World:
 
     @cached_property
     def pads(self) -> bool:
-        """Whether padding changes nothing: neither other examples nor random numbers see it."""
-        if self.draws is not None and self.bench.plan.preparations:
+        """Whether nothing sees padding: other examples, random numbers, parts of one's own."""
+        plan = self.bench.plan
+        if self.draws is not None and plan.preparations:
             return False
-        return bears_padding(self.bench.network, self.few, self.draws)
+        if not network_bears_padding(self.bench.network, self.few, self.draws):
+            return False
+        if not fingerprint(plan.parts):
+            return True
+        clients = len(self.federation)
+        several = Population(clients, clients)
+        classes = self.federation.data.classes
+        return method_bears_padding(self.bench, several, classes, self.few, self.draws)
 
     @property
     def few(self) -> Batch:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import shutil
-from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +18,7 @@ from fedkeel.method.grammar import parse
 from fedkeel.own import working_directory_first
 from fedkeel.task.models import builder
 from fedkeel.version import __version__
+from fedkeel.written import imported
 
 PACKAGE = "federation"
 
@@ -90,7 +89,8 @@ def own_modules(experiment: Experiment) -> list[str]:
     found = sorted({one[1] for one in _OWN.finditer(words)})
     for module in found:  # which grows
         file = _file(module)
-        needed = _imported(file) if file is not None else ()
+        names = imported(file) if file is not None else []
+        needed = dict.fromkeys(name.partition(".")[0] for name in names)
         found += [name for name in needed if name not in found and _file(name) is not None]
     return found
 
@@ -104,15 +104,6 @@ def _file(module: str) -> Path | None:
     file = Path(spec.origin).resolve()
     place = file.parent.parent if file.name == "__init__.py" else file.parent
     return file if place == Path.cwd() else None
-
-
-def _imported(file: Path) -> Iterator[str]:
-    """Return the names, without what follows a dot, of the modules that a file imports."""
-    for one in ast.walk(ast.parse(file.read_bytes())):
-        names = [name.name for name in one.names] if isinstance(one, ast.Import) else []
-        if isinstance(one, ast.ImportFrom) and one.module and not one.level:
-            names = [one.module]
-        yield from (name.partition(".")[0] for name in names)
 
 
 def _copied(module: str, out: Path) -> bool:

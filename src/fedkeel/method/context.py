@@ -98,7 +98,9 @@ class Step:
     """One local step of one client, as a part sees it.
 
     Args:
-        batch: the examples of this step; before the first step, those of the round.
+        batch: the examples of this step; before the first step, those of the round. Where clients
+            train side by side some may be padding, of weight 0: `batch.real(dtype)`, [B]. A part of
+            one's own in which padding shows is given batches without.
         start: the received model.
         facts: about the client.
         sent: what this part's server half sent.

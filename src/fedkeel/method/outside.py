@@ -24,7 +24,8 @@ from typing import TypeGuard
 from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import entries
 from fedkeel.method.roles import ROLES, Part
-from fedkeel.own import Wanted, file_digest, find
+from fedkeel.own import Wanted, find
+from fedkeel.written import module_digest
 
 GROUP = "fedkeel.methods"
 """Entry points of packages that bring methods."""
@@ -69,7 +70,7 @@ def word(part: Part) -> str:
 def fingerprint(parts: Iterable[Part]) -> dict[str, str]:
     """Return digests of the files in which parts outside the package are written.
 
-    Only the files of the classes themselves count, not what these import.
+    Files of a user's that these import count too.
     """
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
     return {kind.__module__: _digest(kind.__module__) for kind in kinds if _outside(kind)}
@@ -149,17 +150,20 @@ def _undecided(kind: type[Part], name: str) -> bool:
     return name in _annotated(kind) and not hasattr(kind, name)
 
 
-@lru_cache(maxsize=256)
 def _digest(module: str) -> str:
-    """Return the digest of a module's file, as it was when it was first asked for."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or not Path(file).is_file():
-        raise CompositionError(
-            f"The parts of the module {module!r} are in no file.",
-            why="a run is taken again only while the code of its method is the same",
-            do="write them into my_method.py and name them 'my_method:Slow'",
-        )
-    return file_digest(file, Path(file).stat().st_mtime_ns)
+    """Return the digest of a module, as it was when it was loaded.
+
+    Raises:
+        CompositionError: it is in no file.
+    """
+    found = module_digest(module)
+    if found:
+        return found
+    raise CompositionError(
+        f"The parts of the module {module!r} are in no file.",
+        why="a run is taken again only while the code of its method is the same",
+        do="write them into my_method.py and name them 'my_method:Slow'",
+    )
 
 
 def _stay_importable(kind: type[Part]) -> None:

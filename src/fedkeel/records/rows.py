@@ -108,7 +108,8 @@ class RunRecord:
 
     Args:
         name: name of the run.
-        key: digest of all that decides the numbers: settings, data, initial model, version.
+        key: digest of all that decides the numbers: settings, data, initial model, version, and
+            files of one's own with those that they import.
         method: canonical expression of the method.
         describe: the method in words, one line each.
         parts: one object for each part: ``name``, ``paper``, ``roles``.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from fedkeel.own import attributes, placeless, written
+from fedkeel.written import attributes, placeless, written
 
 
 def in_words(
