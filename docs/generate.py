@@ -9,6 +9,7 @@ The pages are committed; a test fails where they are not what the code says.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import re
@@ -16,6 +17,7 @@ import shutil
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -31,7 +33,7 @@ from fedkeel.method.context import Cohort, Facts, Outcome, Population, Round, St
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
 from fedkeel.method.page import markdown, page
 from fedkeel.method.registry import ALIASES, REGISTRY
-from fedkeel.method.roles import ROLES, SLOTS, Capability
+from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, RunRecord, Scores
 
@@ -233,6 +235,10 @@ hyper-parameters write `[tune.method."my_method:Slow"]`, see [tune](tune.md).
 - Client roles are written for one client and have no branch on data: no `if` on a tensor, no
   `.item()`; `torch.where`, `clamp` and the like in their place. With one the part still runs,
   client after client, and `run.json` says why it is slower. Server roles see a leading axis K.
+- Where clients train side by side and their batches differ in size, shorter ones are filled up with
+  examples of weight 0. A part that looks at a batch as a whole, as by `len(step.batch.y)`, a mean
+  of its inputs or one loss for all, is found out and sees none, which is slower. One that weighs by
+  `step.batch.real(dtype)`, [B], or returns a value for each example, bears them.
 - Nothing is changed in place but a server part's own memory, and a part keeps nothing itself: what
   lasts is in a state. Random numbers of a step are `step.noise`, those of the server come from
   `cohort.rng()`: others are not the same in every engine.
@@ -453,6 +459,13 @@ def own() -> str:
         about = _plain(" ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split()))
         one = " 1" if kind in SLOTS else ""
         out.append(_row([f"`{kind.__name__}`{one}", ", ".join(stated), ", ".join(calls), about]))
+    out += ["", "## What a part may state", "", "Class variables, which have a default.", ""]
+    out += [_row(["of", "name", "default", "meaning"]), _row(["---"] * 4)]
+    for kind in (Part, *ROLES):
+        for name, meaning in _variables(kind).items():
+            if name in vars(kind):
+                value = "frozenset()" if vars(kind)[name] == frozenset() else vars(kind)[name]
+                out.append(_row([f"`{kind.__name__}`", f"`{name}`", f"`{value}`", meaning]))
     out += ["", "## What a part may need", "", "`needs = frozenset({Capability.HEAD})`, say.", ""]
     out += [_row(["capability", "what it is"]), _row(["---"] * 2)]
     out += [_row([f"`{one.name}`", one.value]) for one in Capability]
@@ -471,6 +484,18 @@ def own() -> str:
                 out.append(_row([f"`{name}({given})`", _plain(said)]))
         out.append("")
     return "\n".join(out)
+
+
+def _variables(kind: type) -> dict[str, str]:
+    """Return the class variables that are followed by what they mean, with that."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+    return {
+        one.target.id: _plain(" ".join(after.value.value.split()))
+        for one, after in pairwise(body)
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
 
 
 def _is_abstract(value: object) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.conformance import CHECKS, ConformanceError, check_method
-from fedkeel.conformance.checks import Check
+from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method import grammar, registry, server
 from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
@@ -21,6 +21,7 @@ from fedkeel.method.registry import Recipe
 from fedkeel.method.roles import (
     AggregateTransform,
     Broadcast,
+    Carry,
     ClientState,
     GradientTransform,
     Part,
@@ -70,6 +71,38 @@ class MutatesInput(Broken, ClientState):
 
     def next_client(self, round: Round) -> State:
         return {"n": round.mine["n"].add_(1.0)}
+
+
+class MutatesEnd(Broken, Upload):
+    def upload(self, round: Round) -> State:
+        return {"x": round.end["fc1.bias"].clamp_(min=0.0)}
+
+
+class MutatesCarry(Broken, Carry):
+    def init_carry(self, start: Tree, mine: State) -> State:
+        return {"n": torch.zeros(1)}
+
+    def next_carry(self, before: Tree, carry: State) -> State:
+        return {"n": carry["n"].add_(1.0)}
+
+
+class MutatesModel(Broken, ServerState):
+    def init_server(self, params: Tree, population: Population) -> State:
+        return {}
+
+    def next_server(self, outcome: Outcome) -> State:
+        outcome.end["fc1.bias"].clamp_(min=0.0)
+        return {}
+
+
+class KeepsNaN(Broken, ClientState):
+    """Does nothing wrong."""
+
+    def init_client(self, start: Tree) -> State:
+        return {"best": torch.full((2,), float("nan"))}
+
+    def next_client(self, round: Round) -> State:
+        return {"best": round.mine["best"] + 1.0}
 
 
 class MutatesMessage(Gradient):
@@ -199,7 +232,9 @@ def failed(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "check"),
     [
-        (MutatesInput, "nothing is changed in place"),
+        (MutatesEnd, "nothing is changed in place"),
+        (MutatesCarry, "nothing is changed in place"),
+        (MutatesModel, "nothing is changed in place"),
         (GlobalRandomness, "a seed repeats bit for bit"),
         (ByProcess, "engines agree bit for bit"),
         (ByValue, "clients run side by side as one by one"),
@@ -222,6 +257,7 @@ def test_a_broken_part_is_caught(
     [
         (GrowingState, "What broken keeps for a client has another form"),
         (MutatesMessage, "What the server sent was changed in place"),
+        (MutatesInput, "What a client keeps was changed in place"),
     ],
 )
 def test_what_shows_in_the_first_step_is_refused_before_any_check(
@@ -281,6 +317,11 @@ def test_a_check_that_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ConformanceError, match="LookupError: nothing there") as found:
         check_method("fedavg")
     assert "1 of 12" in found.value.what
+
+
+def test_nan_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, KeepsNaN)
+    assert Check("nothing is changed in place") in run_checks("broken")
 
 
 def test_what_cannot_be_composed_is_not_a_failed_check() -> None:

@@ -86,9 +86,13 @@ class Keep(Mine, ClientState, Upload):
     def init_client(self, start): return {"c": torch.zeros(2)}
     def next_client(self, round):
         kind = torch.zeros(2, dtype=torch.int64)
+        if self.how == "mine":
+            return {"c": round.mine["c"].add_(1.0)}
         wrong = {"shape": {"c": torch.zeros(3)}, "name": {"d": torch.zeros(2)}, "none": None}
         return {**wrong, "kind": {"c": kind}}.get(self.how, {"c": torch.ones(2)})
-    def upload(self, round): return None if self.how == "sends" else {"u": torch.zeros(1)}
+    def upload(self, round):
+        round.note("size", torch.zeros(2) if self.how == "long" else 0.5)
+        return {"sends": None, "bare": torch.zeros(2)}.get(self.how, {"u": torch.zeros(1)})
 
 @dataclass(frozen=True)
 class Peek(Mine, Survey, GradientTransform):
@@ -116,6 +120,10 @@ class Bend(Mine, GradientTransform):
             params["fc1.weight"][0] = 0.0
         if self.how == "asks":
             return step.state
+        if self.how == "noise":
+            return {k: g + step.noise[k] for k, g in grads.items()}
+        if self.how == "counts":
+            return {k: g / step.facts.counts.sum() for k, g in grads.items()}
         with_noise = {
             "numpy": lambda g: g + float(numpy.random.normal()),
             "count": lambda g: g / COUNT[0],
@@ -190,7 +198,15 @@ def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None
         ("mine:Send", "What send sends to the clients is no state"),
         ("mine:Rows(how='init')", "What rows remembers of a client is no state"),
         ("mine:Keep(how='none')", "What keep keeps for a client is no state"),
-        ("mine:Keep(how='sends')", "uploads/keep is of type NoneType"),
+        ("mine:Keep(how='sends')", "What keep sends to the server is no state"),
+        (
+            "mine:Keep(how='bare')",
+            r"(?s)What keep sends .*got \[2\] of float32; expected a dict of named tensors",
+        ),
+        ("mine:Keep(how='mine')", "(?s)What a client keeps was changed in place.*'keep/c'"),
+        ("mine:Keep(how='long')", r"(?s)in keep\..*'size' is one number for a client; got \[2\]"),
+        ("mine:Bend(how='noise')", "(?s)in bend.*noise is there for .*Capability.NOISE in"),
+        ("mine:Bend(how='counts')", "(?s)in bend.*counts is .* need it: Capability.CLASS_COUNTS"),
         (
             "mine:Keep(how='shape')",
             r"(?s)What keep keeps for a client has another form.*\[3\] of float.*\[2\] of float",
@@ -231,6 +247,11 @@ def test_what_a_step_has_is_said_to_who_asks_for_more() -> None:
         prepared("mine:Bend(how='asks')")
     assert str(said.value.do).startswith("Step has batch, start, facts, ")
     assert "states" not in said.value.do
+
+
+def test_a_number_is_noted_as_it_is() -> None:
+    found = start(prepared("mine:Keep(how='well')", kind="vectorised", chunk=2, workers=1))
+    assert [row.notes for row in found.rows[1:]] == [{"keep.size": 0.5}] * 3
 
 
 def test_a_comparison_goes_on_with_the_other_methods() -> None:

@@ -108,6 +108,46 @@ class Cites(Slow):
     paper: ClassVar[str] = "nobody2030"
 
 
+@dataclass(frozen=True)
+class Shaped(Slow):
+    shape: tuple[float, ...] = (1.0,)
+    name: ClassVar[str] = "shaped"
+
+
+@dataclass(frozen=True)
+class Unread(Slow):
+    other: "NoSuchType" = None
+    name: ClassVar[str] = "unread"
+
+
+@dataclass(frozen=True)
+class Short(Slow):
+    name: ClassVar[str] = "short"
+
+    def transform_update(self, delta):
+        return delta
+
+
+@dataclass(frozen=True)
+class Defaults(Slow):
+    """Takes more than it is given, by defaults."""
+
+    name: ClassVar[str] = "defaults"
+
+    def transform_update(self, delta, round, *more, factor=0.5):
+        return delta
+
+
+@dataclass(frozen=True)
+class Choosy(Slow):
+    mode: str | None = None
+    name: ClassVar[str] = "choosy"
+
+    def __post_init__(self):
+        if self.mode == "fast":
+            raise ValueError("no such mode")
+
+
 pair = (Slow, Slower)
 twins = (Slow, Slow)
 empty = ()
@@ -280,6 +320,10 @@ def test_the_real_entry_points_can_be_read() -> None:
         ("mine:Local", "calls itself 'gcfed.local'"),
         ("mine:Survey", "no name for a part"),
         ("mine:Cites", "cites 'nobody2030'"),
+        ("mine:Shaped", "declares 'shape' as tuple[float, ...], which no expression can give"),
+        ("mine:Unread", "cannot be read: NameError: name 'NoSuchType' is not defined"),
+        ("mine:Short", "transform_update(self, delta), which is called with (delta, round)"),
+        ("mine:Choosy(mode=fast)", "choosy (Choosy) cannot be made with mode='fast'."),
         ("mine:Slow.w", "has no part 'w'"),
         ("mine:pair.w", "expected slow or slower"),
         ("mine:Slow(rat=1)", "did you mean 'rate'?"),
@@ -295,6 +339,11 @@ def test_refused_in_four_lines(here: Path, term: str, said: str) -> None:
         parse(f"fedavg+{term}")
     assert said in str(caught.value)
     assert 1 <= len(str(caught.value).splitlines()) <= 4
+
+
+@pytest.mark.parametrize("term", ["mine:Defaults", "mine:Choosy", "mine:Choosy(mode=slow)"])
+def test_what_can_be_made_and_called_is_taken(here: Path, term: str) -> None:
+    assert parse(term).parts
 
 
 def test_a_part_without_a_file_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

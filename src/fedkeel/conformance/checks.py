@@ -30,9 +30,11 @@ from fedkeel.experiment.execute import start
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.room import estimate
 from fedkeel.experiment.rounds import Result
-from fedkeel.method.client import wired
+from fedkeel.method.client import Progress, wired
+from fedkeel.method.context import ByPart
 from fedkeel.method.docstring import read
 from fedkeel.method.server import Server
+from fedkeel.own import one_line
 from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import State, Tree, walk
 
@@ -101,8 +103,10 @@ def _failure(check: Callable[[Stand], str | None], stand: Stand) -> str:
         return check(stand) or ""
     except CompositionError:
         raise
+    except FedkeelError as error:
+        return f"{error.what} Got {error.got}" if error.got else error.what
     except Exception as error:  # a check that raises has failed, whatever it raises
-        return f"{type(error).__name__}: {error}"
+        return one_line(error)
 
 
 def _differ(a: Tree, b: Tree, tolerance: float = 0.0) -> str:
@@ -159,9 +163,27 @@ def _pure(stand: Stand) -> str:
     sent: State = {"delta": dict(replies.delta), "uploads": dict(replies.uploads)}
     copies = tree.map_tensors(torch.clone, sent)
     stand.aggregate(server, replies)
-    for state, copy in zip([*watched, sent], [*before, copies], strict=True):
+    return _changed([*watched, sent], [*before, copies]) or _in_steps(stand, mine)
+
+
+def _in_steps(stand: Stand, mine: ByPart) -> str:
+    """Return what a step, or the end of a round, changes of what came before; "" if nothing."""
+    seen: list[State] = []
+    copies: list[State] = []
+
+    def before(progress: Progress) -> None:
+        seen.append({"params": dict(progress.params), "carry": dict(progress.carry)})
+        copies.append(tree.map_tensors(torch.clone, seen[-1]))
+
+    stand.reply(stand.prepared.server, 3, mine, before=before)
+    return _changed(seen, copies)
+
+
+def _changed(states: list[State], copies: list[State]) -> str:
+    """Return the first tensor that differs from its copy, in words; "" if none does."""
+    for state, copy in zip(states, copies, strict=True):
         for (path, now), (_, then) in zip(walk(state), walk(copy), strict=True):
-            if not torch.equal(now, then):
+            if not torch.equal(now.nan_to_num(), then.nan_to_num()):
                 return f"{path} was changed in place"
     return ""
 

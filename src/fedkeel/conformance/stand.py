@@ -20,6 +20,7 @@ from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.rounds import Result
 from fedkeel.method.client import (
     Bench,
+    Progress,
     Reply,
     client_finish,
     client_start,
@@ -197,9 +198,17 @@ class Stand:
         return Remembered(branches(stack(rows)), np.array([k % 2 == 0 for k in clients]))
 
     def reply(
-        self, server: Server, k: int, mine: ByPart | None = None, padded: int = 0
+        self,
+        server: Server,
+        k: int,
+        mine: ByPart | None = None,
+        padded: int = 0,
+        before: Callable[[Progress], None] = lambda _: None,
     ) -> tuple[Reply, int, int]:
-        """One client's round, with `padded` steps added that must change nothing."""
+        """One client's round, with `padded` steps added that must change nothing.
+
+        `before` is told what there is before each step, and before the end of the round.
+        """
         message = self.message(server)
         normal = self.noise(message, k)
         planned = self.planned(k, server.round)
@@ -210,6 +219,7 @@ class Stand:
             for at, positions in enumerate(planned):
                 rows = torch.from_numpy(positions)
                 first = torch.from_numpy(planned[at % self.per_pass(k)])
+                before(progress)
                 step = partial(client_step, client)
                 progress = step(progress, self.batch(k, positions), rows, first, noise=normal())
             no = torch.tensor(False)
@@ -217,6 +227,7 @@ class Stand:
                 progress = step(
                     progress, self.batch(k, positions), rows, first, active=no, noise=normal()
                 )
+            before(progress)
             finished = client_finish(client, progress, len(planned))
         return finished, len(planned), sum(len(p) for p in planned)
 

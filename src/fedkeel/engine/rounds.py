@@ -15,13 +15,15 @@ from fedkeel.engine.loop import Trainer, sent, survey_client, train_client
 from fedkeel.engine.rows import KEPT, SURVEY, Rows
 from fedkeel.engine.store import client_store
 from fedkeel.engine.world import Job, Tick, Trained, World
-from fedkeel.errors import RunError, TrainingError
+from fedkeel.errors import RunError
+from fedkeel.method import form
+from fedkeel.method.client import kept
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.outside import fingerprint
 from fedkeel.method.server import Replies, surveyed, with_answers
 from fedkeel.records.folder import ANOTHER
-from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk, walk
+from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
 
 
 def flat(message: Message) -> State:
@@ -58,35 +60,39 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
         Shape and type of each tensor of a reply, by path, and of each answer to a survey.
 
     Raises:
-        TrainingError: what the model, the loss or a part raised; or a part of one's own changed the
-            received model in place.
+        TrainingError: what the model, the loss or a part raised; or a part of one's own changed in
+            place what it had received, or what it had kept.
     """
     own = fingerprint(world.bench.plan.parts)
     if not own or world.bench.network.habits.writes:
         return specs(tried(world, message))
-    before = {path: t._version for path, t in walk(flat(message))}
+    received, said = flat(message), f"was changed in place, in {', '.join(own)}"
+    before = form.versions(received)
     found = specs(tried(world, message))
-    changed = [path for path, t in walk(flat(message)) if t._version != before[path]]
-    if changed:
-        raise TrainingError(
-            f"What the server sent was changed in place, in {', '.join(own)}.",
-            got=f"other numbers in {changed[0]!r}",
-            why="all clients of a round begin from it, and updates are measured from it",
-            do="make new tensors: a + b in place of a.add_(b), and a[0] = 1 on a.clone() alone",
-        )
+    form.unchanged(f"What the server sent {said}", before, received)
+    mine, _ = kept(world.bench, message, None)
+    before = form.versions(dict(mine))
+    tried(world, message, mine)
+    form.unchanged(f"What a client keeps {said}", before, dict(mine))
     return found
 
 
-def tried(world: World, message: Message) -> State:
-    """Return what the first client sends and keeps after one step, and its answers to surveys."""
+def tried(world: World, message: Message, mine: ByPart | None = None) -> State:
+    """Return what the first client sends and keeps after one step, and its answers to surveys.
+
+    Args:
+        world: method, model, data and seed.
+        message: what the server sent.
+        mine: what the client kept, None the first time.
+    """
     first = int(np.flatnonzero(world.federation.sizes)[0])  # a node has the data of its own alone
     job = Job(row=0, client=first, done=0)
     answers: ByPart = {}
     if world.bench.plan.surveys:
-        answers = survey_client(world, message, job, None)
-        alone = {part: map_tensors(lambda t: t[None], state) for part, state in answers.items()}
-        message = surveyed(message, alone, np.ones(1))
-    reply, _, _ = train_client(world, message, job, None, limit=1)
+        answers = survey_client(world, message, job, mine)
+        alone = map_tensors(lambda t: t[None], dict(answers))
+        message = surveyed(message, branches(alone), np.ones(1))
+    reply, _, _ = train_client(world, message, job, mine, limit=1)
     return {**sent(reply), "survey": dict(answers)}
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Buffers, Local
+from fedkeel.method import form
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Facts, Message, Round, Step, of
-from fedkeel.method.form import whole
 from fedkeel.method.optim import LocalSGD, path_length
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
@@ -240,14 +240,14 @@ def client_step(
     rule = plan.gradient_rule
     grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     if rule is not None:
-        grads = whole(rule, grads, params)
+        grads = form.whole(rule, grads, params)
     for part in plan.gradient_transforms:
         grads = part.transform_gradient(grads, params, step.view(part.name))
-        grads = whole(part, grads, params)
+        grads = form.whole(part, grads, params)
     moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, rate)
     for correction in plan.corrections:
         moved = correction.correct(moved, step.view(correction.name))
-        moved = whole(correction, moved, params)
+        moved = form.whole(correction, moved, params)
     carry = {
         part.name: part.next_carry(params, of(progress.carry, part.name)) for part in plan.carries
     }
@@ -301,12 +301,12 @@ def client_finish(
 
     delta = tree.sub(progress.params, client.start)
     for part in plan.update_transforms:
-        delta = whole(part, part.transform_update(delta, view(part.name)), client.start)
+        delta = form.whole(part, part.transform_update(delta, view(part.name)), client.start)
     round, codec = replace(round, delta=delta), plan.codec
     encoded: ByPart = {}
     if codec is not None:
         encoded[codec.name] = codec.encode(delta, view(codec.name))
-        delta = whole(codec, codec.decode(encoded[codec.name], client.start), client.start)
+        delta = form.whole(codec, codec.decode(encoded[codec.name], client.start), client.start)
     mine = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
     if bench.buffers == "local":
         mine[BUFFERS] = dict(progress.buffers)
@@ -316,6 +316,7 @@ def client_finish(
         for part in plan.uploads
     }
     uploads.update(encoded)
+    form.states("sends to the server", uploads)
     return Reply(
         delta=delta,
         buffers=buffers,

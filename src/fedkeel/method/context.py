@@ -308,12 +308,23 @@ class Round:
         return self.everything().view(self.part)
 
     def mean_grad(self) -> Tree:
-        """Return the mean gradient along the local path, (start - end) / (lr * unit)."""
+        """Return the mean gradient along the local path; who asks for it needs LINEAR_ACCUMULATION.
+
+        It is (start - end) / (lr * unit), which means something only where no part bends the steps.
+        """
         moved = tree.sub(self.end, self.start)  # as the update is made: recorded, it is made once
         return tree.scale(moved, -1.0 / (self.lr * self.unit))
 
-    def note(self, name: str, value: Tensor) -> None:
-        """Record a diagnostic of this client, a 0-d tensor; the record holds the cohort's mean."""
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Record a diagnostic of this client, one number; the record holds the cohort's mean.
+
+        Raises:
+            ValueError: `value` is a tensor of several numbers.
+        """
+        if not isinstance(value, Tensor):
+            value = next(iter(self.end.values())).new_tensor(float(value))
+        if value.ndim:
+            raise ValueError(f"{name!r} is one number for a client; got {list(value.shape)}")
         self.notes[f"{self.part}.{name}"] = value
 
 
@@ -335,8 +346,8 @@ class Cohort:
     """The clients of a round, as a server part sees them. Rows are in ascending client order.
 
     Args:
-        clients: [K] stable client indices.
-        weights: [K] sum to 1.
+        clients: [K] stable client indices, a NumPy array.
+        weights: [K] sum to 1, a NumPy array in float64.
         lr: local learning rate of the round.
         round: rounds completed before this one.
         population: how many clients there are.
@@ -346,7 +357,7 @@ class Cohort:
             they may be sums over some of the clients, [G, ...].
         state: what this part remembers.
         rows: what this part remembers of each of these clients, tensors [K, ...].
-        seen: [K] whether it has remembered something of each before.
+        seen: [K] whether it has remembered something of each before, a NumPy array.
         answer: the mean answer to what this part asked before training.
         notes: diagnostics of all parts.
         part: name of the part.
@@ -372,7 +383,7 @@ class Cohort:
         return tree.group_names(self.names, kind)
 
     def rng(self) -> np.random.Generator:
-        """Return this part's random stream for this round."""
+        """Return this part's random stream for this round, a generator of NumPy."""
         return generator(self.seed, self.part, self.round)
 
     def note(self, name: str, value: float) -> None:

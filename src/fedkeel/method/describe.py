@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.method.compose import Plan, roles_of
-from fedkeel.method.hyperparameters import hyperparameter_types
+from fedkeel.method.hyperparameters import hyperparameter_types, type_name
 from fedkeel.method.roles import LocalWork, Part
 
 
@@ -88,9 +87,7 @@ def parameters(part: Part) -> list[dict[str, Any]]:
     return [
         {
             "name": f.name,
-            "type": re.sub(r"typing\.|fedkeel\.\w+\.", "", str(hints[f.name]))
-            .replace("<class '", "")
-            .replace("'>", ""),
+            "type": type_name(hints[f.name]),
             "range": dict(f.metadata),
             "default": f.default,
             "value": getattr(part, f.name),

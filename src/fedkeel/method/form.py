@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -183,6 +184,41 @@ def same(told: str, before: Mapping[str, State], after: Mapping[str, State]) -> 
     )
 
 
+def versions(given: Mapping[str, Tensor | State]) -> dict[str, int]:
+    """Return how often each tensor has been changed in place, by path."""
+    return {path: t._version for path, t in tree.walk(given)}
+
+
+def unchanged(told: str, before: dict[str, int], given: Mapping[str, Tensor | State]) -> None:
+    """Refuse what has changed in place since `before`.
+
+    Args:
+        told: what it was and by whom, e.g. "What the server sent was changed in place, in mine".
+        before: `versions` of it.
+        given: what was given to parts.
+
+    Raises:
+        TrainingError: names the first tensor that holds other numbers.
+    """
+    changed = [path for path, n in versions(given).items() if n != before[path]]
+    if changed:
+        raise TrainingError(
+            f"{told}.",
+            got=f"other numbers in {changed[0]!r}",
+            why="others begin from it too, and measure from it",
+            do="make new tensors: a + b in place of a.add_(b), and a[0] = 1 on a.clone() alone",
+        )
+
+
+@contextmanager
+def kept_as_is(part: Part, **given: Tree) -> Iterator[None]:
+    """Refuse a part that changes models in place that it is given, by what they are called."""
+    trees: State = {name: dict(one) for name, one in given.items()}
+    before = versions(trees)
+    yield
+    unchanged(f"{part.name} ({type(part).__name__}) changes a model in place", before, trees)
+
+
 def finite(round: int, makers: Iterable[Part], model: Tree) -> None:
     """Refuse a global model with NaN or infinity, made of clients' updates that had none.
 
@@ -233,8 +269,23 @@ def told(where: str, error: Exception) -> TrainingError:
         where + (f", in {part}." if part else "."),
         got=one_line(error),
         why=f"raised in {where_raised(error)}",
-        do=_has(error),
+        do=_has(error) or _undeclared(error),
     )
+
+
+_ASKED = {".noise": "NOISE", ".counts": "CLASS_COUNTS"}
+"""What a part sees only where it declares that it needs it."""
+
+
+def _undeclared(error: Exception) -> str | None:
+    """Return which need a part does not declare, where it found None in place of what it is for."""
+    if "NoneType" not in str(error):
+        return None
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    for word, need in _ASKED.items():
+        if word in line:
+            return f"{word[1:]} is there for parts that need it: Capability.{need} in `needs`"
+    return None
 
 
 def _has(error: Exception) -> str | None:

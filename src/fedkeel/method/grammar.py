@@ -17,11 +17,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedkeel.config import Weights
-from fedkeel.errors import CompositionError, did_you_mean
+from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.outside import installed
 from fedkeel.method.registry import ALIASES, REGISTRY, Recipe, lookup
 from fedkeel.method.roles import Capability, Part
+from fedkeel.own import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*:")
@@ -150,8 +151,23 @@ def build(term: Term, expression: str) -> list[Part]:
     for short, kind in parts.items():
         own = {f.name for f in fields(kind)}
         given = {k: v for k, v in term.values.items() if k in own}
-        out.append(kind(**{**recipe.defaults.get(short, {}), **given}))
+        out.append(_made(kind, {**recipe.defaults.get(short, {}), **given}))
     return out
+
+
+def _made(kind: type[Part], values: dict[str, Any]) -> Part:
+    """Return a part with its hyper-parameters; its class may refuse them."""
+    try:
+        return kind(**values)
+    except FedkeelError:
+        raise
+    except Exception as error:  # in a `__post_init__`
+        shown = ", ".join(f"{key}={value!r}" for key, value in values.items())
+        raise CompositionError(
+            f"{kind.name} ({kind.__name__}) cannot be made with {shown or 'its defaults'}.",
+            got=one_line(error),
+            why=f"raised in {where_raised(error)}",
+        ) from error
 
 
 def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from functools import lru_cache
@@ -34,6 +35,18 @@ def hyperparameter_types(kind: type[Part]) -> dict[str, Any]:
     """Return the types of a part's hyper-parameters by name."""
     hints = typing.get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def expressible(hint: Any) -> bool:  # noqa: ANN401 - a type hint
+    """Return whether values of a type can be written in an expression."""
+    plain = (bool, int, float, str, type(None))
+    return all(option in plain or get_origin(option) is Literal for option in _options(hint))
+
+
+def type_name(hint: Any) -> str:  # noqa: ANN401
+    """Return a type as it is written, without the modules that everyone knows."""
+    shown = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return re.sub(r"typing\.|fedkeel\.\w+\.", "", shown)
 
 
 def _options(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type hint

@@ -23,8 +23,9 @@ from typing import TypeGuard
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import entries
+from fedkeel.method.hyperparameters import expressible, hyperparameter_types, type_name
 from fedkeel.method.roles import ROLES, Part
-from fedkeel.own import Wanted, find
+from fedkeel.own import Wanted, find, one_line
 from fedkeel.written import module_digest
 
 GROUP = "fedkeel.methods"
@@ -139,7 +140,40 @@ def _flaw(kind: type[Part]) -> str:
     if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "is no frozen dataclass"
     bare = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
-    return f"has no default for {', '.join(bare)}" if bare else ""
+    if bare:
+        return f"has no default for {', '.join(bare)}"
+    return _untold(kind) or _misshapen(kind)
+
+
+def _untold(kind: type[Part]) -> str:
+    """Return what is wrong with the types of a part's hyper-parameters, "" where nothing is."""
+    try:
+        types = hyperparameter_types(kind)
+    except Exception as error:  # whatever stands in an annotation
+        return f"has a hyper-parameter of a type that cannot be read: {one_line(error)}"
+    odd = [name for name, hint in types.items() if not expressible(hint)]
+    if not odd:
+        return ""
+    return (
+        f"declares {odd[0]!r} as {type_name(types[odd[0]])}, which no expression can give: a "
+        "hyper-parameter is an int, a float, a bool, a str, a Literal of such, or None"
+    )
+
+
+def _misshapen(kind: type[Part]) -> str:
+    """Return which method of a role takes other arguments than the role gives, "" where none."""
+    for role in (role for role in ROLES if issubclass(kind, role)):
+        for name in sorted(getattr(role, "__abstractmethods__", ())):
+            wanted, own = getattr(role, name), getattr(kind, name)
+            if isinstance(wanted, property) or not inspect.isfunction(own):
+                continue
+            names = list(inspect.signature(wanted).parameters)
+            try:
+                inspect.signature(own).bind(*names)
+            except TypeError:
+                given = ", ".join(names[1:])
+                return f"has a {name}{inspect.signature(own)}, which is called with ({given})"
+    return ""
 
 
 def _annotated(kind: type[Part]) -> set[str]:

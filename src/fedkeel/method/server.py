@@ -326,18 +326,20 @@ def _aggregate(
         delta = form.whole(part, delta, server.params)
     lap("projection")
     optimiser = plan.server_optimiser
-    applied = optimiser.apply(server.params, delta, updates, view(optimiser.name))
+    with form.kept_as_is(optimiser, start=server.params):
+        applied = optimiser.apply(server.params, delta, updates, view(optimiser.name))
     params, state = form.pair(optimiser, applied)
     params = form.whole(optimiser, params, server.params)
-    memory: ByPart = {optimiser.name: state}
+    memory, known = {optimiser.name: state}, ByPart()
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
-        memory[keeper.name] = keeper.next_server(outcome)
+        with form.kept_as_is(keeper, start=server.params, end=params):
+            memory[keeper.name] = keeper.next_server(outcome)
     form.same("remembers at the server", server.memory, memory)
-    known = {
-        table.name: table.next_rows(Outcome(server.params, params, updates, view(table.name)))
-        for table in plan.tables
-    }
+    for table in plan.tables:
+        outcome = Outcome(server.params, params, updates, view(table.name))
+        with form.kept_as_is(table, start=server.params, end=params):
+            known[table.name] = table.next_rows(outcome)
     form.same("remembers of clients", rows, known)
     buffers = _mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), known
