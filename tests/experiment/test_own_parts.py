@@ -271,10 +271,41 @@ def test_a_comparison_goes_on_with_the_other_methods() -> None:
     assert len(json.loads(Path("both/comparison.json").read_text())["runs"]) == 2
 
 
+def test_a_run_that_failed_before_its_first_round_keeps_nothing_from_its_folder() -> None:
+    """Its method is mended, and the same command is given once more."""
+    once = PARTS.replace("cohort.round == 1", "cohort.round == 0")
+    for text, fails in ((once, True), (PARTS, False)):
+        written_anew(text)
+        ready = prepared("mine:Change(how='raises')", rounds=1)
+        if fails:
+            with pytest.raises(TrainingError, match="in round 1 failed"):
+                start(ready, Path("run"))
+        else:
+            start(ready, Path("run"))
+    assert [row.round for row in RunFolder("run").rows()] == [0, 1]
+    alone = start(ready, Path("other"))
+    assert same(alone, start(ready, Path("run")))  # as it is there
+
+
+def test_a_run_that_failed_later_keeps_its_folder() -> None:
+    ready = prepared("mine:Change(how='raises')", rounds=2)
+    with pytest.raises(TrainingError, match="in round 2 failed"):
+        start(ready, Path("run"))
+    before = Path("run/rounds.jsonl").read_bytes()
+    written_anew(PARTS + "# another line\n")
+    with pytest.raises(RunError, match="run holds another run"):
+        start(prepared("mine:Change(how='raises')", rounds=2), Path("run"))
+    assert Path("run/rounds.jsonl").read_bytes() == before
+
+
+def written_anew(text: str) -> None:
+    Path("mine.py").write_text(text)
+    sys.modules.pop("mine", None)
+
+
 def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:
     start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
-    Path("mine.py").write_text(PARTS + "# another line\n")
-    del sys.modules["mine"]
+    written_anew(PARTS + "# another line\n")
     with pytest.raises(RunError, match=r"the method's own code \(mine\.py\), the model or"):
         start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
 

@@ -48,6 +48,21 @@ def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_p
     assert "Version differs: 0.1.0; 0.0.9." in differences(entries)
 
 
+def test_a_method_whose_code_has_changed_is_several_entries(make, tmp_path):
+    """Each version with a seed of its own: they would be averaged by their settings."""
+    made = []
+    for seed, code in enumerate(("aaaaaaaa1", "bbbbbbbb2")):
+        own = make.record("mine:A", seed, parts=[{"name": "a", "roles": [], "code": code}])
+        made.append(make.save(tmp_path, own, make.rows(rounds=2)))
+    made.append(make.save(tmp_path, make.record("fedavg"), make.rows(rounds=2)))
+    entries = load(made)
+    labels = ["mine:A · code aaaaaa", "mine:A · code bbbbbb", "fedavg"]
+    assert [entry.label for entry in entries] == labels
+    told = "The code of mine:A was changed between runs: aaaaaa ran 2026-11-21, bbbbbb ran "
+    assert told in " ".join(differences(entries))
+    assert "The code" not in " ".join(differences(load(made[1:])))
+
+
 def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
     records = [make.record(name=name, key=name) for name in ("one", "two")]
     entries = load([make.save(tmp_path, record, make.rows(rounds=2)) for record in records])

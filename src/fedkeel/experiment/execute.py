@@ -58,13 +58,15 @@ def start(
     found = _found(folder, prepared)
     if found is None:
         check_disk(prepared, out)
-        folder.check_free(text)
+        if not folder.exists():
+            folder.check_free(text)
     elif found.status == "finished":
         return _reused(folder, found, prepared, watcher, name)
     with folder.alone():
         found = _found(folder, prepared)  # once more: another process may have been at it
         if found is None:
             record = describe_run(prepared, choice)
+            folder.clear()
             folder.start(record, text)
             return Run(prepared, folder, watcher, name, engine).execute(record, resume=False)
         if found.status == "finished":
@@ -89,11 +91,16 @@ def start(
 
 
 def _found(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
-    """Return this run as it stands in the folder, None where there is none."""
+    """Return this run as it stands in the folder, None where there is none.
+
+    One that failed before it had a round is none: there is nothing in it to lose.
+    """
     if not folder.exists():
         return None
     found = folder.read_run()
     if found.key != prepared.key:
+        if found.status == "failed" and len(folder.rows(2)) < 2:
+            return None
         raise RunError(
             f"{folder} holds another run.",
             got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",

@@ -21,6 +21,8 @@ from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.room import estimate
 from fedkeel.method.cite import bibtex, keys
 from fedkeel.method.describe import describe, facts
+from fedkeel.method.outside import fingerprint
+from fedkeel.method.roles import Part
 from fedkeel.records.rows import RunRecord
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
@@ -42,7 +44,7 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         key=prepared.key,
         method=settings.method,
         describe=describe(plan),
-        parts=[{k: facts(part)[k] for k in ("name", "paper", "roles")} for part in parts],
+        parts=[_part(part) for part in parts],
         citations=keys(plan),
         bibtex=bibtex(keys(plan)),
         weights=plan.weights,
@@ -136,3 +138,10 @@ def _processor() -> str:
         return platform.processor()
     found = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
     return found[0] if found else platform.processor()
+
+
+def _part(part: Part) -> dict[str, Any]:
+    """Return what a run says of a part; of one's own, a digest of its code too."""
+    told = {k: facts(part)[k] for k in ("name", "paper", "roles")}
+    own = fingerprint([part])
+    return {**told, "code": " ".join(own.values())} if own else told

@@ -43,6 +43,9 @@ Arrays = dict[str, NDArray[Any]]
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
 
+_LEFT = ("rounds.jsonl", "checkpoint", "state", "report.html")
+"""What a run writes beside run.json and config.toml before it is finished."""
+
 _AGAIN = "take it from a copy, or delete {} to run again from the start"
 
 ANOTHER = "choose another folder (--out; out=... in Python and in 'flwr run -c')"
@@ -114,9 +117,8 @@ class RunFolder:
             RunError: the folder holds files that are not of a run and that this one would write
                 over, or cannot be read.
         """
-        names = ("rounds.jsonl", "checkpoint", "state", "report.html")
         try:
-            found = [name for name in names if (self.path / name).exists()]
+            found = [name for name in _LEFT if (self.path / name).exists()]
             same = self.path / "config.toml"  # a start that was killed leaves the same one
             if same.exists() and same.read_bytes() != config.encode():
                 found.append(same.name)
@@ -150,6 +152,21 @@ class RunFolder:
             except OSError as error:
                 raise self._refused(error) from None
             yield
+
+    def clear(self) -> None:
+        """Take away what a run has left that came to nothing; run.json stays until the next one's.
+
+        Raises:
+            RunError: it cannot be written to.
+        """
+        if not self.exists():
+            return
+        try:
+            for name in (*_LEFT, MODEL):
+                path = self.path / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._refused(error) from None
 
     def start(self, record: RunRecord, config: str) -> None:
         """Write what will run into the folder.

@@ -112,7 +112,8 @@ class RunRecord:
             files of one's own with those that they import.
         method: canonical expression of the method.
         describe: the method in words, one line each.
-        parts: one object for each part: ``name``, ``paper``, ``roles``.
+        parts: one object for each part: ``name``, ``paper``, ``roles``; ``code``, a digest of its
+            files, where it is one's own.
         citations: citation keys of the parts, in order.
         bibtex: BibTeX of exactly these parts.
         weights: how clients count in the mean.

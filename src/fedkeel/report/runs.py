@@ -167,10 +167,31 @@ def differences(entries: Sequence[Entry]) -> list[str]:
         prints.setdefault(run.record.seed, set()).add(str(run.record.data.get("fingerprint")))
     if "Data" not in "".join(found) and any(len(one) > 1 for one in prints.values()):
         found.append("The data are not the same: fingerprints differ for one seed.")
+    found += _rewritten(entries)
     targets = {entry.first.target for entry in entries}
     if len(targets) > 1:
         found.append(f"The target differs: {_shown([setting(one) for one in targets])}.")
     return found
+
+
+def _rewritten(entries: Sequence[Entry]) -> list[str]:
+    """Return which methods of one's own were made by more than one version of their code."""
+    dates: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        date = str(entry.first.environment.get("date", ""))[:16].replace("T", " ")
+        dates.setdefault(entry.first.method, {}).setdefault(_code(entry.first), date)
+    return [
+        f"The code of {method} was changed between runs: "
+        + ", ".join(f"{code} ran {date}" for code, date in found.items())
+        + "."
+        for method, found in dates.items()
+        if len(found) > 1
+    ]
+
+
+def _code(record: RunRecord) -> str:
+    """Return a short digest of the code of a method's own parts, "" where it has none."""
+    return " ".join(str(part["code"])[:6] for part in record.parts if part.get("code"))
 
 
 def _read(given: Path | RunFolder, target: float | None) -> Run:
@@ -187,7 +208,7 @@ def _read(given: Path | RunFolder, target: float | None) -> Run:
 
 def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:
     """Return the first group of the run's settings that does not hold its seed yet."""
-    key = (run.record.method, run.common, tuple(settings(run.record).values()))
+    key = (run.record.method, run.common, _code(run.record), *settings(run.record).values())
     again = 0
     while any(one.record.seed == run.record.seed for one in groups.get((*key, again), ())):
         again += 1
@@ -200,8 +221,9 @@ def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
     for runs in members:
         record = runs[0].record
         same = [other[0].record for other in members if other[0].record.method == record.method]
-        own = _told_apart(record)
-        apart = [name for name in own if len({_told_apart(one).get(name) for one in same}) > 1]
+        every = [{**_told_apart(one), "code": _code(one)} for one in (record, *same)]
+        own = every[0]
+        apart = [name for name in own if len({one.get(name) for one in every}) > 1]
         parts = [record.method] + [f"{name} {own[name]}" for name in apart]
         labels.append(" · ".join(parts))
     return [
