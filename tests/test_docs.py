@@ -16,7 +16,10 @@ from fedkeel.method.registry import REGISTRY
 from fedkeel.records.rows import RoundRecord, RunRecord
 
 DOCS = Path(__file__).parents[1] / "docs"
-SINGLE = ("legality.md", "settings.md", "run-folder.md")
+SINGLE = ("legality.md", "own-method.md", "settings.md", "run-folder.md")
+SOURCE = DOCS.parent / "src" / "fedkeel"
+ALIKE = ("cli", "data/divide", "data/read", "engine/store", "method/parts", "task/models")
+"""Folders that the page of the architecture names as a whole: one file for each of a kind."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,15 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pages(folder: Path) -> dict[str, str]:
     files = [*folder.glob("methods/*.md"), *(folder / name for name in SINGLE)]
     return {str(f.relative_to(folder)): f.read_text("utf-8") for f in files if f.exists()}
+
+
+def test_the_architecture_names_every_file() -> None:
+    said = (DOCS / "architecture.md").read_text("utf-8")
+    inside = [file.relative_to(SOURCE) for file in SOURCE.glob("*/**/*.py")]
+    named = [f for f in inside if f.name != "__init__.py" and f.parent.as_posix() not in ALIKE]
+    assert len(named) > 100
+    assert [str(f) for f in named if f"`{f.name}`" not in said and f"/{f.name}`" not in said] == []
+    assert all(f"{folder.split('/')[-1]}/`" in said for folder in ALIKE)
 
 
 def test_the_pages_are_what_the_code_says(fresh: Path) -> None:
