@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fedkeel.method.compose import roles_of
-from fedkeel.method.describe import describe, facts, summary
+from fedkeel.method.describe import describe, facts
+from fedkeel.method.docstring import summary
 from fedkeel.method.grammar import parse
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, Part

@@ -27,7 +27,9 @@ PARTS = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedkeel.method.roles import Part, Penalty, Stage, UpdateTransform, param
+from fedkeel.method.roles import (
+    LossTerm, Part, Penalty, Preparation, Stage, UpdateTransform, param
+)
 from fedkeel.tree import scale
 
 
@@ -146,6 +148,19 @@ class Choosy(Slow):
     def __post_init__(self):
         if self.mode == "fast":
             raise ValueError("no such mode")
+
+
+@dataclass(frozen=True)
+class Ready(Preparation, LossTerm):
+    name: ClassVar[str] = "ready"
+    paper: ClassVar[str] = ""
+    pairing: ClassVar[str] = "example"
+
+    def prepare(self, examples, step):
+        return {"n": examples.y}
+
+    def loss_term(self, output, params, step):
+        return step.prepared["n"] * output.logits.mean(dim=1)
 
 
 pair = (Slow, Slower)
@@ -324,6 +339,8 @@ def test_the_real_entry_points_can_be_read() -> None:
         ("mine:Unread", "cannot be read: NameError: name 'NoSuchType' is not defined"),
         ("mine:Short", "transform_update(self, delta), which is called with (delta, round)"),
         ("mine:Choosy(mode=fast)", "choosy (Choosy) cannot be made with mode='fast'."),
+        ("mine:Ready+mime", "mime needs SURVEYS, which ready breaks"),
+        ("mine:Ready+dpsgd", "dpsgd needs EXAMPLE_LOSSES, which ready breaks"),
         ("mine:Slow.w", "has no part 'w'"),
         ("mine:pair.w", "expected slow or slower"),
         ("mine:Slow(rat=1)", "did you mean 'rate'?"),

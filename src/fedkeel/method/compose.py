@@ -19,6 +19,7 @@ from fedkeel.config import Local, Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method import outside
 from fedkeel.method.context import Aim
+from fedkeel.method.docstring import summary
 from fedkeel.method.hyperparameters import check_hyperparameters
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.roles import (
@@ -250,8 +251,8 @@ def expression_of(parts: Sequence[Part]) -> str:
 
 
 def _summary(part: Part) -> str:
-    line = (type(part).__doc__ or "").strip().splitlines()[0]
-    return f"{part.name} ({part.paper}): {line}"
+    line, paper = summary(type(part)), f" ({part.paper})" if part.paper else ""
+    return f"{part.name}{paper}" + (f": {line}" if line else "")
 
 
 def _check_names(parts: Sequence[Part], expression: str) -> None:
@@ -308,7 +309,7 @@ _NEED_HINTS = {
 def _check_breaks(parts: Sequence[Part], expression: str) -> None:
     for breaker in parts:
         for part in parts:
-            for broken in sorted(part.needs & breaker.breaks, key=lambda n: n.name):
+            for broken in sorted(part.needs & _broken(breaker), key=lambda n: n.name):
                 if part is breaker:
                     continue
                 raise CompositionError(
@@ -320,10 +321,21 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
                 )
 
 
+def _broken(part: Part) -> frozenset[Capability]:
+    """Return what others cannot have beside a part.
+
+    What a loss takes from a preparation is there in a step alone: not before training, and not
+    where the gradient of each example is taken by itself.
+    """
+    prepares = isinstance(part, Preparation) and isinstance(part, (Criterion, LossTerm, Penalty))
+    return part.breaks | ({Capability.EXAMPLE_LOSSES, Capability.SURVEYS} if prepares else set())
+
+
 _WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
     Capability.WHOLE_UPDATES: "reckons with how far clients have moved",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
+    Capability.SURVEYS: "asks for a gradient before anything is prepared",
 }
 """What a part does with what it needs, and another part breaks."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.method.compose import Plan, roles_of
+from fedkeel.method.docstring import summary
 from fedkeel.method.hyperparameters import hyperparameter_types, type_name
 from fedkeel.method.roles import LocalWork, Part
 
@@ -94,11 +94,3 @@ def parameters(part: Part) -> list[dict[str, Any]]:
         }
         for f in dataclasses.fields(part)
     ]
-
-
-def summary(kind: type[Part]) -> str:
-    """Return the first line of a part's docstring, "" where it has none."""
-    text = inspect.cleandoc(kind.__doc__ or "")
-    if text.startswith(f"{kind.__name__}("):  # what dataclass writes
-        return ""
-    return next(iter(text.splitlines()), "")

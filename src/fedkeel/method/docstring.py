@@ -58,6 +58,14 @@ class Docstring:
     example: str
 
 
+def summary(kind: type[Part]) -> str:
+    """Return the first line of a part's docstring, "" where it has none."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    if text.startswith(f"{kind.__name__}("):  # what dataclass writes
+        return ""
+    return next(iter(text.splitlines()), "")
+
+
 def read(kind: type[Part]) -> Docstring:
     """Read the docstring of a part.
 

@@ -15,8 +15,8 @@ from fedkeel.errors import CompositionError
 from fedkeel.method.bibliography import bibtex, reference
 from fedkeel.method.cite import keys
 from fedkeel.method.compose import Plan, roles_of
-from fedkeel.method.describe import describe, parameters, summary
-from fedkeel.method.docstring import Maths, read
+from fedkeel.method.describe import describe, parameters
+from fedkeel.method.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
 from fedkeel.method.registry import ALIASES, REGISTRY

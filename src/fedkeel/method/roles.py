@@ -97,8 +97,8 @@ class Part(ABC):
     """What it asks of model, engine and other parts, of `Capability`; refused where it cannot be
     had."""
     breaks: ClassVar[frozenset[Capability]] = frozenset()
-    """What others cannot have beside it: a `Preparation` and a `LossTerm` in one break
-    EXAMPLE_LOSSES, for what it prepares is not there when gradients are taken by example."""
+    """What others cannot have beside it. A `Preparation` that is a `Criterion`, a `LossTerm` or a
+    `Penalty` too breaks EXAMPLE_LOSSES and SURVEYS without saying so."""
     keeps_pull: ClassVar[bool] = True
     """Whether a penalty pulls the step as it pulls the gradient; not where the gradient is taken
     elsewhere, or reshaped by what the data are. Then its gradient counts as any other."""
