@@ -249,8 +249,9 @@ hyper-parameters write `[tune.method."my_method:Slow"]`, see [tune](tune.md).
 
 ## Roles
 
-About in the order in which they act; `fedkeel methods EXPR` has that of a method. Those marked with
-1 are played by at most one part of a method; what a role wants stated is a class variable.
+In the order in which they act, what a state begins with left aside; `fedkeel methods EXPR` has that
+of a method. Those marked with 1 are played by at most one part of a method; what a role wants
+stated is a class variable.
 """
 
 

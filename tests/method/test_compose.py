@@ -241,10 +241,10 @@ def test_a_part_is_in_every_list_of_a_role_it_plays() -> None:
     assert plan.gradient_transforms == plan.client_states == plan.uploads == one
     assert plan.broadcasts == plan.server_states == one
     assert roles_of(Scaffold) == [
+        "broadcast",
         "gradient transform",
         "client state",
         "upload",
-        "broadcast",
         "server state",
     ]
 

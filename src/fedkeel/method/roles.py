@@ -4,6 +4,8 @@ A role is an abstract class with one method, or two where a state has to begin a
 a frozen dataclass of hyper-parameters that inherits the roles it needs; it keeps nothing. Client
 roles are written for one client, without a client axis; server roles always see a leading axis K.
 
+Order of what is sent
+    `Dispatch`, `Broadcast`.
 Order of a local step
     `GradientRule` (where the gradient is taken; of the task's loss or a `Criterion`, with every
     `LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`.
@@ -12,7 +14,7 @@ Order of a client's round
     `Carry`, `UpdateTransform` by stage, `Codec`, `ClientState.next_client`, `Upload`.
 Order of a server round
     weights, `CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`,
-    `ServerState.next_server`, `Table`; then `Dispatch` and `Broadcast` for the next round.
+    `ServerState.next_server`, `Table`.
 
 Axis letters, the same everywhere: N examples, C clients in all, K clients this round, S local
 steps, B batch, Y classes, F features.
@@ -358,8 +360,10 @@ class ServerState(Part):
 
 ROLES: Mapping[type, str] = {
     Dispatch: "dispatch",
-    Survey: "survey",
+    Broadcast: "broadcast",
     LocalWork: "local work",
+    Survey: "survey",
+    Preparation: "preparation",
     Criterion: "criterion",
     LossTerm: "loss term",
     GradientRule: "gradient rule",
@@ -367,18 +371,16 @@ ROLES: Mapping[type, str] = {
     GradientTransform: "gradient transform",
     StepCorrection: "step correction",
     Carry: "carry within a round",
-    Preparation: "preparation",
     UpdateTransform: "update transform",
     Codec: "encoding of the update",
     ClientState: "client state",
     Upload: "upload",
-    Broadcast: "broadcast",
-    Table: "table of clients",
     CohortTransform: "cohort transform",
     Reduction: "reduction",
     AggregateTransform: "aggregate transform",
     ServerOptimiser: "server optimiser",
     ServerState: "server state",
+    Table: "table of clients",
 }
 """Every role with its name in messages, in the order in which they act."""
 
