@@ -115,8 +115,9 @@ from fedkeel.written import written
 import helper
 
 SCALE = 2.0
+KIND = "a"
 def third(x): return x
-def second(x): return third(x)
+def second(x): return third(x) if KIND else x
 def first(x): return second(x)
 def unused(x): return x
 class Layer(nn.Module):
@@ -138,6 +139,7 @@ print(written(Net), written(loss), written(Net()))
 @pytest.mark.parametrize(
     ("old", "new", "changed"),
     [
+        ('KIND = "a"', 'KIND = "b"', (True, True, True)),
         ("def third(x): return x", "def third(x): return 2 * x", (True, True, True)),
         ("SCALE = 2.0", "SCALE = 2.5", (True, False, True)),
         ("    n = 4", "    n = 5", (True, False, True)),
@@ -158,6 +160,21 @@ def said(folder: Path, text: str) -> list[str]:
     (folder / "script.py").write_text(text)
     run = [sys.executable, str(folder / "script.py")]
     return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_where_a_file_lies_does_not_count(here: Path) -> None:
+    """It is another place on each node of a federation."""
+    text = "from pathlib import Path\nHERE = str(Path(__file__).parent)\n"
+    text += "def loss(logits, y): return (HERE, __file__, logits)\n"
+    found = []
+    for name in ("one", "two"):
+        (here / name).mkdir()
+        (here / name / "losses.py").write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(here / name))
+            found.append(written(importlib.import_module("losses").loss))
+        forget(here)
+    assert found[0] == found[1] != ""
 
 
 def test_a_class_that_names_itself_is_written_once() -> None:

@@ -39,8 +39,9 @@ def placeless(text: str) -> str:
 _OTHERS = frozenset({"fedkeel", "torch", "builtins", "collections", "typing", "abc"})
 """Packages whose version decides, not their files."""
 
-_KINDS = (int, float, str, tuple, np.generic, np.ndarray, Tensor, nn.Module)
-"""What a function may name where it stands, and what counts with it."""
+_KINDS = (int, float, np.generic, np.ndarray, Tensor, nn.Module)
+"""What a function may name where it stands, and what counts with it; in a session words too, which
+in a file may be where it lies."""
 
 
 def written(value: object) -> str:
@@ -175,7 +176,8 @@ def _named(function: FunctionType) -> list[object]:
         names += code.co_names
         codes += [one for one in code.co_consts if isinstance(one, CodeType)]
     scope = function.__globals__
-    return [scope[name] for name in dict.fromkeys(names) if name in scope]
+    found = [name for name in dict.fromkeys(names) if not name.startswith("__")]
+    return [scope[name] for name in found if name in scope]
 
 
 def _reached(value: type | FunctionType, seen: tuple[object, ...]) -> list[str]:
@@ -190,7 +192,7 @@ def _reached(value: type | FunctionType, seen: tuple[object, ...]) -> list[str]:
             elif isinstance(named, (FunctionType, type)):
                 known = _foreign(named) or any(named is other for other in (*left, *seen))
                 left += [] if known or not _users(named) else [named]
-            elif isinstance(value, type) and isinstance(named, _KINDS):
+            elif isinstance(named, (*_KINDS, str, tuple)):
                 told.append(plain(named, seen))
     return [*told, *map(_definition, left[1:])]
 
