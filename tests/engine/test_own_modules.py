@@ -181,6 +181,17 @@ def test_models_that_mix_examples_see_no_padding(model: Callable[[], nn.Module])
     agree(fk.Task(model, buffers="average"))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_buffers_that_a_model_has_not_are_kept_by_nobody(method: str) -> None:
+    """The second round did not find them."""
+    agree(fk.Task(Own, buffers="local"), method=method)
+    one, two = (
+        run(fk.Task(Own, buffers=kept), RAGGED, False, engine={"kind": "sequential"}, method=method)
+        for kept in ("local", "average")
+    )
+    assert all(torch.equal(t, two.params[name]) for name, t in one.params.items())
+
+
 @pytest.mark.parametrize("more", [{"scale_grad_by_freq": True}, {"sparse": True}])
 def test_embeddings(more: dict[str, bool]) -> None:
     def model() -> nn.Module:

@@ -199,7 +199,7 @@ def kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, T
         mine = {part.name: part.init_client(message.params) for part in bench.plan.client_states}
         if bench.buffers == "local":
             mine[BUFFERS] = dict(tree.clone(buffers))
-    return mine, tree.tensors(mine[BUFFERS]) if bench.buffers == "local" else buffers
+    return mine, tree.tensors(of(mine, BUFFERS)) if bench.buffers == "local" else buffers
 
 
 def client_step(
