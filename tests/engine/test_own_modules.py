@@ -193,11 +193,12 @@ def test_buffers_that_a_model_has_not_are_kept_by_nobody(method: str) -> None:
 
 
 @pytest.mark.parametrize("more", [{"scale_grad_by_freq": True}, {"sparse": True}])
-def test_embeddings(more: dict[str, bool]) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "gcfed", "fedcurv"])
+def test_embeddings(more: dict[str, bool], method: str) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Embedding(20, 5, **more), nn.Flatten(), nn.Linear(30, 4))
 
-    agree(fk.Task(model), tokens=True)
+    agree(fk.Task(model), tokens=True, method=method)
 
 
 def weighted(logits: Tensor, y: Tensor) -> Tensor:

@@ -95,6 +95,9 @@ class Network:
         batch_statistics: bool = False,
     ) -> None:
         self._train = copy.deepcopy(module).to(dtype).train()
+        for layer in self._train.modules():
+            if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+                layer.sparse = False  # gradients of the same numbers, which every part can take
         self._eval = copy.deepcopy(self._train).eval()
         if batch_statistics:
             for layer in self._eval.modules():
