@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from fedkeel.written import module_digest, written
+from toys import forget
 
 FILES = {
     "part.py": """
@@ -44,12 +45,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(text)
     yield tmp_path
     forget(tmp_path)
-
-
-def forget(folder: Path) -> None:
-    for name, module in list(sys.modules.items()):
-        if str(folder) in (getattr(module, "__file__", None) or ""):
-            del sys.modules[name]
 
 
 def load(later: bool = True) -> ModuleType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -201,6 +202,13 @@ def same(a: Result, b: Result) -> bool:
 def plain(result: Result) -> list[str]:
     """The rows without seconds; as text, in which NaN equals NaN."""
     return [repr({**vars(row), "seconds": None}) for row in result.rows]
+
+
+def forget(folder: Path) -> None:
+    """Take out of memory what was imported from a folder."""
+    for name, module in list(sys.modules.items()):
+        if str(folder) in (getattr(module, "__file__", None) or ""):
+            del sys.modules[name]
 
 
 def alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ from fedkeel.method import outside
 from fedkeel.method.cite import keys
 from fedkeel.method.grammar import parse, read
 from fedkeel.method.roles import Part
-from toys import deadline
+from toys import deadline, forget
 
 PARTS = '''
 from dataclasses import dataclass
@@ -185,12 +185,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "mine.py").write_text(PARTS)
     yield tmp_path
     forget(tmp_path)
-
-
-def forget(folder: Path) -> None:
-    for name, module in list(sys.modules.items()):
-        if str(folder) in (getattr(module, "__file__", None) or ""):
-            del sys.modules[name]
 
 
 # --- reading ---------------------------------------------------------------------------------
