@@ -523,3 +523,22 @@ def test_examples_by_themselves_need_a_model_that_bears_it(
     task = fk.Task(model, buffers=buffers)
     with pytest.raises(fk.FedkeelError, match=word):
         run(task, ALIKE, False, method=method, engine={"kind": "sequential"})
+
+
+class Tempered(nn.Module):
+    """Has a single number as a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.temperature = nn.Linear(24, 4), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.temperature
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedcm", "fedgh"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_single_numbers_as_parameters(method: str, dtype: str) -> None:
+    torch.manual_seed(0)
+    close = 1e-12 if dtype == "float64" else 1e-5
+    assert not agree(fk.Task(Tempered()), method=method, dtype=dtype, close=close)

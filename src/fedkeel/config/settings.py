@@ -193,7 +193,8 @@ class Local(Settings):
             ``single`` example, which batch normalisation cannot take. A client's only batch stays.
         momentum: rho in [0, 1), as in torch.optim.SGD; starts from zero in every round.
         nesterov: Nesterov's form of the momentum.
-        weight_decay: added to the gradient as weight_decay * parameter, before momentum.
+        weight_decay: added to the gradient as weight_decay * parameter, before momentum; not where
+            no gradient reaches a parameter, as in torch.optim.SGD.
         schedule: change of lr over rounds.
     """
 

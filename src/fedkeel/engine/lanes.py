@@ -43,7 +43,8 @@ class Common:
     Args:
         message: what the server sent.
         shared: the same, as recorded functions take it.
-        rate: [] learning rate, float64 on the CPU.
+        rate: [] learning rate, on the CPU, of the parameters' type: beside numbers a wider one
+            would decide theirs.
         sources: what the lanes' masks are drawn from; None where there is one client alone.
     """
 
@@ -60,7 +61,7 @@ class Common:
             "received": dict(message.buffers),
             "sent": dict(message.sent),
         }
-        rate = torch.tensor(message.lr, dtype=torch.float64)
+        rate = torch.tensor(message.lr, dtype=next(iter(message.params.values())).dtype)
         return cls(message, Flat.of(shared), rate, sources)
 
     @property
@@ -298,9 +299,8 @@ def _stepped(client: Client, progress: Progress, batch: State, lr: Tensor) -> Pr
 
 
 def _finished(client: Client, progress: Progress, about: State, lr: Tensor) -> State:
-    rate = lr.to(client.bench.network.dtype)  # beside numbers it would decide their type
     steps, unit = leaf(about, "steps"), leaf(about, "unit")
-    return _ended(client_finish(client, progress, steps, unit, rate))
+    return _ended(client_finish(client, progress, steps, unit, lr))
 
 
 def _added(found: State, weights: Tensor, summed: frozenset[str]) -> State:

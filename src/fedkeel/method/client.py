@@ -47,7 +47,7 @@ class Bench:
     @property
     def optimiser(self) -> LocalSGD:
         """The local optimiser."""
-        return LocalSGD.of(self.local)
+        return LocalSGD.of(self.local, self.network.habits.unreached)
 
     @property
     def stateful(self) -> bool:

@@ -28,8 +28,12 @@ _T = TypeVar("_T")
 def by_example(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
     """Return what a function makes of each example's input and label, tensors [B, ...].
 
+    The examples go through the model side by side, and one after the other where it does not bear
+    that, as recurrent layers.
+
     Raises:
-        ModelError: the model draws random numbers, or keeps statistics of a batch.
+        ModelError: the model draws random numbers, keeps statistics of a batch, or makes its
+            gradients in a way of its own.
     """
     try:
         found: _T = torch.func.vmap(function)(batch.x, batch.y)
@@ -40,14 +44,26 @@ def by_example(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
         elif "mutate a captured Tensor" in text or "in-place" in text:
             has = "it writes to its buffers, as batch normalisation does"
             do = "set model.buffers = 'average', or take group normalisation"
+        elif "saved tensor hooks" in text:
+            has, do = "it recomputes in the backward pass (checkpointing)", "leave that out"
         else:
-            raise
+            found = _stacked([function(x, y) for x, y in zip(batch.x, batch.y, strict=True)])
+            return found
         raise ModelError(
             "The method takes each example's gradient by itself, which the model does not bear.",
             got=has,
             do=f"{do}, or choose another method",
         ) from error
     return found
+
+
+def _stacked(found: Sequence[Any]) -> Any:  # noqa: ANN401 - as deep as what a function makes
+    first = found[0]
+    if isinstance(first, dict):
+        return {k: _stacked([one[k] for one in found]) for k in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)(map(_stacked, zip(*found, strict=True)))
+    return torch.stack(list(found))
 
 
 def squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batch) -> Tree:

@@ -26,16 +26,19 @@ class LocalSGD:
         momentum: rho.
         nesterov: whether to use Nesterov's form.
         weight_decay: lambda.
+        still: parameters without weight decay: those that no gradient reaches, which torch's
+            optimiser leaves alone too.
     """
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    still: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, local: Local) -> LocalSGD:
+    def of(cls, local: Local, still: frozenset[str] = frozenset()) -> LocalSGD:
         """Return the optimiser that the settings ask for."""
-        return cls(local.momentum, local.nesterov, local.weight_decay)
+        return cls(local.momentum, local.nesterov, local.weight_decay, still)
 
     def init(self, params: Tree) -> State:
         """Return the state before the first step."""
@@ -48,7 +51,10 @@ class LocalSGD:
     ) -> tuple[Tree, State]:
         """Return parameters and state after one step."""
         if self.weight_decay != 0.0:
-            grads = {k: torch.add(g, params[k], alpha=self.weight_decay) for k, g in grads.items()}
+            grads = {
+                k: g if k in self.still else torch.add(g, params[k], alpha=self.weight_decay)
+                for k, g in grads.items()
+            }
         if self.momentum != 0.0:
             held: Tree = state["momentum"]  # type: ignore[assignment]
             held = {k: torch.add(g, held[k], alpha=self.momentum) for k, g in grads.items()}
@@ -75,7 +81,7 @@ def path_length(optimiser: LocalSGD, steps: int, lr: float, pull: float) -> floa
     >>> round(path_length(LocalSGD(momentum=0.9), steps=2, lr=0.1, pull=0.0), 12)
     2.9
     """
-    plain = LocalSGD(optimiser.momentum, optimiser.nesterov, 0.0)
+    plain = LocalSGD(optimiser.momentum, optimiser.nesterov)
     path: Tree = {"u": torch.zeros((), dtype=torch.float64)}  # displacement in units of -lr
     state = plain.init(path)
     for _ in range(steps):

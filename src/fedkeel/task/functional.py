@@ -6,6 +6,7 @@ costs as much as its forward pass. Here the places where tensors belong are look
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,10 +25,13 @@ class Functional:
 
     Args:
         module: the module; its own tensors are back in place after every call.
+        copied: whether each call is made to a copy, in which the given tensors stand wherever the
+            module's own do, and stay.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, copied: bool = False) -> None:
         self.module = module
+        self._copied = copied
         self._places = None if _watches(module) else _places(module)
 
     def __call__(
@@ -35,6 +39,8 @@ class Functional:
     ) -> Tensor:
         """Return the module's output for `x`; layers may change `buffers` in place."""
         out: Tensor
+        if self._copied:
+            return self._call_copy({**params, **buffers}, buffers, x)
         if self._places is None:
             given = {**params, **buffers}
             out = functional_call(self.module, given, (x,))  # which puts what is assigned in there
@@ -59,6 +65,17 @@ class Functional:
         finally:
             for (table, key), held in before:
                 table[key] = held
+
+    def _call_copy(
+        self, given: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
+    ) -> Tensor:
+        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        module = copy.deepcopy(self.module, {id(t): given.get(name, t) for name, t in named})
+        out: Tensor = module(x)
+        for name, tensor in module.named_buffers():
+            if tensor is not buffers[name]:
+                buffers[name].copy_(tensor)
+        return out
 
 
 def _watches(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.errors import ModelError
 from fedkeel.task.functional import Functional
 from fedkeel.tree import Tree, clone
 
@@ -25,12 +26,17 @@ class Habits:
         remembers: where it keeps what is neither parameter nor buffer and changes; "" nowhere.
         draws: whose random numbers it draws beside torch's, "Python" or "NumPy"; "" nobody's.
         overwrites: whether it writes to its inputs, which are copied for it.
+        bypasses: whether it reaches its parameters otherwise than by its modules during a call:
+            again in the backward pass (activation checkpointing), or by a list of its own.
+        unreached: parameters that no gradient reaches, of those that are trained.
     """
 
     writes: bool = False
     remembers: str = ""
     draws: str = ""
     overwrites: bool = False
+    bypasses: bool = False
+    unreached: frozenset[str] = frozenset()
 
     @property
     def varies(self) -> str:
@@ -52,7 +58,8 @@ class Habits:
     def reason(self) -> str:
         """Why its steps cannot be recorded; "" where they can."""
         writes = "the model writes to its parameters in its forward pass" if self.writes else ""
-        return self.varies or writes
+        ways = "the model reaches its parameters in ways of its own (checkpointing, a list of them)"
+        return self.varies or writes or (ways if self.bypasses else "")
 
 
 def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits:
@@ -63,6 +70,9 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
         params: its parameters.
         buffers: its buffers.
         x: [B, ...] a few inputs.
+
+    Raises:
+        ModelError: gradients by given parameters are not those by the module's own.
     """
     own = copy.deepcopy(module)
     call, before = Functional(own), _attributes(own)
@@ -90,7 +100,73 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
     alike = all(torch.allclose(a, b, equal_nan=True) for a, b in (found, scores))
     if not changed and not alike and not draws:
         changed = next((k[0] for k in after if k not in before), "something of its own")
-    return replace(habits, remembers=changed)
+    habits = replace(habits, remembers=changed)
+    return _with_gradients(habits, module, params, buffers, x)
+
+
+def _with_gradients(
+    habits: Habits, module: nn.Module, params: Tree, buffers: Tree, x: Tensor
+) -> Habits:
+    """Compare the gradient by given parameters with what `backward` finds for the module's own.
+
+    They are alike there, and the module that is given parameters has other numbers of its own.
+    """
+    first, second = copy.deepcopy(module), copy.deepcopy(module)
+    with torch.no_grad():
+        for name, own in (*second.named_parameters(), *second.named_buffers()):
+            if own.is_floating_point() and (name in params or name in buffers):
+                own.mul_(0.5).add_(0.1)
+    drawn = _Drawn()
+
+    def chosen(copied: bool) -> Sequence[Tensor | None]:
+        given = {k: v.clone().requires_grad_() for k, v in params.items()}
+        drawn.by()
+        call = Functional(second, copied)
+        value = _weighted(lambda: call(given, clone(buffers), x.clone()))
+        return torch.autograd.grad(value, list(given.values()), allow_unused=True)
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            places = dict(first.named_parameters())
+            for name in params:
+                places[name].grad = None
+            torch.autograd.backward(_weighted(lambda: first(x.clone())))
+            expected = [places[name].grad for name in params]
+            bypasses = not _alike(chosen(False), expected)
+            served = not bypasses or _alike(chosen(True), expected)
+    except Exception:  # whatever is wrong, it says so where it is trained
+        return habits
+    finally:
+        drawn.by()
+    if not served and not habits.varies:
+        raise ModelError(
+            "The model's gradient by parameters that it is given is not what backward() finds.",
+            why="some of it is made in the backward pass, by torch.utils.checkpoint or an "
+            "autograd.Function of one's own",
+            do="give checkpoint use_reentrant=False",
+        )
+    unreached = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)
+    return replace(habits, bypasses=bypasses, unreached=unreached)
+
+
+def _weighted(call: Callable[[], Tensor]) -> Tensor:
+    """Return a sum of scores, each with a weight of its own."""
+    torch.default_generator.manual_seed(0)
+    scores = call()
+    weights = torch.linspace(1.0, 2.0, scores.numel(), dtype=scores.dtype).view_as(scores)
+    return (scores * weights).sum()
+
+
+def _alike(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    for one, other in zip(found, expected, strict=True):
+        if one is None or other is None:
+            if one is not other:
+                return False
+        elif other.numel():
+            small = 1e-3 * float(other.abs().amax())
+            if not torch.allclose(one, other, rtol=1e-3, atol=small, equal_nan=True):
+                return False
+    return True
 
 
 class _Drawn:

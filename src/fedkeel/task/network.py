@@ -103,9 +103,9 @@ class Network:
             for layer in self._eval.modules():
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                     layer.train()
-        self._functions = {True: Functional(self._train), False: Functional(self._eval)}
         self.channels_last = False
         self.habits = Habits()
+        self._functions = self._made()
         self.head = head
         self._loss = loss
         self.dtype = dtype
@@ -125,10 +125,15 @@ class Network:
         twin.channels_last = self.channels_last and device.type == "cpu"
         twin._train = copy.deepcopy(self._train).to(device)
         twin._eval = copy.deepcopy(self._eval).to(device)
-        twin._functions = {True: Functional(twin._train), False: Functional(twin._eval)}
+        twin._functions = twin._made()
         twin.params = {k: t.to(device) for k, t in self.params.items()}
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
         return twin
+
+    def _made(self) -> dict[bool, Functional]:
+        """Return the module as functions, in training and in evaluation."""
+        own = self.habits.bypasses
+        return {True: Functional(self._train, own), False: Functional(self._eval, own)}
 
     @property
     def frozen(self) -> Tree:
@@ -242,8 +247,12 @@ class Network:
 
         Args:
             x: [B, ...] a few inputs.
+
+        Raises:
+            ModelError: gradients by given parameters are not those by the module's own.
         """
         self.habits = observe(self._train, self.params, self.buffers, x)
+        self._functions = self._made()
 
     def try_layout(self, x: Tensor) -> None:
         """Find out whether convolutions may lie with the channels last; a `view` may forbid it."""

@@ -1,0 +1,188 @@
+"""Gradients of modules that torch's own way of differentiating treats in a special way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fedkeel as fk
+from fedkeel.errors import ModelError
+
+X = np.random.default_rng(0).normal(size=(24, 6))
+Y = np.random.default_rng(1).integers(0, 3, size=24)
+EPOCHS, LR = 3, 0.2
+
+
+class Recomputing(nn.Module):
+    """Keeps nothing of its first layers for the backward pass."""
+
+    def __init__(self, recompute: bool = True, reentrant: bool = False, rnn: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.recompute, self.reentrant = recompute, reentrant
+        norm = nn.BatchNorm1d(8)
+        self.body = nn.Sequential(nn.Linear(6, 8), norm, nn.Tanh(), nn.Dropout(0.3))
+        self.rnn = nn.GRU(8, 8, batch_first=True) if rnn else None
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.recompute:
+            h = self.body(x)
+        else:
+            given = x.requires_grad_() if self.reentrant else x
+            h = checkpoint(self.body, given, use_reentrant=self.reentrant)
+        return self.fc(h if self.rnn is None else self.rnn(h[:, None])[0][:, 0])
+
+
+def train(model: nn.Module, engine: str = "sequential", method: str = "fedavg") -> fk.Result:
+    return fk.run(
+        method,
+        task=fk.Task(model, head="fc", buffers="average"),
+        clients=fk.iid(X, Y, clients=2),
+        test=(X, Y),
+        rounds=2,
+        local=fk.Local(lr=LR, epochs=EPOCHS, batch_size=6),
+        engine=fk.Engine(kind=engine, dtype="float64"),
+        progress=False,
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedreg", "moon"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_recomputing_in_the_backward_pass_changes_nothing(method: str, engine: str) -> None:
+    expected = train(Recomputing(False), method=method)
+    found = train(Recomputing(), engine, method)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-12)
+    if engine == "vectorised":
+        assert "checkpointing" in found.record.engine["reasons"][0]
+
+
+def test_recomputing_before_a_recurrent_layer_changes_nothing() -> None:
+    expected, found = train(Recomputing(False, rnn=True)), train(Recomputing(rnn=True))
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-12)
+
+
+def test_recomputing_that_knows_only_the_modules_own_parameters_is_refused() -> None:
+    with pytest.raises(ModelError, match="use_reentrant=False"):
+        train(Recomputing(reentrant=True))
+
+
+def test_recomputing_is_told_of_where_each_example_needs_a_gradient() -> None:
+    class Plain(Recomputing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+
+    with pytest.raises(ModelError, match="checkpointing"):
+        train(Plain(), method="dpsgd")
+
+
+class Listed(nn.Module):
+    """Reaches its parameters by a list of its own."""
+
+    def __init__(self, listed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(8, 3))
+        self.listed = [self.one, self.two] if listed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = self.listed or (self.one, self.two)
+        return (x @ one).tanh() @ two
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_parameters_in_a_list_of_the_module_are_trained(engine: str) -> None:
+    def model(listed: bool) -> fk.Result:
+        return fk.run(
+            "fedprox(mu=0.1)",
+            task=fk.Task(Listed(listed)),
+            clients=fk.iid(X, Y, clients=2),
+            test=(X, Y),
+            rounds=2,
+            local=fk.Local(lr=LR, epochs=EPOCHS, batch_size=6),
+            engine=fk.Engine(kind=engine, dtype="float64"),
+            progress=False,
+        )
+
+    found, expected = model(True), model(False)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-12)
+    assert found.rows[-1].test == expected.rows[-1].test
+
+
+class Unused(nn.Module):
+    """Has a layer that its scores do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.aside, self.fc = nn.Linear(6, 2), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weight_decay_leaves_what_no_gradient_reaches(engine: str, momentum: float) -> None:
+    plain = Unused().double()
+    optimiser = torch.optim.SGD(plain.parameters(), LR, momentum=momentum, weight_decay=0.1)
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    for _ in range(4):
+        optimiser.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        optimiser.step()
+    found = fk.run(
+        "fedavg",
+        task=fk.Task(Unused()),
+        clients=fk.iid(X, Y, clients=1),
+        test=(X, Y),
+        rounds=1,
+        local=fk.Local(lr=LR, epochs=4, batch_size=24, momentum=momentum, weight_decay=0.1),
+        engine=fk.Engine(kind=engine, dtype="float64"),
+        progress=False,
+    )
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(found.params[name], value.detach(), rtol=0, atol=1e-12)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over six steps."""
+
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.fc = layer(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.rnn(x[:, :, None])[0][:, -1])
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, nn.LSTM])
+def test_recurrent_layers_have_a_gradient_for_each_example(layer: Any) -> None:
+    task = fk.Task(Recurrent(layer), head="fc")
+    settings: dict[str, Any] = {
+        "task": task,
+        "clients": fk.iid(X, Y, clients=2),
+        "test": (X, Y),
+        "rounds": 1,
+        "local": fk.Local(lr=LR, epochs=1, batch_size=6),
+        "progress": False,
+    }
+    loose = "dpsgd(norm=1e6, sigma=0.0)"  # the mean of examples' gradients is the batch's
+    for engine in ("sequential", "vectorised"):
+        own = fk.Engine(kind=engine, dtype="float64")
+        expected = fk.run("fedavg", engine=own, **settings).params
+        found = fk.run(loose, engine=own, **settings).params
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+        fk.run("fedcurv", engine=own, **settings)
