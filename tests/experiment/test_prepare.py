@@ -44,6 +44,12 @@ def relabelled() -> fk.Federation:
     return replace(data, data=replace(data.data, y=data.data.y.flip(0)))
 
 
+def told(**more: object) -> fk.Federation:
+    """The same numbers, which stand for something else."""
+    data = federation()
+    return replace(data, data=replace(data.data, **more))
+
+
 def divided() -> fk.Federation:
     """The same examples, another division."""
     data = federation()
@@ -76,6 +82,9 @@ def local(**more: object) -> fk.Local:
         {"loss": nn.functional.multi_margin_loss},
         {"clients": shifted(1e-3)},
         {"clients": relabelled()},
+        {"clients": told(label_names=("a", "b", "c"))},
+        {"clients": told(columns=("a", "b", "c", "d", "e"))},
+        {"clients": told(scale=((0.0,) * 5, (2.0,) * 5))},
         {"clients": divided()},
         {"clients": federation().hold_out(0.3, seed=0)},
         {"test": held(61)},
@@ -491,6 +500,37 @@ def test_a_test_set_of_another_shape() -> None:
 def test_a_test_set_with_more_classes_than_outputs() -> None:
     more = fk.dataset(np.zeros((4, 5)), [0, 1, 2, 3])
     assert refused(test=more).got == "3 outputs for 4 classes"
+
+
+def test_a_test_set_that_names_its_labels_in_another_order() -> None:
+    """Its labels were taken for others, without a word."""
+    clients, own = told(label_names=("a", "b", "c")), held()
+    turned = replace(own, y=2 - own.y, label_names=("c", "b", "a"))
+    test = prepared(clients=clients, test=turned).world.test
+    assert torch.equal(test.y, own.y)
+    assert test.label_names == ("a", "b", "c")
+    fewer = fk.dataset(own.x[:2], [0, 1], label_names=("b", "c"))
+    assert prepared(clients=clients, test=fewer).world.test.y.tolist() == [1, 2]
+    error = refused(clients=clients, test=replace(own, label_names=("a", "b", "d")))
+    assert (error.got, error.expected) == ("'d'", "one of 'a', 'b', 'c'")
+
+
+def test_a_test_set_with_its_columns_in_another_order() -> None:
+    clients = told(columns=("a", "b", "c", "d", "e"))
+    error = refused(clients=clients, test=replace(held(), columns=("a", "c", "b", "d", "e")))
+    assert (error.got, error.expected) == ("'c'", "'b'")
+
+
+def test_a_test_set_of_one_example_where_the_batch_is_normalised_by_itself() -> None:
+    """It ended in torch's words."""
+    with pytest.raises(ModelError, match="evaluation has one example"):
+        prepared(
+            model=MODELS["norm"],
+            clients=of_sizes(8, 6),
+            buffers="local",
+            cohort=fk.Cohort(),
+            test=held(1),
+        )
 
 
 def test_nobody_takes_part() -> None:

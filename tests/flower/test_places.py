@@ -497,6 +497,15 @@ def halves():
 def no_test():
     made = fk.dataset(*images(), classes=2)
     return made, made.take(np.arange(0))
+
+
+def turned():
+    x, y = images()
+    return fk.dataset(x, 1 - y, classes=2, label_names=("yes", "no"))
+
+
+def named_otherwise():
+    return fk.dataset(*images(), classes=2, label_names=("yes", "perhaps"))
 """
 
 
@@ -526,6 +535,36 @@ def test_halves_that_a_function_returns(tmp_path: Path, monkeypatch: pytest.Monk
     federation = called(tmp_path, monkeypatch, "no_test").world.federation
     assert federation.held_rows is not None
     assert (len(federation.rows), len(federation.held_rows)) == (40, 0)
+
+
+def test_labels_that_a_function_names_are_numbered_as_the_experiment_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Classes were those of the function's own order, so the model's were turned round."""
+    data = called(tmp_path, monkeypatch, "turned").world.federation.data
+    assert data.label_names == ("no", "yes")
+    assert torch.equal(data.y, (data.x[:, 0, 0, 0] > 3).long())
+    with pytest.raises(DataError, match="holds a label that is not known"):
+        called(tmp_path, monkeypatch, "named_otherwise")
+
+
+def test_statistics_of_the_nodes_own_are_measured_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No evaluation worked: they were sent buffers that they did not ask for."""
+    (tmp_path / "normed.py").write_text(
+        "from torch import nn\n\n\n"
+        "def model():\n"
+        "    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    experiment = own(method="fedavg", model={"name": "normed:model", "buffers": "local"})
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    rows = serve(
+        placed(tmp_path, experiment, [str(f) for f in files]), experiment, Options(tmp_path / "run")
+    ).rows
+    assert [row.test.examples for row in rows if row.test] == [14] * 3
+    assert not any(row.faults for row in rows)
 
 
 def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path: Path) -> None:
@@ -572,7 +611,7 @@ def test_labels_are_numbered_in_the_same_way_everywhere(tmp_path: Path) -> None:
     node = site(own(), {"partition-id": 1, "num-partitions": 2, "data": str(one), "state": "s"})
     assert set(node.prepared.world.federation.data.y.tolist()) == {1}
     strange = table(tmp_path / "2.csv", 1, labels=("yes", "perhaps"))
-    with pytest.raises(DataError, match="a label that the experiment does not know"):
+    with pytest.raises(DataError, match="a label that is not known"):
         site(own(), {"partition-id": 1, "data": str(strange)})
 
 
@@ -667,15 +706,22 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
     text = "own_rows:load" if function else str(file)
     grid = placed(tmp_path, experiment, [text])
     serve(grid, experiment, Options(tmp_path / "run"))
-    scale = json.loads((tmp_path / "s" / "scale-0.json").read_text())
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    file_of_run = tmp_path / "s" / f"scale-0-{record['key']}.json"
+    scale = json.loads(file_of_run.read_text())
     raw = np.genfromtxt(file, delimiter=",", skip_header=1, usecols=(0, 1, 2))
     federation = grid.sites[100].prepared.world.federation
     seen = federation.data.x.numpy()[: len(federation.rows)]
     made = (raw - scale["mean"]) / scale["deviation"]
     assert all(np.abs(made - one).max(axis=1).min() < 1e-5 for one in seen)
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["data"]["scale"] is None
     assert str(scale["mean"][0]) not in json.dumps(record)
+    before = file_of_run.read_bytes()  # neither another run nor a node that is asked who it is
+    table(file, 3)
+    placed(tmp_path, experiment, [text]).sites[100].hello()
+    serve(placed(tmp_path, experiment, [text]), experiment, Options(tmp_path / "second"))
+    assert file_of_run.read_bytes() == before
+    assert len(list((tmp_path / "s").glob("scale-0-*.json"))) == 2
 
 
 def test_the_largest_message(tmp_path: Path) -> None:

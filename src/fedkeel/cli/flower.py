@@ -64,14 +64,15 @@ def up(
     page = write([out], out / "report.html")
     if as_json:
         rows = done.rows
+        measured = [row.test.top1 for row in rows if row.test is not None]
         document(
             {
                 "run_dir": str(out),
                 "status": done.status,
                 "message": done.message,
                 "rounds": rows[-1].round,
-                "best": max(row.test.top1 for row in rows if row.test is not None),
-                "last": [row.test.top1 for row in rows if row.test is not None][-1],
+                "best": max(measured, default=None),
+                "last": measured[-1] if measured else None,
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in rows),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in rows),
                 "faults": {row.round: row.faults for row in rows if row.faults},

@@ -77,6 +77,33 @@ class Dataset:
             client=None if self.client is None else self.client[rows],
         )
 
+    def numbered(self, names: tuple[str, ...], what: str) -> Dataset:
+        """Return the dataset with labels numbered as in `names`; they keep their names.
+
+        Labels that have no names stay as they are.
+
+        Args:
+            names: Y names of labels, in their order.
+            what: what to call the data in messages.
+
+        Raises:
+            DataError: a label has a name that is none of these.
+        """
+        if not self.label_names or self.label_names == names:
+            return self
+        used = torch.unique(self.y).tolist()
+        place = torch.zeros(len(self.label_names), dtype=torch.int64)
+        for label, name in enumerate(self.label_names):
+            if name in names:
+                place[label] = names.index(name)
+            elif label in used:
+                raise DataError(
+                    f"{what} holds a label that is not known.",
+                    got=repr(name),
+                    expected=f"one of {', '.join(map(repr, names[:8]))}",
+                )
+        return replace(self, y=place[self.y], classes=len(names), label_names=names)
+
     def to(self, dtype: torch.dtype) -> Dataset:
         """Return the dataset with inputs of the given floating type; tokens stay whole numbers.
 
@@ -95,7 +122,7 @@ class Dataset:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def fingerprint(self) -> str:
-        """Return a digest of all that training can see, 16 hexadecimal digits."""
+        """Return a digest of all that is here, 16 hexadecimal digits."""
         return self._digest
 
     @cached_property
@@ -103,6 +130,14 @@ class Dataset:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.classes)).encode())
         digest.update(repr(self.sources).encode())
+        named = (
+            self.label_names,
+            self.clients,
+            self.columns,
+            self.scale,
+        )  # told, not trained on
+        if any(named):
+            digest.update(repr(named).encode())
         for array in (self.x.numpy(), self.y.numpy(), self.source, self.client):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)

@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedkeel.data.read.load import load
 from fedkeel.engine.loop import examples
 from fedkeel.engine.rounds import rehearse
 from fedkeel.engine.world import World
-from fedkeel.errors import ModelError, counted
+from fedkeel.errors import DataError, ModelError, counted
 from fedkeel.experiment.prepared import Ingredients, Prepared
 from fedkeel.experiment.room import check_server, place
 from fedkeel.method.client import Bench
@@ -80,7 +81,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     dtype = DTYPES[settings.engine.dtype]
     federation = ingredients.clients(settings.seed)
     federation = _with_type(federation, dtype)
-    test = ingredients.test.to(dtype)
+    test = _like(federation.data, ingredients.test.to(dtype))
     network = ingredients.task.network(federation.data, settings.seed, dtype)
     _check_test(network, federation.data, test)
     plan = parse(settings.method, _provides(network, federation), settings.weights)
@@ -139,14 +140,30 @@ def _provides(network: Network, federation: Federation) -> frozenset[Capability]
     return frozenset(found)
 
 
+def _like(train: Dataset, test: Dataset) -> Dataset:
+    """Return the test set with labels numbered as those that are trained on."""
+    if train.columns and test.columns and train.columns != test.columns:
+        both = zip_longest(test.columns, train.columns)
+        got, expected = next((a, b) for a, b in both if a != b)
+        raise DataError(
+            "The columns of the test set are not those of the training set.",
+            got=repr(got),
+            expected=repr(expected),
+            why="an input is known by its place alone",
+            do="put the columns of both in one order",
+        )
+    return test.numbered(train.label_names, "The test set") if train.label_names else test
+
+
 def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
     if test.shape != train.shape:
         raise ModelError(
             "Training and test inputs differ in shape.",
             got=f"{list(train.shape)} and {list(test.shape)}",
         )
+    two = train.x[[0, 0]]  # batch normalisation may not take one, all that there may be
     outputs = network.logits(
-        network.params, network.throwaway(network.buffers), test.x[:2], train=False
+        network.params, network.throwaway(network.buffers), two, train=False
     ).shape[1]
     if test.classes > outputs:
         raise ModelError(

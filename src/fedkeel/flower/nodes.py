@@ -360,7 +360,8 @@ class Nodes:
         _, group, _ = evaluated(self._world, "clients")
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
         clients = np.unique(group)
-        message = Message(params, buffers, {}, self._round, 0.0)
+        sent = buffers if self._world.bench.buffers == "average" else {}  # nodes have their own
+        message = Message(params, sent, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs, EVALUATION)
         came: set[int] = set()

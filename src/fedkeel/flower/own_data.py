@@ -119,18 +119,9 @@ def _is_import(text: str) -> bool:
 def _read(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
     settings = experiment.data.model_copy(update={"source": text, "labels": ()})
     train, test = load(settings)
-    names = train.label_names
     labels = experiment.data.labels
-    strange = [name for name in names if name not in labels]
-    if strange:
-        raise DataError(
-            f"{text} holds a label that the experiment does not know.",
-            got=repr(strange[0]),
-            expected=f"one of {', '.join(map(repr, labels[:8]))}",
-        )
-    place = torch.tensor([labels.index(name) for name in names], dtype=torch.int64)
     train, test = (
-        replace(half, y=place[half.y], classes=len(labels), label_names=labels, sources=(NODES,))
+        replace(half.numbered(labels, text), classes=len(labels), sources=(NODES,))
         for half in (train, test)
     )
     return train, test
@@ -154,7 +145,9 @@ def _called(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
             f"The training and test inputs of data {text!r} differ in form.",
             got=f"{list(train.shape)} {train.x.dtype} and {list(test.shape)} {test.x.dtype}",
         )
-    labels, both = experiment.data.labels, torch.cat([train.y, test.y])
+    labels = experiment.data.labels
+    train, test = (half.numbered(labels, f"data {text!r}") for half in (train, test))
+    both = torch.cat([train.y, test.y])
     if not len(train) or int(both.max()) >= len(labels):
         what = "a label beyond the" if len(train) else "no training example of the"
         raise DataError(f"data {text!r} holds {what} {len(labels)} of data.labels.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,8 +57,8 @@ from fedkeel.version import __version__
 LOG = "node.log"
 """File in a node's folder that says what went wrong."""
 
-SCALE = "scale-{}.json"
-"""File there that says how a client's inputs are standardised: nobody else knows it."""
+SCALE = "scale-{}-{}.json"
+"""File there that says how a client's inputs are standardised in a run: nobody else knows it."""
 
 SENT = ("delta/", "buffers/", "uploads/")
 OK, RESTARTED, LOST = "ok", "restarted", "lost"
@@ -177,6 +178,7 @@ class Site:
         """
         order = self._order(content)
         message = unflat(unpack(content, TENSORS, self.forms.message), order.round, order.lr)
+        self._scale(order)
         records = RecordDict()
         rows = []
         for place in range(len(order.clients)):
@@ -276,7 +278,6 @@ class Site:
         _, group, groups = evaluated(self.prepared.world, "clients")
         held = np.bincount(group, minlength=groups)
         data = federation.data
-        self._scale()
         said = Presence(
             format=FORMAT,
             run="",
@@ -296,17 +297,20 @@ class Site:
         )
         return RecordDict({HEAD: said.record()})
 
-    def _scale(self) -> None:
+    def _scale(self, order: Order) -> None:
         """Write down what the inputs of a node's own data were standardised by: it stays here."""
         data = self.prepared.world.federation.data
         if data.scale is None or self.prepared.world.federation.how["kind"] != NODES:
             return
         mean, deviation = data.scale
         facts = {"columns": data.columns, "mean": mean, "deviation": deviation}
+        key = "".join(re.findall("[0-9a-f]", order.run.partition("-")[0]))[:32]  # no path
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            for client in self.clients:
-                write_text(self.root / SCALE.format(client), json.dumps(facts))
+            for client in order.clients:
+                file = self.root / SCALE.format(client, key)
+                if not file.exists():
+                    self.root.mkdir(parents=True, exist_ok=True)
+                    write_text(file, json.dumps(facts))
         except (OSError, RunError) as error:  # a node trains without it
             note(self.root, RunError("The scale of the inputs is not written down.", got=error))
 
