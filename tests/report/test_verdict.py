@@ -8,19 +8,19 @@ from fedkeel.report.verdict import relation, verdict
 from fedkeel.report.words import Name, plain
 
 
-def group(method, *bests, unfinished=0, end=None, target=None, sent=1, ms=10.0):
+def group(method, *bests, unfinished=0, end=None, target=None, sent=1, ms=10.0, examples=100_000):
     made = []
-    for best in bests:
+    for seed, best in enumerate(bests):
         accuracy = (best, best if end is None else end)
         rows = [
             RoundRecord(
                 i + 1,
                 clients=[0],
-                train_loss=1.0,
+                train_loss=2.0 - best + seed / 8,
                 bytes_down={"model": 100 * sent},
                 bytes_up={"model": 100 * sent},
                 seconds={"train": ms / 1e3},
-                test=Scores(100, a, a, 1.0),
+                test=Scores(examples, a, a, 1.0),
             )
             for i, a in enumerate(accuracy)
         ]
@@ -195,3 +195,32 @@ def test_relation_needs_three_seeds_each():
     assert relation(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1)) == "too few"
     assert relation(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1, 0.1)) == "clear"
     assert relation(group("a", 0.9, 0.8, 0.9), group("b", 0.85, 0.85, 0.85)) == "within the spread"
+
+
+def test_a_test_set_that_is_too_small_to_tell():
+    """One example of twenty was a clear lead."""
+    few = [group(m, *[a] * 3, examples=20) for m, a in (("fedavg", 0.80), ("fedgc", 0.85))]
+    assert relation(few[1], few[0]) == "within chance"
+    status, told = said(*few)
+    assert status == "none"
+    assert told.endswith("and 20 test examples cannot tell fedavg from it.")
+    wide = [group("fedavg", *[0.3] * 3, examples=20), few[1], group("x", *[0.8] * 3, examples=20)]
+    status, told = said(*wide)
+    assert status == "close"
+    assert told.endswith("55.0 points above fedavg; 20 test examples cannot tell x from it.")
+    # on every seed, and yet by less than two standard errors: 0.9 points of 2,000 examples
+    small = group("fedgc", 0.805, 0.815, 0.825, examples=2000)
+    assert relation(small, group("fedavg", 0.80, 0.81, 0.82, examples=2000)) == "within chance"
+    spread = group("y", 0.79, 0.86, 0.85, examples=20)
+    told = said(few[0], few[1], spread)[1]
+    assert "y is within the spread of it and 20 test examples cannot tell fedavg from it" in told
+
+
+def test_copies_of_one_run_are_no_seeds():
+    """Where nothing is random, three seeds were a clear lead."""
+    same = Group("fedgc", group("fedgc", 0.9).summaries * 3, (0, 1, 2))
+    assert relation(same, FEDAVG) == "too few"
+    assert said(FEDAVG, same)[0] == "few"
+    assert "fedgc: the seeds are copies of one run, in which nothing is random" in more(
+        FEDAVG, same
+    )

@@ -47,6 +47,8 @@ class Summary:
     Args:
         rounds: rounds completed.
         evaluations: rows with a test score.
+        examples: examples that the last of them was measured on.
+        train_loss: mean training loss over the rounds that have one.
         best: highest accuracy.
         best_round: the first round with that accuracy.
         last: accuracy of the last evaluation.
@@ -71,6 +73,8 @@ class Summary:
 
     rounds: int
     evaluations: int
+    examples: int | None
+    train_loss: float | None
     best: float | None
     best_round: int | None
     last: float | None
@@ -186,6 +190,12 @@ class Group:
         return {name: statistics.fmean(table.get(name, 0) for table in tables) for name in names}
 
     @property
+    def copies(self) -> bool:
+        """Whether its seeds are one run made several times: nothing in them is random."""
+        told = {(one.train_loss, one.best, one.last) for one in self.summaries}
+        return len(self.summaries) > len(told) == 1 and None not in next(iter(told))
+
+    @property
     def reached(self) -> int:
         """Seeds that reached the target."""
         return len(self.values("rounds_to_target"))
@@ -218,6 +228,8 @@ def summarise(
     best = max(scored, key=lambda point: (point[1], -point[0]), default=None)
     trained = [accuracy for number, accuracy in scored if number > 0] or [a for _, a in scored]
     reached = rounds_to(rows, target)
+    tested = [row.test.examples for row in rows if row.test is not None]
+    losses = [loss for row in rows if (loss := finite(row.train_loss)) is not None]
     phases = _total(row.seconds for row in rows)
     down, up = _total(r.bytes_down for r in rows), _total(r.bytes_up for r in rows)
     selections = sum(len(r.clients) + len(r.dropped) + len(r.excluded) for r in rows)
@@ -227,6 +239,8 @@ def summarise(
     return Summary(
         rounds=max((r.round for r in rows), default=0),
         evaluations=len(scored),
+        examples=tested[-1] if tested else None,
+        train_loss=statistics.fmean(losses) if losses else None,
         best=best[1] if best else None,
         best_round=best[0] if best else None,
         last=scored[-1][1] if scored else None,

@@ -155,7 +155,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def footnotes(rows: Sequence[Row]) -> list[str]:
     """Return what a reader of the table has to know."""
-    notes = []
+    notes = ["Best: of any round, picked on the test set, which flatters a method that swings."]
     if any(row["marked"] for row in rows):
         notes.append(
             "Bold: the best mean of the column, and every mean within one pooled standard error "

@@ -3,11 +3,14 @@
 A method is *clearly* ahead of another where, over at least three seeds each, its worst seed is
 above the other's best. It is ahead *on every seed* where the ranges overlap and yet it is higher
 on each seed that both ran, at least three of them. Otherwise the two are *within the spread*.
-With fewer than three seeds there is a difference and no claim.
+Neither is said of a difference *within chance*: smaller than two standard errors of an accuracy
+on so many test examples, sqrt(p (1 - p) / n), which more seeds on the same examples do not lessen.
+With fewer than three seeds, or copies of one run, there is a difference and no claim.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -31,7 +34,8 @@ ENOUGH = 3
 _ALIKE = 0.03
 """Costs that differ by a smaller share, or by less than their standard error, are called alike."""
 
-Relation = Literal["clear", "every seed", "within the spread", "too few"]
+Relation = Literal["clear", "every seed", "within the spread", "within chance", "too few"]
+_LEVEL = ("within the spread", "within chance")
 Status = Literal["clear", "ahead", "close", "none", "few", "single", "empty"]
 
 
@@ -76,12 +80,23 @@ def relation(leader: Group, other: Group, figure: str = "best") -> Relation:
     one, two = leader.stat(figure), other.stat(figure)
     if one is None or two is None or min(one.count, two.count) < ENOUGH:
         return "too few"
+    if leader.copies or other.copies:
+        return "too few"
+    if one.min > two.max and one.mean - two.mean < chance(leader, one, two):
+        return "within chance"
     if one.min > two.max:
         return "clear"
     pair = paired(leader, other, figure)
     if pair and pair.difference.count >= ENOUGH and pair.ahead == pair.difference.count:
-        return "every seed"
+        return "every seed" if one.mean - two.mean >= chance(leader, one, two) else "within chance"
     return "within the spread"
+
+
+def chance(leader: Group, one: Stat, two: Stat) -> float:
+    """Return two standard errors of an accuracy between both, on the examples it is measured on."""
+    counts = [s.examples for s in leader.summaries if s.examples]
+    p = min(1.0, max(0.0, (one.mean + two.mean) / 2))
+    return 2 * math.sqrt(p * (1 - p) / min(counts)) if counts else 0.0
 
 
 def verdict(groups: Sequence[Group]) -> Verdict:
@@ -132,21 +147,21 @@ def _claim(
 ) -> tuple[Status, Sentence]:
     """Return the headline where there are seeds enough."""
     reference = _reference(others) or others[0]
-    level = [o for o in others if o.relation == "within the spread"]
+    level = [o for o in others if o.relation in _LEVEL]
     if reference in level:
         rest = [o for o in others if o not in level]
         told: Sentence = (
             f"{so_far or ''}{'no' if so_far else 'No'} clear winner: ",
             Name(leader.method),
             f" has the highest mean, {_accuracy(best)} (best round, {_seeds(best)}), and ",
-            *_within(level),
+            *_within(leader, level),
         )
         if rest:
             told += (f"; it is {points(rest[0].gap)} above ", Name(rest[0].group.method))
         return "none", (*told, ".")
     told = (so_far, *_reached(leader, best), ", ", *_above(reference))
     if level:
-        return "close", (*told, "; ", *_within(level), ".")
+        return "close", (*told, "; ", *_within(leader, level), ".")
     if reference is not others[0]:
         told += (" and ", *_above(others[0]), ", the next best")
     narrow = [o for o in others if o.relation == "every seed"]
@@ -173,9 +188,20 @@ def _above(other: _Standing) -> Sentence:
     return told
 
 
-def _within(level: Sequence[_Standing]) -> Sentence:
-    verb = " is" if len(level) == 1 else " are"
-    return (*names([o.group.method for o in level]), f"{verb} within the spread of it")
+def _within(leader: Group, level: Sequence[_Standing]) -> Sentence:
+    spread = [o.group.method for o in level if o.relation == "within the spread"]
+    near = [o.group.method for o in level if o.relation == "within chance"]
+    told: list[Sentence] = []
+    if spread:
+        told.append(
+            (*names(spread), f" {'is' if len(spread) == 1 else 'are'} within the spread of it")
+        )
+    if near:
+        counts = [s.examples for s in leader.summaries if s.examples]
+        told.append(
+            (f"{counted(min(counts), 'test example')} cannot tell ", *names(near), " from it")
+        )
+    return join(told)
 
 
 def _reference(others: Sequence[_Standing]) -> _Standing | None:
@@ -199,6 +225,16 @@ def _caution(status: Status, leader: Group, others: Sequence[_Standing]) -> list
         return [(f"{told} of the spread between seeds.",)]
     if status != "few":
         return []
+    copied = [g.method for g in (leader, *(o.group for o in others)) if g.copies]
+    if copied:
+        one = len(copied) == 1
+        made = "the seeds are" if one else "each one's seeds are"
+        return [
+            (
+                *names(copied),
+                f": {made} copies of one run, in which nothing is random: take this as a hint.",
+            )
+        ]
     fewest = min(len(g.summaries) for g in (leader, *(o.group for o in others)))
     verb = "says" if fewest == 1 else "say"
     what = "nothing" if fewest == 1 else "little"
@@ -285,7 +321,7 @@ def _cheapest(status: Status, leader: Group, others: Sequence[_Standing]) -> lis
     """Return a sentence on the method that sends least among those that cannot be told apart."""
     if status not in ("close", "none"):
         return []
-    level = [leader, *(o.group for o in others if o.relation == "within the spread")]
+    level = [leader, *(o.group for o in others if o.relation in _LEVEL)]
     costs = [(g, s.mean) for g in level if (s := g.stat("traffic")) is not None]
     if len(costs) < 2:
         return []
