@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import annotated_types
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -169,7 +170,6 @@ def test_settings_that_do_go_together() -> None:
         (Schedule(kind="cosine"), [1.0, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0.0]),
         (Schedule(kind="cosine", final=0.5), [1.0, (6 + 2**0.5) / 8, 0.75, (6 - 2**0.5) / 8, 0.5]),
         (Schedule(kind="piecewise", at=(1, 3), factors=(0.5, 0.1)), [1.0, 0.5, 0.5, 0.1, 0.1]),
-        (Schedule(kind="piecewise"), [1.0] * 5),
     ],
 )
 def test_schedules_by_hand(schedule: Schedule, expected: list[float]) -> None:
@@ -234,3 +234,17 @@ def test_a_mistake_in_python_is_said_in_its_words(make: Callable[[], object], sa
 def test_a_mistake_below_another_table_keeps_its_whole_path() -> None:
     with pytest.raises(ConfigError, match=r"try\.toml: \[local\.schedule\] has no key 'kid'"):
         build(config.Run, {"rounds": 1, "local": {"lr": 1, "schedule": {"kid": 1}}}, "try.toml")
+
+
+@pytest.mark.parametrize("values", [{"kind": "piecewise"}, {"at": (1,), "factors": (0.5,)}])
+def test_a_schedule_by_pieces_needs_them(values):
+    with pytest.raises(ConfigError, match="belong to kind = 'piecewise'"):
+        Schedule(**values)
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = Local(lr=np.float32(0.5), epochs=np.int64(2), batch_size=np.int32(4))
+    assert (made.lr, made.epochs, made.batch_size) == (0.5, 2, 4)
+    assert type(made.epochs) is int
+    with pytest.raises(ConfigError, match="lr"):
+        Local(lr=np.zeros(2), epochs=1)

@@ -90,6 +90,9 @@ def test_from_clients():
     ("clients", "says"),
     [
         ({}, "There are no clients"),
+        (None, "got an object of type NoneType"),
+        (3, "got an object of type int"),
+        ({1: (X, Y), "1": (X, Y)}, "Two clients are called '1'"),
         ({"a": X}, r"client a has no pair of arrays[\s\S]*got an object of type ndarray"),
         ([(X, Y), (X[:0], Y[:0])], "client 1"),
         ({"a": (X, Y), "b": (X[:3], Y[:2])}, "client b: inputs and labels do not match"),
@@ -151,7 +154,14 @@ def test_wrong_settings_are_named():
         ),
         (X.astype(str), Y, "x.astype(numpy.float32)"),
         (X, Y + 0.5, "not learned (regression)\n  do   divide quantities into classes"),
-        (X, np.where(Y[0] == Y, np.nan, Y), "do   number them"),
+        (X, np.where(Y[0] == Y, np.nan, Y), "a label is missing.\n  got NaN in row 0"),
+        (
+            np.ma.masked_array(X, np.arange(X.size).reshape(X.shape) == X.shape[1]),
+            Y,
+            "inputs have gaps.\n  got a masked value in row 1",
+        ),
+        (X, np.ma.masked_equal(Y, Y[0]), "labels have gaps.\n  got a masked value in row 0"),
+        (X, np.ones((len(X), 3), int), "several at once (multi-label) are not learned"),
         (X + 1j, Y, "numpy.stack([x.real, x.imag], axis=1)"),
         (torch.from_numpy(X) + 1j, Y, "got inputs of type complex"),
         (None, Y, "such as [None]"),
@@ -171,3 +181,17 @@ def test_what_is_no_number_is_refused_with_what_to_do(x, y, says):
     assert says in str(caught.value)
     assert caught.value.do
     assert len(caught.value.lines()) <= 4
+
+
+def test_arrays_of_another_make_are_taken_as_their_numbers():
+    """They ended in a traceback."""
+    expected = api.iid(X, Y, 2).data.x
+    assert torch.equal(api.iid(X.astype(">f8"), Y.astype(">i4"), 2).data.x, expected)
+    assert torch.equal(api.iid(torch.from_numpy(X).to_sparse(), Y, 2).data.x, expected)
+    whole = np.ma.masked_array(X, mask=np.zeros(X.shape, bool))
+    assert torch.equal(api.iid(whole, Y, 2).data.x, expected)
+
+
+def test_a_masked_client_id_is_missing():
+    with pytest.raises(DataError, match="A client id is missing"):
+        api.by_client(np.zeros((3, 1)), [0, 1, 1], np.ma.masked_equal([1, 2, 1], 2))

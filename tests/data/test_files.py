@@ -179,6 +179,12 @@ def test_test_data_that_do_not_fit(table, tmp_path):
         ("age;label\n1;0\n2;1\n", ("not separated by commas", "'age;label'")),
         ("a;b;label\n1,5;2,5;0\n", ("not separated by commas", "sep=';'", 'decimal=","')),
         ('age,label\n"1,5",0\n', ("column 'age' holds text", "with a point: 1.5")),
+        ('age,label\n"1,234",0\n', ("with a point: 1.234", "without commas: 1234")),
+        ('age,label\n"1,234,567.5",0\n', ("write thousands without commas: 1234567.5",)),
+        (",age,label\n0,1,0\n1,2,1\n", ("column 0", "no name", "index=False", "data.drop = ['']")),
+        ("Unnamed: 0,age,label\n7,1,0\n", ("has no name", "'Unnamed: 0', with 7 in", "pandas")),
+        ("age,label\n1,well\n2,NA\n", ("'label' has a gap", "'NA' in row 1", "write another one")),
+        ("age,label\n1,well\n2, nan\n", ("'label' has a gap", "' nan' in row 1")),
         ("", ("is empty",)),
     ],
 )

@@ -170,3 +170,21 @@ def test_columns_that_cannot_be_left_out(
     with pytest.raises(DataError) as caught:
         load(settings)
     assert re.search(message, str(caught.value), re.DOTALL)
+
+
+def test_the_index_of_pandas_is_no_input(tmp_path: Path) -> None:
+    """It was one, so that a table sorted by label was learned by heart."""
+    columns = {"a": [0.5, 1.5, 2.5, 3.5], "label": [0, 1, 0, 1], "__index_level_0__": [3, 1, 0, 2]}
+    parquet.write_table(pa.table(columns), tmp_path / "own.parquet")
+    train, test = load(Data(source=str(tmp_path / "own.parquet"), test_fraction=0.5))
+    assert train.columns == test.columns == ("a",)
+    file = tmp_path / "own.csv"
+    file.write_text(",a,label\n" + "".join(f"{i},{i / 2},{i % 2}\n" for i in range(8)))
+    assert load(Data(source=str(file), drop=("",)))[0].columns == ("a",)
+
+
+def test_names_that_look_the_same_are_not_two_classes(tmp_path: Path) -> None:
+    file = table(tmp_path, ["1,north,caf\u00e9", "2,north,cafe\u0301", "3,south,th\u00e9"])
+    with pytest.raises(DataError, match="in other code points") as error:
+        load(Data(source=file, client="site"))
+    assert error.value.got == r"'cafe\u0301' and 'caf\xe9'"

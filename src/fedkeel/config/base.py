@@ -33,7 +33,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _tuples(cls, values: object) -> object:
-        """Take TOML's arrays as the tuples that settings are made of, and one text as a list."""
+        """Take TOML's arrays as the tuples of settings, one text as a list, NumPy's numbers."""
         if not isinstance(values, Mapping):
             return values
         texts = {k for k, field in cls.model_fields.items() if field.annotation == tuple[str, ...]}
@@ -41,6 +41,8 @@ class Settings(BaseModel):
         def plain(key: str, value: object) -> object:
             if isinstance(value, str) and key in texts:
                 return (value,)
+            if hasattr(value, "dtype") and hasattr(value, "item"):  # a number of NumPy's
+                return value.item() if getattr(value, "ndim", 1) == 0 else value
             return tuple(value) if isinstance(value, list) else value
 
         return {k: plain(k, v) for k, v in values.items()}

@@ -164,6 +164,8 @@ class Schedule(Settings):
             raise ValueError("'at' must ascend")
         if any(f <= 0 for f in self.factors):
             raise ValueError("'factors' must be > 0")
+        if (self.kind == "piecewise") != bool(self.at):
+            raise ValueError("'at' and 'factors' belong to kind = 'piecewise', which needs them")
         return self
 
     def factor(self, round: int, rounds: int) -> float:

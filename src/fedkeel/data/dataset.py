@@ -199,7 +199,7 @@ def dataset(
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
-    xs = x.detach().cpu() if isinstance(x, Tensor) else _numbers(x, name)
+    xs = x.detach().cpu().to_dense() if isinstance(x, Tensor) else _numbers(x, name)
     if xs.is_complex():
         raise DataError(
             f"{name}: inputs are complex numbers.",
@@ -215,7 +215,7 @@ def dataset(
             f"{name}: inputs and labels do not match.",
             got=f"x {tuple(xs.shape)}, y {tuple(ys.shape)}",
             expected="x [N, ...] and y [N], one label for each input",
-            do=one_axis(ys.shape),
+            do=one_axis(ys),
         )
     if len(ys) == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
@@ -242,18 +242,28 @@ def dataset(
     return Dataset(x=xs.contiguous(), y=labels, classes=known, **{"sources": (name,), **more})
 
 
-def one_axis(shape: tuple[int, ...]) -> str | None:
-    """Return how labels of this shape become [N], None where that is not known."""
-    if len(shape) != 2:
+def one_axis(y: NDArray[Any]) -> str | None:
+    """Return how labels become [N], None where that is not known."""
+    if y.ndim != 2:
         return None
-    if shape[1] == 1:
+    if y.shape[1] == 1:
         return "take the second axis away: y = y.reshape(-1)"
+    if y.dtype.kind in "biuf" and not (y.sum(axis=1) == 1).all():
+        return "give one label for each example; several at once (multi-label) are not learned"
     return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
 
 
 def _array(given: ArrayLike, what: str) -> NDArray[Any]:
+    if isinstance(given, np.ma.MaskedArray) and np.ma.getmaskarray(given).any():
+        row = int(np.nonzero(np.ma.getmaskarray(given))[0][0])
+        raise DataError(
+            f"{what} have gaps.",
+            got=f"a masked value in row {row} (counted from 0)",
+            do="drop the row or fill the gap before training",
+        )
     try:
-        return np.array(given)
+        array = np.array(given)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows no other
     except (TypeError, ValueError) as error:  # examples of several shapes, say
         raise DataError(
             f"{what} are no array.",
@@ -279,6 +289,13 @@ def _numbers(x: ArrayLike, name: str) -> Tensor:
 def _whole_labels(ys: NDArray[Any], name: str) -> Ints:
     if ys.dtype == bool or np.issubdtype(ys.dtype, np.integer):
         return ys.astype(np.int64)
+    gaps = np.isnan(ys) if np.issubdtype(ys.dtype, np.floating) else np.zeros(len(ys), dtype=bool)
+    if gaps.any():
+        raise DataError(
+            f"{name}: a label is missing.",
+            got=f"NaN in row {int(np.flatnonzero(gaps)[0])} (counted from 0)",
+            do="drop the row before training",
+        )
     numeric = bool(np.issubdtype(ys.dtype, np.floating) and np.isfinite(ys).all())
     if numeric and (ys == np.round(ys)).all():
         return ys.astype(np.int64)

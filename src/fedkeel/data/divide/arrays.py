@@ -9,6 +9,7 @@ Each function checks the arrays, divides them as `partition.divide` does, and re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -185,7 +186,16 @@ def from_clients(
     >>> from_clients({"north": ([[0.0], [1.0]], [0, 1]), "south": ([[2.0]], [0])}).sizes
     array([2, 1])
     """
+    if not isinstance(clients, (Mapping, list, tuple)):
+        raise DataError(
+            "These are no clients.",
+            got=f"an object of type {type(clients).__name__}",
+            expected="a pair (x, y) of each client, by name or in a list",
+        )
     named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    twice = next((k for k, n in Counter(map(str, named)).items() if n > 1), None)
+    if twice is not None:
+        raise DataError(f"Two clients are called {twice!r}.", do="give each a name of its own")
     if not named:
         raise DataError("There are no clients.", expected="a pair (x, y) for each client")
     parts = {name: _own(f"client {name}", pair, tokens) for name, pair in named.items()}
@@ -220,6 +230,9 @@ def _own(client: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
 def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
     """Return [N] ids of one type that can be sorted, none of them missing."""
     given = np.asarray(client_ids, dtype=object)
+    if isinstance(client_ids, np.ma.MaskedArray):
+        given = given.copy()
+        given[np.ma.getmaskarray(client_ids)] = None
     if given.shape != (n,):
         raise DataError(
             "There must be one client id for each example.",

@@ -13,6 +13,9 @@ from fedkeel.errors import DataError
 
 _Column = Any  # pyarrow has no types
 
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>", "#n/a"})
+"""Texts that programs write where there is no value."""
+
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 """A whole number that is written as Python writes it: not 007, nor 0x1A."""
 
@@ -46,19 +49,23 @@ def whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
         [N] texts or whole numbers; floats that an int64 does not hold become texts.
 
     Raises:
-        DataError: a text is empty, or the values are something else.
+        DataError: a text is empty or stands for no value, or the values are something else.
     """
     if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all():
         fits = bool((np.abs(values) < 2.0**63).all())
         values = values.astype(np.int64) if fits else np.array([str(int(one)) for one in values])
-    if values.dtype.kind == "U" and (values == "").any():
-        row = int(np.flatnonzero(values == "")[0])
-        raise DataError(
-            f"{path}: {name!r} has a gap.",
-            got=f"an empty text in row {row} (counted from 0)",
-            expected="a value in every row",
-            do="drop the row or fill the gap before training",
-        )
+    if values.dtype.kind == "U":
+        gaps = [text for text in np.unique(values) if text.strip().lower() in _MISSING]
+        if gaps:
+            row = int(np.flatnonzero(np.isin(values, gaps))[0])
+            text = str(values[row])
+            raise DataError(
+                f"{path}: {name!r} has a gap.",
+                got=f"{repr(text) if text else 'an empty text'} in row {row} (counted from 0)",
+                expected="a value in every row",
+                do="drop the row or fill the gap before training"
+                + (f"; where {text!r} is a name, write another one" if text.strip() else ""),
+            )
     if values.dtype.kind not in "biuU":
         raise DataError(
             f"{path}: {name!r} holds neither texts nor whole numbers.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,19 +75,24 @@ def number(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
     (array([1, 0, 1]), ('-1', '7'))
 
     Raises:
-        DataError: two texts differ by spaces around them alone, and are meant to be one.
+        DataError: two texts look the same and are not, by spaces around them or their encoding.
     """
     unique, index = np.unique(values, return_inverse=True)
     names = tuple(str(value) for value in unique)
     known: dict[str, str] = {}
     for name in names:
-        other = known.setdefault(name.strip(), name)
+        other = known.setdefault(unicodedata.normalize("NFC", name.strip()), name)
         if other != name:
+            spaces = other.strip() == name.strip()
             raise DataError(
-                "Two names in the data differ by spaces around them alone.",
-                got=f"{other!r} and {name!r}",
+                "Two names in the data differ by spaces around them alone."
+                if spaces
+                else "Two names in the data look the same and are written in other code points.",
+                got=f"{other!r} and {name!r}" if spaces else f"{other!a} and {name!a}",
                 why="they would be two classes, or two clients",
-                do="take the spaces out of the file",
+                do="take the spaces out of the file"
+                if spaces
+                else "write them in one form, e.g. unicodedata.normalize('NFC', name)",
             )
     return index.astype(np.int64).reshape(-1), names
 

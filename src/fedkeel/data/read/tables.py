@@ -24,6 +24,9 @@ from fedkeel.errors import DataError, did_you_mean
 TABLES = (".csv", ".parquet")
 SUFFIXES = (".npz", *TABLES)
 
+_INDEX = re.compile(r"__index_level_\d+__")
+"""What pandas calls its index in a Parquet file: it is no column of the table."""
+
 _Column = Any  # pyarrow has no types
 
 
@@ -111,7 +114,7 @@ def arrays(path: Path, label: str, client: str | None, like: Raw | None = None) 
                 f"{path}: the arrays do not match.",
                 got=f"x {x.shape}, {name} {got[name].shape}",
                 expected=f"x [N, ...] with at least two axes, {name} [N]",
-                do=one_axis(got[name].shape),
+                do=one_axis(got[name]),
             )
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")
@@ -214,6 +217,17 @@ def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, 
         raise DataError(f"{path} has two columns named {twice!r}.", expected="one name for each")
     if found.num_rows == 0:
         raise DataError(f"{path} has no examples.", got=f"columns {', '.join(names[:8])}, no rows")
+    nameless = [name for name in names if re.fullmatch(r"(Unnamed: \d+)?", name)]
+    if any(name not in (*keys, *drop) for name in nameless):
+        at = names.index(nameless[0])
+        raise DataError(
+            f"{path}: column {at} (counted from 0) has no name.",
+            got=f"{nameless[0]!r}, with {found.column(at)[0].as_py()!r} in the first row",
+            why="an index that pandas has written would be an input",
+            do=f"write it with index=False, give it a name, or set data.drop = [{nameless[0]!r}]",
+        )
+    hidden = [name for name in names if _INDEX.fullmatch(name)]
+    names = [name for name in names if name not in hidden or name in keys]
     columns = {
         name: found.column(name) if name in drop else _plain(path, name, found.column(name))
         for name in names
@@ -277,14 +291,12 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         row, text = _first_text(column)
-        comma = re.fullmatch(r"\s*[+-]?\d+,\d+\s*", text)
         raise DataError(
             f"{path}: column {name!r} holds text.",
             got=f"{text[:40]!r} in row {row} (counted from 0)",
             expected="numbers in every column but those of labels and clients",
-            do=f"write decimal numbers with a point: {text.strip().replace(',', '.')}"
-            if comma
-            else "replace the text by numbers, or name the column in data.drop, data.label or "
+            do=_without_commas(text.strip())
+            or "replace the text by numbers, or name the column in data.drop, data.label or "
             "data.client",
         )
     _no_gaps(path, name, column)
@@ -305,6 +317,15 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
             do="drop the row or fill the gap before training",
         )
     return values
+
+
+def _without_commas(text: str) -> str:
+    """Return how a number with commas is meant to be written, "" for anything else."""
+    point = f"decimal numbers with a point: {text.replace(',', '.')}"
+    ways = [point] if re.fullmatch(r"[+-]?\d+,\d+", text) else []
+    if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
+        ways.append(f"thousands without commas: {text.replace(',', '')}")
+    return f"write {', or '.join(ways)}" if ways else ""
 
 
 def _first_text(column: _Column) -> tuple[int, str]:
