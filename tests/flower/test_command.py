@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.common.config import parse_config_args
 
 from commands import Process, call, experiment, rows, shell
 from fedkeel.config import load
 from fedkeel.errors import RunError
 from fedkeel.flower import keys
-from fedkeel.flower.processes import Federation
+from fedkeel.flower.processes import Federation, quoted
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 
@@ -324,6 +325,35 @@ def test_mistakes_are_said_in_four_lines(tmp_path: Path, monkeypatch: pytest.Mon
         assert done.code == 2
         assert said in done.err
         assert len(done.err.strip().splitlines()) <= 4
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/data/a b.csv", '/data/"x".csv', "/data/it's.csv", "/data/\N{GRINNING FACE}=1", "C:\\x"],
+)
+def test_flower_reads_what_is_quoted_for_it(text: str) -> None:
+    assert parse_config_args([f"a=1 data={quoted(text)} b=2"]) == {"a": 1, "data": text, "b": 2}
+
+
+@pytest.mark.parametrize("text", ["both ' and \"", "two\nlines"])
+def test_what_flower_cannot_be_told_is_refused(text: str) -> None:
+    with pytest.raises(RunError, match="cannot hold this text"):
+        quoted(text)
+
+
+def test_a_module_with_the_name_of_the_apps_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package hid it: every node ended in an error of Python's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "federation.py").write_text(
+        "from torch import nn\n\n\ndef model():\n    return nn.Linear(64, 10)\n"
+    )
+    words = ("--preset", "digits", "-s", "model.name=federation:model")
+    done = call("flower", "export", *words, "--out", "app")
+    assert done.code != 0
+    assert "call the file otherwise than federation.py" in done.err
     assert not (tmp_path / "app").exists()
 
 

@@ -637,6 +637,10 @@ def test_mistakes(tmp_path: Path) -> None:
         assert len(error.value.lines()) <= 4
     with pytest.raises(DataError, match="are on the nodes"):
         gather(own())
+    with pytest.raises(DataError, match="takes no partition"):
+        away(own(partition={"kind": "nodes", "clients": 2, "holdout": 0.2}))
+    with pytest.raises(DataError, match="names 'yes' twice"):
+        away(own(data={**DATA, "labels": ["yes", "no", "yes"]}))
     with pytest.raises(DataError, match=r"needs data\.source = 'nodes' and"):
         away(own(partition={"kind": "iid", "clients": 2}))
     with pytest.raises(DataError, match=r"needs data\.labels"):

@@ -55,12 +55,19 @@ def export(experiment: Experiment, out: Path) -> list[str]:
     Raises:
         FedkeelError: there is no such method or model, or what is said of the data on the nodes
             does not fit together.
-        RunError: the folder holds something, or cannot be written to.
+        RunError: the folder holds something, or cannot be written to; a module of one's own has the
+            name of the app's package.
     """
     parse(experiment.method, weights=experiment.weights)
     builder(experiment.model.name)
     away(experiment)
     refuse_secure_aggregation(experiment)
+    modules = own_modules(experiment)
+    if PACKAGE in modules:
+        raise RunError(
+            f"The module {PACKAGE!r} has the name of the app's package, which would hide it.",
+            do=f"call the file otherwise than {PACKAGE}.py",
+        )
     try:
         if out.exists() and any(out.iterdir()):
             raise RunError(f"{out} is not empty.", do="choose another folder (--out)")
@@ -71,7 +78,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         (package / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")
         for name in ("server.py", "client.py"):
             (package / name).write_text(_template(name).template, encoding="utf-8")
-        left = [module for module in own_modules(experiment) if not _copied(module, out)]
+        left = [module for module in modules if not _copied(module, out)]
         for name in ("pyproject.toml", "README.md"):
             filled = _template(name).substitute(_facts(experiment, left))
             (out / name).write_text(filled, encoding="utf-8")

@@ -45,8 +45,8 @@ def away(experiment: Experiment) -> bool:
     """Return whether the data stays on the nodes.
 
     Raises:
-        DataError: only one of ``data.source`` and ``partition.kind`` says so, or the names of the
-            labels are missing.
+        DataError: only one of ``data.source`` and ``partition.kind`` says so, the names of the
+            labels are missing or not different, or a hold-out is asked for.
     """
     source, kind = experiment.data.source == NODES, experiment.partition.kind == NODES
     if source != kind:
@@ -59,6 +59,17 @@ def away(experiment: Experiment) -> bool:
             "Data on the nodes needs data.labels, the names of the labels in their order.",
             why="every node has to number the classes in the same way, also those it has not",
             do='set data.labels = ["benign", "malignant"], or ["0", "1", ...] for numbers',
+        )
+    labels = experiment.data.labels
+    if len(set(labels)) < len(labels):
+        twice = next(name for name in labels if labels.count(name) > 1)
+        raise DataError(f"data.labels names {twice!r} twice.", expected="each label once")
+    if source and experiment.partition.holdout:
+        raise DataError(
+            "Data on the nodes takes no partition.holdout.",
+            got=experiment.partition.holdout,
+            why="each node is evaluated on what data.test_fraction keeps aside there",
+            do="leave it out, and set data.test_fraction",
         )
     return source
 

@@ -111,7 +111,7 @@ class Federation:
         home.mkdir(parents=True, exist_ok=True)
         how = "insecure = true"
         if self.secure:
-            how = f"root-certificates = {json.dumps(str(self.keys / keys.CA))}"
+            how = f"root-certificates = {json.dumps(str(self.keys / keys.CA), ensure_ascii=False)}"
         text = (
             f'[superlink]\ndefault = "{NAME}"\n\n'
             f'[superlink.{NAME}]\naddress = "{self.address}"\n{how}\n'
@@ -299,5 +299,25 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def quoted(text: str) -> str:
+    """Return a text as Flower reads it in a configuration on the command line.
+
+    Raises:
+        RunError: it has quotes of both kinds, or characters that are not printed.
+
+    >>> print(quoted("/data/x.csv"), quoted('/data/"x".csv'))
+    "/data/x.csv" '/data/"x".csv'
+    """
+    mark = "'" if '"' in text or "\\" in text else '"'
+    if mark in text or not text.isprintable():
+        raise RunError(
+            "Flower's configuration cannot hold this text.",
+            got=repr(text),
+            why="it takes no quotes of both kinds, and no characters that are not printed",
+            do="use a folder and files of other names",
+        )
+    return f"{mark}{text}{mark}"
+
+
 def _toml(value: str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else json.dumps(value)
+    return str(value).lower() if isinstance(value, bool) else quoted(value)

@@ -24,7 +24,7 @@ from fedkeel.experiment.progress import Watcher
 from fedkeel.flower.export import export
 from fedkeel.flower.own_data import away
 from fedkeel.flower.place import site
-from fedkeel.flower.processes import Federation
+from fedkeel.flower.processes import Federation, quoted
 from fedkeel.flower.server import OUTCOME
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -60,7 +60,7 @@ def shared(nodes: int) -> list[str]:
 def with_data(data: Sequence[str]) -> list[str]:
     """Return the configuration of nodes that have data of their own, each by its path."""
     words = [text if ":" in text else str(Path(text).absolute()) for text in data]
-    return [f"{one} data={json.dumps(w)}" for one, w in zip(shared(len(data)), words, strict=True)]
+    return [f"{one} data={quoted(w)}" for one, w in zip(shared(len(data)), words, strict=True)]
 
 
 def up(
@@ -93,13 +93,14 @@ def up(
             f"{out} holds an unfinished run.",
             do="add --resume to go on with it, or choose another folder (--out)",
         )
+    place = out.absolute() / "flower"
+    state = quoted(str(place / "state"))
     told = []
     if away(experiment):
         for one in configs:
             site(experiment, parse_config_args([one]))
     else:
         told = hints(prepare(experiment, gather(experiment)))
-    place = out.absolute() / "flower"
     with RunFolder(place).alone():  # what follows would end another one's processes
         app, outcome = place / "app", place / OUTCOME
         try:
@@ -114,7 +115,6 @@ def up(
                 do="choose another folder (--out)",
             ) from None
         export(experiment, app)
-        state = json.dumps(str(place / "state"))
         with Federation(place, [f"{one} state={state}" for one in configs], secure) as federation:
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
             for one in told:
