@@ -111,15 +111,19 @@ def _with_gradients(
 
     They are alike there, and the module that is given parameters has other numbers of its own.
     """
-    first, second = copy.deepcopy(module), copy.deepcopy(module)
-    with torch.no_grad():
-        for name, own in (*second.named_parameters(), *second.named_buffers()):
-            if own.is_floating_point() and (name in params or name in buffers):
-                own.mul_(0.5).add_(0.1)
+    shared = not habits.writes  # a large model is not copied in vain
+
+    def same(own: Tensor) -> Tensor:
+        return own.detach() if shared and isinstance(own, nn.Parameter) else own.detach().clone()
+
+    def other(own: Tensor) -> Tensor:
+        return own.new_full((), 0.1).expand(own.shape) if own.is_floating_point() else own.clone()
+
+    first, second = _with_tensors(module, same), _with_tensors(module, other)
     drawn = _Drawn()
 
     def chosen(copied: bool) -> Sequence[Tensor | None]:
-        given = {k: v.clone().requires_grad_() for k, v in params.items()}
+        given = {k: same(nn.Parameter(v)).requires_grad_() for k, v in params.items()}
         drawn.by()
         call = Functional(second, copied)
         value = _weighted(lambda: call(given, clone(buffers), x.clone()))
@@ -128,8 +132,6 @@ def _with_gradients(
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             places = dict(first.named_parameters())
-            for name in params:
-                places[name].grad = None
             torch.autograd.backward(_weighted(lambda: first(x.clone())))
             expected = [places[name].grad for name in params]
             bypasses = not _alike(chosen(False), expected)
@@ -149,6 +151,14 @@ def _with_gradients(
     return replace(habits, bypasses=bypasses, unreached=unreached)
 
 
+def _with_tensors(module: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a copy of a module with other tensors in the place of its parameters and buffers."""
+    memo: dict[int, Tensor] = {id(t): made(t) for t in module.buffers()}
+    for own in module.parameters():
+        memo[id(own)] = nn.Parameter(made(own), own.requires_grad)
+    return copy.deepcopy(module, memo)
+
+
 def _weighted(call: Callable[[], Tensor]) -> Tensor:
     """Return a sum of scores, each with a weight of its own."""
     torch.default_generator.manual_seed(0)
@@ -162,7 +172,7 @@ def _alike(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) ->
         if one is None or other is None:
             if one is not other:
                 return False
-        elif other.numel():
+        elif not torch.equal(one, other):
             small = 1e-3 * float(other.abs().amax())
             if not torch.allclose(one, other, rtol=1e-3, atol=small, equal_nan=True):
                 return False
