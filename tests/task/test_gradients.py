@@ -108,6 +108,23 @@ def test_parameters_in_a_list_of_the_module_are_trained(engine: str) -> None:
     assert found.rows[-1].test == expected.rows[-1].test
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_frozen_parameters_are_no_way_of_its_own(engine: str) -> None:
+    """They are not given, and are what the module has."""
+
+    def frozen(recompute: bool) -> nn.Module:
+        model = Recomputing(recompute)
+        model.body[0].requires_grad_(False)
+        return model
+
+    expected = train(frozen(False), engine)
+    assert "reasons" not in expected.record.engine
+    assert set(expected.params) == {"body.1.weight", "body.1.bias", "fc.weight", "fc.bias"}
+    found = train(frozen(True), engine)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-12)
+
+
 class Unused(nn.Module):
     """Has a layer that its scores do not depend on."""
 

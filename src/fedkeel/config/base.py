@@ -33,7 +33,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _tuples(cls, values: object) -> object:
-        """Take TOML's arrays as the tuples of settings, one text as a list, NumPy's numbers."""
+        """Take TOML's arrays as tuples, one text as a list, and NumPy's numbers as Python's."""
         if not isinstance(values, Mapping):
             return values
         texts = {k for k, field in cls.model_fields.items() if field.annotation == tuple[str, ...]}

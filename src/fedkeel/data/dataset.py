@@ -14,13 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedkeel.data.given import Ints as Ints
+from fedkeel.data.given import (
+    array_of,
+    first_bad_row,
+    numbers,
+    one_axis,
+    whole_labels,
+    whole_tokens,
+)
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,12 @@ class Dataset:
         """
         if not self.label_names or self.label_names == names:
             return self
+        if len(self.label_names) < self.classes:
+            raise DataError(
+                f"{what} has fewer names of labels than labels.",
+                got=len(self.label_names),
+                expected=f"{self.classes} label_names",
+            )
         used = torch.unique(self.y).tolist()
         place = torch.zeros(len(self.label_names), dtype=torch.int64)
         for label, name in enumerate(self.label_names):
@@ -130,12 +143,7 @@ class Dataset:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.classes)).encode())
         digest.update(repr(self.sources).encode())
-        named = (
-            self.label_names,
-            self.clients,
-            self.columns,
-            self.scale,
-        )  # told, not trained on
+        named = (self.label_names, self.clients, self.columns, self.scale)  # nothing is trained on
         if any(named):
             digest.update(repr(named).encode())
         for array in (self.x.numpy(), self.y.numpy(), self.source, self.client):
@@ -199,7 +207,7 @@ def dataset(
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
-    xs = x.detach().cpu().to_dense() if isinstance(x, Tensor) else _numbers(x, name)
+    xs = x.detach().cpu().to_dense() if isinstance(x, Tensor) else numbers(x, name)
     if xs.is_complex():
         raise DataError(
             f"{name}: inputs are complex numbers.",
@@ -209,7 +217,7 @@ def dataset(
         )
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
-    ys = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
+    ys = array_of(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
     if xs.ndim < 1 or ys.ndim != 1 or len(xs) != len(ys):
         raise DataError(
             f"{name}: inputs and labels do not match.",
@@ -219,8 +227,8 @@ def dataset(
         )
     if len(ys) == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
-    ys = _whole_labels(ys, name)
-    bad = _first_bad_row(xs)
+    ys = whole_labels(ys, name)
+    bad = first_bad_row(xs)
     if bad is not None:
         raise DataError(
             f"{name}: an input is NaN or infinite.",
@@ -228,7 +236,7 @@ def dataset(
             expected="finite numbers",
             do="drop the row or fill the gap before training",
         )
-    xs = _whole_tokens(xs, name) if tokens else xs
+    xs = whole_tokens(xs, name) if tokens else xs
     known = int(ys.max()) + 1 if classes is None else classes
     if ys.min() < 0 or ys.max() >= known:
         row = int(np.flatnonzero((ys < 0) | (ys >= known))[0])
@@ -240,97 +248,6 @@ def dataset(
         )
     labels = torch.from_numpy(ys.astype(np.int64))
     return Dataset(x=xs.contiguous(), y=labels, classes=known, **{"sources": (name,), **more})
-
-
-def one_axis(y: NDArray[Any]) -> str | None:
-    """Return how labels become [N], None where that is not known."""
-    if y.ndim != 2:
-        return None
-    if y.shape[1] == 1:
-        return "take the second axis away: y = y.reshape(-1)"
-    if y.dtype.kind in "biuf" and not (y.sum(axis=1) == 1).all():
-        return "give one label for each example; several at once (multi-label) are not learned"
-    return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
-
-
-def _array(given: ArrayLike, what: str) -> NDArray[Any]:
-    if isinstance(given, np.ma.MaskedArray) and np.ma.getmaskarray(given).any():
-        row = int(np.nonzero(np.ma.getmaskarray(given))[0][0])
-        raise DataError(
-            f"{what} have gaps.",
-            got=f"a masked value in row {row} (counted from 0)",
-            do="drop the row or fill the gap before training",
-        )
-    try:
-        array = np.array(given)
-        return array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows no other
-    except (TypeError, ValueError) as error:  # examples of several shapes, say
-        raise DataError(
-            f"{what} are no array.",
-            got=error,
-            expected="one shape for all examples",
-            do="pad or crop what differs, and give an array",
-        ) from None
-
-
-def _numbers(x: ArrayLike, name: str) -> Tensor:
-    array = _array(x, f"{name}: inputs")
-    try:
-        return torch.from_numpy(array)
-    except TypeError:
-        raise DataError(
-            f"{name}: inputs are not numbers.",
-            got=f"inputs of type {array.dtype}, such as {array.reshape(-1)[:1].tolist()}",
-            expected="[N, ...] numbers, every example of one shape",
-            do="turn them into numbers, e.g. x.astype(numpy.float32), or read a file",
-        ) from None
-
-
-def _whole_labels(ys: NDArray[Any], name: str) -> Ints:
-    if ys.dtype == bool or np.issubdtype(ys.dtype, np.integer):
-        return ys.astype(np.int64)
-    gaps = np.isnan(ys) if np.issubdtype(ys.dtype, np.floating) else np.zeros(len(ys), dtype=bool)
-    if gaps.any():
-        raise DataError(
-            f"{name}: a label is missing.",
-            got=f"NaN in row {int(np.flatnonzero(gaps)[0])} (counted from 0)",
-            do="drop the row before training",
-        )
-    numeric = bool(np.issubdtype(ys.dtype, np.floating) and np.isfinite(ys).all())
-    if numeric and (ys == np.round(ys)).all():
-        return ys.astype(np.int64)
-    raise DataError(
-        f"{name}: labels are not whole numbers.",
-        got=f"labels of type {ys.dtype}, such as {ys[:1].tolist()[0]!r}",
-        expected="whole numbers from 0",
-        why="labels name classes: a quantity is not learned (regression)" if numeric else None,
-        do="divide quantities into classes, e.g. y = numpy.digitize(y, limits)"
-        if numeric
-        else "number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
-    )
-
-
-def _whole_tokens(x: Tensor, name: str) -> Tensor:
-    whole = x.to(torch.int64)
-    bad = torch.nonzero((whole != x) | (whole < 0))
-    if len(bad) == 0:
-        return whole
-    raise DataError(
-        f"{name}: a token is not a whole number >= 0.",
-        got=f"{x[tuple(bad[0])].item()} in row {int(bad[0, 0])} (counted from 0)",
-        do="number the characters or words from 0",
-    )
-
-
-def _first_bad_row(x: Tensor, rows: int = 4096) -> int | None:
-    """Return the first row with a value that is not finite, looking at `rows` rows at a time."""
-    for start in range(0, len(x), rows):
-        part = x[start : start + rows].reshape(min(rows, len(x) - start), -1)
-        if not bool(torch.isfinite(part.sum())):
-            bad = torch.nonzero(~torch.isfinite(part).all(dim=1))
-            if len(bad):
-                return start + int(bad[0])
-    return None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def by_example(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
     """
     try:
         found: _T = torch.func.vmap(function)(batch.x, batch.y)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         text = str(error)
         if "random operation" in text:

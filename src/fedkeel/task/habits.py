@@ -117,7 +117,8 @@ def _with_gradients(
         return own.detach() if shared and isinstance(own, nn.Parameter) else own.detach().clone()
 
     def other(own: Tensor) -> Tensor:
-        return own.new_full((), 0.1).expand(own.shape) if own.is_floating_point() else own.clone()
+        given = own.is_floating_point() and (own.requires_grad or not isinstance(own, nn.Parameter))
+        return own.new_full((), 0.1).expand(own.shape) if given else same(own)
 
     first, second = _with_tensors(module, same), _with_tensors(module, other)
     drawn = _Drawn()

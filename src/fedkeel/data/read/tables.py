@@ -15,7 +15,8 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import dataset, one_axis
+from fedkeel.data.dataset import dataset
+from fedkeel.data.given import one_axis
 from fedkeel.data.read.formats import damaged, reason
 from fedkeel.data.read.keys import WHOLE, may_be_names, whole
 from fedkeel.data.read.raw import Raw, number, number_like

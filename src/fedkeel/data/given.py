@@ -1,0 +1,129 @@
+"""A user's inputs and labels as arrays: what is taken, and what is refused with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedkeel.errors import DataError
+
+Ints = NDArray[np.int64]
+
+
+def one_axis(y: NDArray[Any]) -> str | None:
+    """Return how labels become [N], None where that is not known."""
+    if y.ndim != 2:
+        return None
+    if y.shape[1] == 1:
+        return "take the second axis away: y = y.reshape(-1)"
+    if y.dtype.kind in "biuf" and not (y.sum(axis=1) == 1).all():
+        return "give one label for each example; several at once (multi-label) are not learned"
+    return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
+
+
+def array_of(given: ArrayLike, what: str) -> NDArray[Any]:
+    """Return an array in this machine's byte order.
+
+    Args:
+        given: numbers or texts, nested or as an array.
+        what: what to call them in messages.
+
+    Raises:
+        DataError: they have several shapes, or masked values.
+    """
+    if isinstance(given, np.ma.MaskedArray) and np.ma.getmaskarray(given).any():
+        row = int(np.nonzero(np.ma.getmaskarray(given))[0][0])
+        raise DataError(
+            f"{what} have gaps.",
+            got=f"a masked value in row {row} (counted from 0)",
+            do="drop the row or fill the gap before training",
+        )
+    try:
+        array = np.array(given)
+        return array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows no other
+    except (TypeError, ValueError) as error:  # examples of several shapes, say
+        raise DataError(
+            f"{what} are no array.",
+            got=error,
+            expected="one shape for all examples",
+            do="pad or crop what differs, and give an array",
+        ) from None
+
+
+def numbers(x: ArrayLike, name: str) -> Tensor:
+    """Return inputs [N, ...] as a tensor of the type they have.
+
+    Raises:
+        DataError: as in `array_of`; or they are not numbers.
+    """
+    array = array_of(x, f"{name}: inputs")
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise DataError(
+            f"{name}: inputs are not numbers.",
+            got=f"inputs of type {array.dtype}, such as {array.reshape(-1)[:1].tolist()}",
+            expected="[N, ...] numbers, every example of one shape",
+            do="turn them into numbers, e.g. x.astype(numpy.float32), or read a file",
+        ) from None
+
+
+def whole_labels(ys: NDArray[Any], name: str) -> Ints:
+    """Return labels [N] as whole numbers.
+
+    Raises:
+        DataError: one is missing or none, such as a text or a quantity.
+    """
+    if ys.dtype == bool or np.issubdtype(ys.dtype, np.integer):
+        return ys.astype(np.int64)
+    gaps = np.isnan(ys) if np.issubdtype(ys.dtype, np.floating) else np.zeros(len(ys), dtype=bool)
+    if gaps.any():
+        raise DataError(
+            f"{name}: a label is missing.",
+            got=f"NaN in row {int(np.flatnonzero(gaps)[0])} (counted from 0)",
+            do="drop the row before training",
+        )
+    numeric = bool(np.issubdtype(ys.dtype, np.floating) and np.isfinite(ys).all())
+    if numeric and (ys == np.round(ys)).all():
+        return ys.astype(np.int64)
+    raise DataError(
+        f"{name}: labels are not whole numbers.",
+        got=f"labels of type {ys.dtype}, such as {ys[:1].tolist()[0]!r}",
+        expected="whole numbers from 0",
+        why="labels name classes: a quantity is not learned (regression)" if numeric else None,
+        do="divide quantities into classes, e.g. y = numpy.digitize(y, limits)"
+        if numeric
+        else "number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
+    )
+
+
+def whole_tokens(x: Tensor, name: str) -> Tensor:
+    """Return inputs [N, ...] as int64.
+
+    Raises:
+        DataError: one is not a whole number >= 0.
+    """
+    whole = x.to(torch.int64)
+    bad = torch.nonzero((whole != x) | (whole < 0))
+    if len(bad) == 0:
+        return whole
+    raise DataError(
+        f"{name}: a token is not a whole number >= 0.",
+        got=f"{x[tuple(bad[0])].item()} in row {int(bad[0, 0])} (counted from 0)",
+        do="number the characters or words from 0",
+    )
+
+
+def first_bad_row(x: Tensor, rows: int = 4096) -> int | None:
+    """Return the first row with a value that is not finite, looking at `rows` rows at a time."""
+    for start in range(0, len(x), rows):
+        part = x[start : start + rows].reshape(min(rows, len(x) - start), -1)
+        if not bool(torch.isfinite(part.sum())):
+            bad = torch.nonzero(~torch.isfinite(part).all(dim=1))
+            if len(bad):
+                return start + int(bad[0])
+    return None
