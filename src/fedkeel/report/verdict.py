@@ -82,14 +82,14 @@ def relation(leader: Group, other: Group, figure: str = "best") -> Relation:
         return "too few"
     if leader.copies or other.copies:
         return "too few"
-    if one.min > two.max and one.mean - two.mean < chance(leader, one, two):
-        return "within chance"
-    if one.min > two.max:
-        return "clear"
     pair = paired(leader, other, figure)
-    if pair and pair.difference.count >= ENOUGH and pair.ahead == pair.difference.count:
-        return "every seed" if one.mean - two.mean >= chance(leader, one, two) else "within chance"
-    return "within the spread"
+    claim: Relation = "within the spread"
+    if one.min > two.max:
+        claim = "clear"
+    elif pair and pair.difference.count >= ENOUGH and pair.ahead == pair.difference.count:
+        claim = "every seed"
+    small = one.mean - two.mean < chance(leader, one, two)
+    return "within chance" if small and claim != "within the spread" else claim
 
 
 def chance(leader: Group, one: Stat, two: Stat) -> float:
