@@ -178,6 +178,8 @@ def test_the_index_of_pandas_is_no_input(tmp_path: Path) -> None:
     parquet.write_table(pa.table(columns), tmp_path / "own.parquet")
     train, test = load(Data(source=str(tmp_path / "own.parquet"), test_fraction=0.5))
     assert train.columns == test.columns == ("a",)
+    named = Data(source=str(tmp_path / "own.parquet"), drop=("__index_level_0__",))
+    assert load(named)[0].columns == ("a",)
     file = tmp_path / "own.csv"
     file.write_text(",a,label\n" + "".join(f"{i},{i / 2},{i % 2}\n" for i in range(8)))
     assert load(Data(source=str(file), drop=("",)))[0].columns == ("a",)

@@ -227,8 +227,7 @@ def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, 
             why="an index that pandas has written would be an input",
             do=f"write it with index=False, give it a name, or set data.drop = [{nameless[0]!r}]",
         )
-    hidden = [name for name in names if _INDEX.fullmatch(name)]
-    names = [name for name in names if name not in hidden or name in keys]
+    names = [name for name in names if name in (*keys, *drop) or not _INDEX.fullmatch(name)]
     columns = {
         name: found.column(name) if name in drop else _plain(path, name, found.column(name))
         for name in names
