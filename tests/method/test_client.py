@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.errors import TrainingError
+from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.client import (
     Bench,
     Client,
@@ -36,6 +36,7 @@ from fedkeel.method.roles import (
     Stage,
     StepCorrection,
     UpdateTransform,
+    Upload,
 )
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree
@@ -415,6 +416,25 @@ def test_the_round_knows_its_mean_gradient() -> None:
         x, y = played.data[0]
         grad = played.network.value_and_grad(played.params, {}, Batch(x, y), "eager")[1]
         assert gap(tree.leaves(reply.uploads["scaffold"], "c"), grad) < 1e-12
+
+
+@dataclass(frozen=True)
+class Forgets(Upload):
+    """Sends the mean gradient, and does not say that it needs a path that has one."""
+
+    name: ClassVar[str] = "forgets"
+
+    def upload(self, round: Round) -> State:
+        return dict(round.mean_grad())
+
+
+@pytest.mark.parametrize("beside", ["fedreg", "minibatch_sgd"])
+@torch.no_grad()
+def test_a_mean_gradient_that_means_nothing_is_refused(beside: str) -> None:
+    client, progress = begun(federation(beside, FEW), 0)
+    plan = compose([*parse(beside).parts, Forgets()])
+    with pytest.raises(CompositionError, match=f"'{beside}' breaks LINEAR_ACCUMULATION"):
+        client_finish(replace(client, bench=replace(client.bench, plan=plan)), progress, 1)
 
 
 def replace_momentum(rho: float) -> Local:

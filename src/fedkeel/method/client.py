@@ -292,6 +292,7 @@ def client_finish(
         lr=rate,
         everything=everything,
         notes=notes,
+        bent=plan.bent,
     )
 
     def view(part: str) -> Round:

@@ -137,6 +137,12 @@ class Plan:
         return frozenset(part.name for part in self.client_states if part.renewed)
 
     @property
+    def bent(self) -> str:
+        """Name of a part beside which a local path is no weighted sum of gradients, or ""."""
+        bend = (part.name for part in self.parts if Capability.LINEAR_ACCUMULATION in part.breaks)
+        return next(bend, "")
+
+    @property
     def sums(self) -> bool:
         """Whether the server needs no more of the updates than their weighted sum.
 

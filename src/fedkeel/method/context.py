@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.errors import CompositionError
 from fedkeel.method import form
 from fedkeel.method.examples import by_example
 from fedkeel.rng import generator
@@ -283,6 +284,7 @@ class Round:
         delta: the update as the update transforms left it, before a codec; only what comes after
             them sees it.
         part: name of the part.
+        bent: name of a part beside which the path is no weighted sum of gradients, "" for none.
     """
 
     start: Tree
@@ -298,6 +300,7 @@ class Round:
     notes: dict[str, Tensor] = field(default_factory=dict)
     delta: Tree = field(default_factory=dict)
     part: str = ""
+    bent: str = ""
 
     def whole(self) -> Step:
         """Return a step whose batch is all examples of the client, with this part's namespaces.
@@ -311,7 +314,16 @@ class Round:
         """Return the mean gradient along the local path; who asks for it needs LINEAR_ACCUMULATION.
 
         It is (start - end) / (lr * unit), which means something only where no part bends the steps.
+
+        Raises:
+            CompositionError: one does.
         """
+        if self.bent:
+            raise CompositionError(
+                f"{self.part!r} asks for the mean gradient of a path that is no sum of gradients.",
+                why=f"{self.bent!r} breaks LINEAR_ACCUMULATION",
+                do=f"leave one of them out, and let {self.part!r} say that it needs it",
+            )
         moved = tree.sub(self.end, self.start)  # as the update is made: recorded, it is made once
         return tree.scale(moved, -1.0 / (self.lr * self.unit))
 
