@@ -392,18 +392,57 @@ class Shows(Own):
         return h
 
 
+class Counts(Own):
+    """Counts its calls in a list, which nobody sees before there have been many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen = {"calls": [0]}
+
+    def between(self, h: Tensor) -> Tensor:
+        self._seen["calls"][0] += 1
+        return h * 2 if self._seen["calls"][0] > 12 else h
+
+
+class Looks(Own):
+    """Keeps its inner values, and works out once what it needs for a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[Tensor] = []
+        self._tables: dict[int, Tensor] = {}
+
+    def between(self, h: Tensor) -> Tensor:
+        self.shown = [h.detach()]
+        width = h.shape[-1]
+        return h * self._tables.setdefault(width, torch.linspace(1.0, 2.0, width, dtype=h.dtype))
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
-    [(Remembers, "calls"), (Drifts, "mean"), (Normalises, "mean"), (Shows, ""), (Own, "")],
+    [
+        (Remembers, "calls"),
+        (Drifts, "mean"),
+        (Normalises, "mean"),
+        (Counts, "_seen"),
+        (Looks, ""),
+        (Shows, ""),
+        (Own, ""),
+    ],
 )
 def test_what_a_model_remembers_is_found_out(model: type[nn.Module], told: str) -> None:
     module = model().train()
-    before = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+    before = repr(own(module))
     habits = observe(module, dict(module.named_parameters()), {}, torch.randn(3, 24))
     assert not habits.writes
     assert habits.remembers.startswith(told)
     assert bool(habits.remembers) == bool(told)
-    assert {k: v for k, v in vars(module).items() if not k.startswith("_")} == before
+    assert repr(own(module)) == before
+
+
+def own(module: nn.Module) -> dict[str, Any]:
+    """What a module keeps that is not torch's."""
+    return {k: v for k, v in vars(module).items() if k not in vars(nn.Module())}
 
 
 def test_a_model_with_a_memory_of_its_own_is_named_in_every_engine() -> None:

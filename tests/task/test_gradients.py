@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,50 @@ def test_weight_decay_leaves_what_no_gradient_reaches(engine: str, momentum: flo
     )
     for name, value in plain.named_parameters():
         torch.testing.assert_close(found.params[name], value.detach(), rtol=0, atol=1e-12)
+
+
+class Depth(nn.Module):
+    """Leaves each of its layers out of half of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or torch.rand(()) < 0.5:
+                x = x + torch.relu(layer(x))
+        return self.fc(x)
+
+
+class Experts(nn.Module):
+    """Sends each example through one of its layers, and the last one is for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = (x[:, :1] > 0).long() + (x[:, 1:2] > 0).long()
+        out = x.new_zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).flatten().nonzero().flatten()
+            if len(rows):
+                out = out.index_copy(0, rows, expert(x[rows]))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "unreached"), [(Depth, set()), (Experts, {"experts.3.weight", "experts.3.bias"})]
+)
+def test_layers_that_some_calls_leave_out_are_reached(
+    model: Callable[[], nn.Module], unreached: set[str]
+) -> None:
+    """Whatever the first two examples go through."""
+    for seed in range(5):
+        network = fk.Task(model).network(fk.dataset(X, Y), seed, torch.float64)
+        assert network.habits.unreached == unreached
 
 
 class Recurrent(nn.Module):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,11 @@ class Habits:
         return self.varies or writes or (ways if self.bypasses else "")
 
 
+TRIES, SEEN = 8, 8
+"""Further batches, and inputs of each, by which a parameter may be reached that the first was not:
+of layers that are left out at random, or that only some inputs go through."""
+
+
 def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits:
     """Call a copy of a module twice, alike, and see whether it evaluates as one that was not.
 
@@ -69,13 +76,15 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
         module: in training mode; it is left as it is.
         params: its parameters.
         buffers: its buffers.
-        x: [B, ...] a few inputs.
+        x: [B, ...] a few inputs: the first two are looked at, the others where these leave open
+            which parameters are trained.
 
     Raises:
         ModelError: gradients by given parameters are not those by the module's own.
     """
     own = copy.deepcopy(module)
-    call, before = Functional(own), _attributes(own)
+    call, states = Functional(own), [_attributes(own)]
+    every, x = x, x[:2]
     found: list[Tensor] = []
     given, mine = clone(params), x.clone()
     places = {name: t.data_ptr() for name, t in given.items()}
@@ -85,7 +94,7 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
             for one, inputs in ((given, mine), (clone(params), x.clone())):
                 torch.default_generator.manual_seed(0)
                 found.append(call(one, clone(buffers), inputs))
-            after = _attributes(own)
+                states.append(_attributes(own))
             scores = [
                 Functional(one.eval())(clone(params), clone(buffers), x.clone())
                 for one in (copy.deepcopy(module), own)
@@ -96,22 +105,22 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
         draws = drawn.by()
     writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
     habits = Habits(writes, draws=draws, overwrites=mine._version > 0)
-    changed = next((k[0] for k, value in after.items() if before.get(k, value) != value), "")
+    changed = _changed(*states)
     alike = all(torch.allclose(a, b, equal_nan=True) for a, b in (found, scores))
     if not changed and not alike and not draws:
-        changed = next((k[0] for k in after if k not in before), "something of its own")
+        changed = next((k[0] for k in states[2] if k not in states[0]), "something of its own")
     habits = replace(habits, remembers=changed)
-    return _with_gradients(habits, module, params, buffers, x)
+    return _with_gradients(habits, module, params, buffers, every)
 
 
 def _with_gradients(
-    habits: Habits, module: nn.Module, params: Tree, buffers: Tree, x: Tensor
+    habits: Habits, module: nn.Module, params: Tree, buffers: Tree, every: Tensor
 ) -> Habits:
     """Compare the gradient by given parameters with what `backward` finds for the module's own.
 
     They are alike there, and the module that is given parameters has other numbers of its own.
     """
-    shared = not habits.writes  # a large model is not copied in vain
+    x, shared = every[:2], not habits.writes  # a large model is not copied in vain
 
     def same(own: Tensor) -> Tensor:
         return own.detach() if shared and isinstance(own, nn.Parameter) else own.detach().clone()
@@ -137,6 +146,8 @@ def _with_gradients(
             expected = [places[name].grad for name in params]
             bypasses = not _alike(chosen(False), expected)
             served = not bypasses or _alike(chosen(True), expected)
+            unreached = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)
+            unreached = _never_reached(first, unreached, every)
     except Exception:  # whatever is wrong, it says so where it is trained
         return habits
     finally:
@@ -148,8 +159,19 @@ def _with_gradients(
             "autograd.Function of one's own",
             do="give checkpoint use_reentrant=False",
         )
-    unreached = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)
     return replace(habits, bypasses=bypasses, unreached=unreached)
+
+
+def _never_reached(module: nn.Module, names: frozenset[str], x: Tensor) -> frozenset[str]:
+    """Return those of some parameters that further inputs, and other random numbers, leave too."""
+    places = dict(module.named_parameters())
+    for number in range(TRIES if names else 0):
+        given = x[torch.arange(2 + number * SEEN, 2 + (number + 1) * SEEN) % len(x)]
+        torch.autograd.backward(_weighted(partial(module, given), number + 1))
+        names = frozenset(name for name in names if places[name].grad is None)
+        if not names:
+            break
+    return names
 
 
 def _with_tensors(module: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -160,9 +182,9 @@ def _with_tensors(module: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Mod
     return copy.deepcopy(module, memo)
 
 
-def _weighted(call: Callable[[], Tensor]) -> Tensor:
+def _weighted(call: Callable[[], Tensor], seed: int = 0) -> Tensor:
     """Return a sum of scores, each with a weight of its own."""
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(seed)
     scores = call()
     weights = torch.linspace(1.0, 2.0, scores.numel(), dtype=scores.dtype).view_as(scores)
     return (scores * weights).sum()
@@ -198,26 +220,67 @@ class _Drawn:
 
 
 def changed_by(call: Callable[[], object], thing: object) -> str:
-    """Return which number or text of an object, or of its modules, a call changes; "" none."""
-    before = _attributes(thing)
-    call()
-    after = _attributes(thing)
-    return next((k[0] for k, value in after.items() if before.get(k, value) != value), "")
+    """Return what of an object, or of its modules, two calls change; "" nothing."""
+    states = [_attributes(thing)]
+    for _ in range(2):
+        call()
+        states.append(_attributes(thing))
+    return _changed(*states)
 
 
-def _attributes(thing: object) -> Mapping[tuple[str, int], Any]:
+HELD = 1
+"""Marks what an attribute that is a list, a dictionary or an array holds."""
+
+State = Mapping[tuple[str, int], Any]
+"""What can be compared of attributes, by their names, and tensors by numbers of their own too."""
+
+
+def _changed(before: State, between: State, after: State) -> str:
+    """Return the name of what has changed after two calls, "" where nothing has.
+
+    In a list or a dictionary the first one may leave what the next only looks up.
+    """
+    for key, value in after.items():
+        if (between if key[1] == HELD else before).get(key, value) != value:
+            return key[0]
+    return ""
+
+
+def _attributes(thing: object) -> State:
     """Return numbers, texts and how often tensors were written to, of an object or all its modules.
 
-    They go by their names. A tensor that is put in another one's place, and which may never be
-    looked at, is told apart by a number.
+    A tensor that is put in another one's place, and which may never be looked at, is told apart.
     """
     found: dict[tuple[str, int], Any] = {}
     modules = thing.named_modules() if isinstance(thing, nn.Module) else [("", thing)]
     for path, sub in modules:
         for key, value in getattr(sub, "__dict__", {}).items():
             name = f"{path}.{key}" if path else key
-            if isinstance(value, (bool, int, float, str)):
+            if isinstance(value, _PLAIN):
                 found[name, 0] = value
             elif isinstance(value, Tensor):
                 found[name, id(value)] = value._version
+            elif key not in _TORCHS:
+                found[name, HELD] = _content(value)
     return found
+
+
+_PLAIN = (bool, int, float, str)
+_TORCHS = frozenset(vars(nn.Module()))
+
+
+def _content(value: object, depth: int = 4) -> object:
+    """Return numbers and texts in a container; of tensors there, only that there are some."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.ndarray) and value.nbytes <= LARGEST:
+        return value.shape, value.tobytes()
+    if isinstance(value, Mapping) and depth:
+        return [(repr(k), _content(one, depth - 1)) for k, one in value.items()]
+    if isinstance(value, (list, tuple, deque)) and depth:
+        return [_content(one, depth - 1) for one in value]
+    return None
+
+
+LARGEST = 1 << 20
+"""Bytes of an array that is looked at."""

@@ -35,10 +35,11 @@ def measure(
         group: [B] group that each example counts for, on the processor; None where all are one.
 
     Returns:
-        [B, 3] in float64: top-1 hit, top-3 hit, loss.
+        [B, 3] in float64: top-1 hit, top-3 hit, loss. Scores with a NaN among them hit nothing.
     """
     logits = network.test_logits(params, buffers, x)
     best = logits.topk(min(3, logits.shape[1]), dim=1).indices == y[:, None]
+    best &= ~logits.isnan().any(dim=1, keepdim=True)
     hits = torch.stack([best[:, 0], best.any(dim=1)], dim=1).double()
     return torch.cat([hits, _losses(network, logits, y, group).double()[:, None]], dim=1)
 

@@ -17,7 +17,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
 from fedkeel.own import one_line, where_raised
 from fedkeel.rng import torch_seed
-from fedkeel.task.habits import changed_by
+from fedkeel.task.habits import SEEN, TRIES, changed_by
 from fedkeel.task.losses import Loss, cross_entropy
 from fedkeel.task.names import module_names
 from fedkeel.task.network import Network
@@ -113,10 +113,12 @@ class Task:
         head = _head(module, self.head)
         _check_copy(module)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
-        few = data.take(np.arange(min(2, len(data)))).to(dtype)
+        spread = np.unique(np.linspace(0, len(data) - 1, num=2 + TRIES * SEEN).astype(np.int64))
+        sample = data.take(spread).to(dtype)
+        few = sample.take(np.arange(min(2, len(data))))
         scores = _check_output(network, type(module).__name__, few.x, data)
         counter = changed_by(lambda: _check_loss(network, scores, few.y), self.loss)
-        network.observe(few.x)
+        network.observe(sample.x)
         if counter:
             network.habits = replace(network.habits, remembers=f"{counter} of its loss")
         network.try_layout(few.x)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from fedkeel.written import attributes, placeless, written
+from fedkeel.written import attributes, hooks, placeless, written
 
 
 def in_words(
@@ -15,8 +15,8 @@ def in_words(
     """Return how a module and a loss are written, the same text in every process.
 
     Args:
-        module: told by its structure; what is not torch's own also by code and attributes. Numbers
-            of parameters and buffers are left out.
+        module: told by its structure; what is not torch's own also by code and attributes, hooks by
+            theirs. Numbers of parameters and buffers are left out.
         head: name of the classifier.
         loss: told by its code and by what it holds, numbers too.
         trained: names of the parameters that are trained.
@@ -28,4 +28,5 @@ def in_words(
     for place, one in module.named_modules():
         if not type(one).__module__.startswith("torch."):
             told.append(f"{place}: {written(type(one))} {attributes(one, own)}")
+        told += [f"{place}: {hook}" for hook in hooks(one, own)]
     return placeless("\n".join(told))
