@@ -98,7 +98,14 @@ def _module_written(module: nn.Module, seen: tuple[object, ...]) -> str:
         told.append(f"{name}: {kind} {_written(type(one), seen)}{attributes(one, seen)}")
         for key, tensor in {**one._parameters, **one._buffers}.items():
             told.append(f"{key}: {plain(tensor, seen)}")
+        told += hooks(one, seen)
     return "\n".join(told)
+
+
+def hooks(module: nn.Module, seen: tuple[object, ...] = ()) -> list[str]:
+    """Return how what is called before or after a module is written; what is `seen` is left out."""
+    found = [(kind, hook) for kind in _HOOKS for hook in vars(module)[kind].values()]
+    return [f"{kind}: {plain(hook, (*seen, module))}" for kind, hook in found]
 
 
 def attributes(value: object, seen: tuple[object, ...] = ()) -> str:
@@ -120,6 +127,8 @@ def _users(kind: type | FunctionType) -> bool:
 _BARE = (object, abc.ABC, Generic, nn.Module)
 _INNER = frozenset(vars(nn.Module()))
 """Attributes by which torch keeps a module's tensors, modules and hooks."""
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def plain(value: object, seen: tuple[object, ...] = ()) -> str:

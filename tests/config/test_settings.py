@@ -26,7 +26,7 @@ FIELDS = [(kind, name) for kind in KINDS for name in kind.model_fields]
 LEAST: dict[type[Settings], dict[str, Any]] = {
     config.Data: {"source": "digits"},
     config.Model: {"name": "mlp"},
-    config.Partition: {"clients": 2, "alpha": 1.0},
+    config.Partition: {"clients": 2, "alpha": 1.0, "kind": "dirichlet"},
     config.Local: {"lr": 0.1, "epochs": 1},
     config.Range: {"low": 1, "high": 2},
     config.Run: {"rounds": 1, "local": {"lr": 0.1, "epochs": 1}},
@@ -139,6 +139,9 @@ def test_a_whole_number_will_do_for_a_fraction() -> None:
         (Partition, {"kind": "source"}, "takes the clients from the data; drop 'clients'"),
         (Partition, {"kind": "client"}, "takes the clients from the data; drop 'clients'"),
         (Partition, {"sizes": [1, 2, 3]}, "'sizes' has 3 entries for 2 clients"),
+        (Partition, {"kind": "iid", "sigma": 1.0}, "'sigma' is for sizes = \"power\""),
+        (Local, {"sampling": "random"}, "is for 'steps', and these are 'epochs'"),
+        (Schedule, {"decay": 0.5}, "'kind' is not given, and 'decay' is for 'exponential'"),
         (Schedule, {"at": [1]}, "'at' and 'factors' must have the same length"),
         (Schedule, {"at": [2, 1], "factors": [0.5, 0.1]}, "'at' must ascend"),
         (Schedule, {"at": [1], "factors": [0.0]}, "'factors' must be > 0"),
@@ -151,6 +154,19 @@ def test_settings_that_do_not_go_together(
     with pytest.raises(ConfigError) as caught:
         build(kind, least(kind) | given, "file")
     assert says in caught.value.what
+
+
+def test_a_partition_whose_kind_is_forgotten_is_refused() -> None:
+    for given, name in (
+        ({"alpha": 0.1}, "alpha"),
+        ({"classes_per_client": 2}, "classes_per_client"),
+    ):
+        with pytest.raises(ConfigError, match=f"'kind' is not given, and '{name}' is for"):
+            Partition(clients=2, **given)
+    assert Partition(clients=2, min_size=1).idle == {}  # as it is anyway
+    left_over = Partition(clients=2, kind="iid", alpha=0.1, sizes="power", sigma=1.0)
+    assert left_over.idle == {"alpha": ("dirichlet", "dirichlet_gradma", "dirichlet_prior")}
+    assert build(Partition, left_over.model_dump(), "file") == left_over
 
 
 def test_settings_that_do_go_together() -> None:

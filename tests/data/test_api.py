@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedkeel.config import Partition
-from fedkeel.data.dataset import dataset
+from fedkeel.data.dataset import dataset, federation
 from fedkeel.data.divide import arrays as api
 from fedkeel.data.divide.partition import divide
 from fedkeel.errors import ConfigError, DataError
@@ -195,3 +195,31 @@ def test_arrays_of_another_make_are_taken_as_their_numbers():
 def test_a_masked_client_id_is_missing():
     with pytest.raises(DataError, match="A client id is missing"):
         api.by_client(np.zeros((3, 1)), [0, 1, 1], np.ma.masked_equal([1, 2, 1], 2))
+
+
+@pytest.mark.parametrize(
+    ("lists", "says"),
+    [
+        (
+            [k == Y for k in range(3)],
+            r"client 0.*\n.*a mask of shape \[60\](.|\n)*numpy.flatnonzero",
+        ),
+        ([torch.from_numpy(Y == 0)], "a mask of shape"),
+        ([[1, 2], [0.9, 1.9]], r"client 1 are not row numbers.*\n.*float64"),
+        (np.arange(6).reshape(3, 2)[:, :, None], r"an array of shape \[2, 1\]"),
+        ({"a": [0, 1]}, "a dict(.|\n)*from_clients"),
+        ([[0, 60]], "row 60"),
+        ([[0, 1], []], "client 1 is empty"),
+    ],
+)
+def test_rows_that_are_no_row_numbers_are_refused(lists: object, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        federation(dataset(X, Y), lists)
+
+
+def test_rows_in_any_form() -> None:
+    for lists in ([[0, 1], [5]], [np.array([0, 1], np.int16), torch.tensor([5])], [range(2), (5,)]):
+        made = federation(dataset(X, Y), lists)
+        assert [made.client(k).tolist() for k in range(2)] == [[0, 1], [5]]
+    square = federation(dataset(X, Y), np.arange(6).reshape(3, 2))  # three clients of two
+    assert square.client(2).tolist() == [4, 5]

@@ -130,7 +130,7 @@ def test_corrections_that_take_off_what_augmentation_adds(
     made = Ingredients(
         fk.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 3))),
         lambda _: fk.federation(data, [np.arange(6), np.arange(6, 12)]),
-        data,
+        fk.dataset(np.ones((12, 1, 8, 8), np.float32), np.arange(12) % 3, classes=3),
         "linear",
         augment == "crop_flip",
     )
@@ -198,3 +198,82 @@ def test_a_module_that_ends_in_a_softmax() -> None:
     likely = fk.Task(Softened, loss=lambda p, y: -p.log().gather(1, y[:, None]).squeeze(1))
     for task in (likely, fk.Task(partial(Softened, log=True)), fk.Task(lambda: nn.Linear(5, 3))):
         assert fk.run("fedavg", task=task, **given).record.hints == []
+
+
+# --- data and settings that may not be what was meant -----------------------------------------
+
+
+def of_rows(
+    x: np.ndarray, y: np.ndarray, test: tuple[np.ndarray, np.ndarray], **more: object
+) -> list[str]:
+    """What is told of clients with these examples, and of a test set."""
+    names = more.pop("labels", ())
+    data = fk.dataset(x, y, classes=int(y.max()) + 1, label_names=names)
+    rows = np.array_split(np.arange(len(x)), 2)
+    held = fk.dataset(*test, classes=data.classes, label_names=names)
+    ready = prepared(
+        model=nn.Linear(5, data.classes),
+        clients=fk.federation(data, rows, **more),
+        test=held,
+        per_round=2,
+    )
+    return hints(ready)
+
+
+def normal(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32)
+
+
+def test_numbers_that_may_be_a_quantity() -> None:
+    y = np.arange(200) % 40
+    (told,) = of_rows(normal(200), y, (normal(40, 1), y[:40]))
+    assert told.startswith("200 training examples have 40 different numbers for labels")
+    few = y % 10
+    assert of_rows(normal(200), few, (normal(40, 1), few[:40])) == []
+    names = tuple(f"species {k}" for k in range(40))
+    assert of_rows(normal(200), y, (normal(40, 1), y[:40]), labels=names) == []
+
+
+def test_test_examples_that_are_trained_on() -> None:
+    x, y = normal(60), np.arange(60) % 3
+    (told,) = of_rows(x, y, (x[:20], y[:20]))
+    assert told.startswith("20 of 20 test examples are among those that are trained on")
+    assert of_rows(x, y, (normal(20, 1), y[:20])) == []
+    assert of_rows(x, y, (x[:20], (y[:20] + 1) % 3)) == []  # other labels: other examples
+
+
+def test_names_that_differ_in_case_alone() -> None:
+    x, y = normal(60), np.arange(60) % 3
+    test = normal(20, 1), y[:20]
+    told = of_rows(x, y, test, labels=("a", "b", "B"), names=("North", "north"))
+    assert told == [
+        "'b' and 'B' are two labels: they differ in case alone",
+        "'North' and 'north' are two clients: they differ in case alone",
+    ]
+
+
+def test_settings_that_decide_nothing() -> None:
+    local = fk.Local(lr=0.1, epochs=1, schedule=config.Schedule(kind="cosine", decay=0.5))
+    assert hints(prepared(local=local)) == [
+        "local.schedule.decay = 0.5 decides nothing: it is for kind 'exponential'"
+    ]
+    assert hints(prepared(local=fk.Local(lr=0.1, epochs=1))) == []
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
+def test_clients_too_small_to_hold_anything_out(engine: str) -> None:
+    x, y = normal(8), np.arange(8) % 3
+    clients = fk.from_clients([(x[:3], y[:3]), (x[3:6], y[3:6]), (x[6:], y[6:])], holdout=0.2)
+    result = fk.run(
+        "fedavg",
+        task=fk.Task(nn.Linear(5, 3)),
+        clients=clients,
+        test=(normal(6, 1), np.arange(6) % 3),
+        rounds=2,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=4),
+        engine=fk.Engine(kind=engine),
+        progress=False,
+    )
+    assert result.rows[-1].per_client is not None
+    assert result.rows[-1].per_client["examples"] == [0.0, 0.0, 0.0]
+    assert [told for told in result.record.hints if "to hold any out" in told]

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedkeel as fk
 from fedkeel.engine.sequential import Sequential
@@ -37,7 +38,7 @@ from fedkeel.records import folder as folders
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import walk
-from toys import MODELS, Kills, federation, plain, prepared, same
+from toys import MODELS, Kills, Net, federation, plain, prepared, same
 
 
 class Kill(BaseException):
@@ -571,6 +572,17 @@ def test_another_run_is_refused_and_nothing_is_written(
             start(other, out, resume=resume)
         assert "scaffold, seed 0, 4 rounds" in found.value.got
     assert contents(out) == before
+
+
+def test_a_model_with_another_hook_is_another_run(tmp_path: Path) -> None:
+    def hooked(factor: float) -> nn.Module:
+        net = Net()
+        net.register_forward_hook(lambda module, given, found: found * factor)
+        return net
+
+    start(prepared(model=partial(hooked, 1.0)), tmp_path / "run")
+    with pytest.raises(RunError, match="holds another run"):
+        start(prepared(model=partial(hooked, 3.0)), tmp_path / "run")
 
 
 def test_an_unfinished_run_is_not_taken_up_unasked(tmp_path: Path) -> None:

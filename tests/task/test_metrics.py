@@ -39,6 +39,12 @@ def found(
     return measure(network, network.params, network.buffers, *given)
 
 
+def test_scores_that_are_no_numbers_hit_nothing() -> None:
+    rows = found([[math.nan] * 4, [0.0, math.nan, 1.0, 2.0], [4.0, 3.0, 2.0, 1.0]], [0, 3, 0])
+    assert rows[:, :2].tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+    assert rows[:, 2].isnan().tolist() == [True, True, False]
+
+
 def test_hits_and_loss_of_each_example() -> None:
     scores = [[4.0, 3.0, 2.0, 1.0]] * 4
     rows = found(scores, [0, 1, 2, 3])

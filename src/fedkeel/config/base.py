@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -46,3 +46,29 @@ class Settings(BaseModel):
             return tuple(value) if isinstance(value, list) else value
 
         return {k: plain(k, v) for k, v in values.items()}
+
+
+class Kinds(Settings):
+    """Settings of which some mean something for some kinds alone.
+
+    Left over from another kind they are only told of (`idle`); beside a kind that nobody has given
+    they are refused: it is the kind that has been forgotten.
+    """
+
+    belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """For which kinds a setting means something."""
+
+    @property
+    def idle(self) -> dict[str, tuple[str, ...]]:
+        """Settings that have been changed and mean nothing here, and the kinds they are for."""
+        kind, own = getattr(self, "kind", ""), type(self).model_fields
+        changed = (name for name in self.belongs if getattr(self, name) != own[name].default)
+        return {name: self.belongs[name] for name in changed if kind not in self.belongs[name]}
+
+    @model_validator(mode="after")
+    def _has_kind(self) -> Self:
+        if "kind" not in self.model_fields_set:
+            for name, kinds in self.idle.items():
+                words = f"'kind' is not given, and {name!r} is for " + " or ".join(map(repr, kinds))
+                raise ValueError(words)
+        return self

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedkeel.config.base import Settings
+from fedkeel.config.base import Kinds, Settings
 from fedkeel.config.flower import Flower
 from fedkeel.config.space import Space
 from fedkeel.config.stop import Stop
@@ -63,7 +64,7 @@ class Data(Settings):
         return (self.source,) if isinstance(self.source, str) else self.source
 
 
-class Partition(Settings):
+class Partition(Kinds):
     """How the training set is divided among clients.
 
     Args:
@@ -105,6 +106,13 @@ class Partition(Settings):
     holdout: float = Field(0.0, ge=0.0, lt=1.0)
     seed: int | None = Field(None, ge=0)
 
+    belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "alpha": ("dirichlet", "dirichlet_gradma", "dirichlet_prior"),
+        "min_size": ("dirichlet",),
+        "classes_per_client": ("classes",),
+        "sizes": ("iid", "classes", "dirichlet_prior"),
+    }
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
         given = self.kind in ("source", "source_class", "client")
@@ -116,6 +124,8 @@ class Partition(Settings):
             raise ValueError(f"kind {self.kind!r} needs 'alpha' > 0")
         if isinstance(self.sizes, tuple) and len(self.sizes) != self.clients:
             raise ValueError(f"'sizes' has {len(self.sizes)} entries for {self.clients} clients")
+        if self.sigma != type(self).model_fields["sigma"].default and self.sizes != "power":
+            raise ValueError("'sigma' is for sizes = \"power\"")
         return self
 
 
@@ -138,7 +148,7 @@ class Model(Settings):
     buffers: Buffers = "refuse"
 
 
-class Schedule(Settings):
+class Schedule(Kinds):
     """How the local learning rate changes over rounds; r counts from 0, T rounds in all.
 
     Args:
@@ -155,6 +165,11 @@ class Schedule(Settings):
     decay: float = Field(1.0, gt=0.0, le=1.0)
     at: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()
+
+    belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "final": ("cosine",),
+        "decay": ("exponential",),
+    }
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -196,7 +211,8 @@ class Local(Settings):
         momentum: rho in [0, 1), as in torch.optim.SGD; starts from zero in every round.
         nesterov: Nesterov's form of the momentum.
         weight_decay: added to the gradient as weight_decay * parameter, before momentum; not where
-            no gradient reaches a parameter, as in torch.optim.SGD.
+            no gradient ever reaches a parameter, as in torch.optim.SGD. A step that leaves out a
+            layer that others go through has a gradient of 0 for it; torch leaves that layer alone.
         schedule: change of lr over rounds.
     """
 
@@ -215,6 +231,8 @@ class Local(Settings):
     def _complete(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either 'epochs' or 'steps'")
+        if self.steps is None and self.sampling == "random":
+            raise ValueError("sampling = \"random\" is for 'steps', and these are 'epochs'")
         if self.batch_size != "all" and self.batch_size < 1:
             raise ValueError("'batch_size' must be >= 1 or \"all\"")
         if self.nesterov and self.momentum == 0.0:

@@ -23,6 +23,7 @@ from fedkeel.data.given import (
     first_bad_row,
     numbers,
     one_axis,
+    row_numbers,
     whole_labels,
     whole_tokens,
 )
@@ -319,8 +320,7 @@ def pack(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Return (concatenated rows, offsets) of one list of rows for each client."""
     offsets = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(rows) for rows in lists], out=offsets[1:])
-    rows = np.concatenate([np.asarray(r, dtype=np.int64) for r in lists]) if lists else offsets[:0]
-    return rows, offsets
+    return np.concatenate(lists) if lists else offsets[:0], offsets
 
 
 def federation(
@@ -332,11 +332,19 @@ def federation(
     """Make a `Federation` of one list of row numbers for each client.
 
     Raises:
-        DataError: there are no clients, a client has no examples, or a row does not exist.
+        DataError: there are no clients, a client has no examples, a row does not exist, or they are
+            no whole numbers, such as masks.
     """
+    if isinstance(lists, Mapping):
+        raise DataError(
+            "The partition is no sequence of lists of rows.",
+            got=f"a {type(lists).__name__}",
+            expected="one list of row numbers for each client",
+            do="give list(rows.values()) and names=list(rows), or arrays to fedkeel.from_clients",
+        )
     if len(lists) == 0:
         raise DataError("The partition has no clients.", expected="at least one client")
-    rows, offsets = pack(lists)
+    rows, offsets = pack([row_numbers(rows, k) for k, rows in enumerate(lists)])
     if len(rows) and (rows.min() < 0 or rows.max() >= len(data)):
         raise DataError(
             "A client owns a row that the data does not have.",

@@ -118,6 +118,25 @@ def whole_tokens(x: Tensor, name: str) -> Tensor:
     )
 
 
+def row_numbers(rows: ArrayLike, client: int) -> Ints:
+    """Return the rows [n] that a client owns as whole numbers.
+
+    Raises:
+        DataError: they are none, such as a mask, or have more than one axis.
+    """
+    array = np.asarray(rows)
+    if array.ndim == 1 and (array.dtype.kind in "iu" or not len(array)):
+        return array.astype(np.int64)
+    masked = array.dtype.kind == "b"
+    raise DataError(
+        f"The rows of client {client} are not row numbers.",
+        got=f"{'a mask' if masked else 'an array'} of shape {list(array.shape)} and type "
+        f"{array.dtype}",
+        expected="whole numbers, [n]",
+        do="give numpy.flatnonzero(mask)" if masked else "count the rows of the data from 0",
+    )
+
+
 def first_bad_row(x: Tensor, rows: int = 4096) -> int | None:
     """Return the first row with a value that is not finite, looking at `rows` rows at a time."""
     for start in range(0, len(x), rows):

@@ -355,4 +355,4 @@ def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:
     """Return [N, 3] of the examples of a split, shard by shard in this process."""
     starts = range(0, examples(world, split), world.shard)
     shards = [evaluate_shard(world, params, buffers, split, start) for start in starts]
-    return torch.cat(shards).cpu()
+    return torch.cat(shards).cpu() if shards else torch.empty(0, 3, dtype=torch.float64)

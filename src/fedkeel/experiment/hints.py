@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
-from fedkeel.data.dataset import Dataset
+from fedkeel import config
+from fedkeel.config.base import Kinds
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.rounds import tried
 from fedkeel.errors import counted
 from fedkeel.experiment.prepare import learning_rate, meets, raises_on_one
@@ -20,6 +25,13 @@ LARGE = 100.0
 SIDED = 0.8
 """Share of the test examples with one label from which accuracy says little."""
 
+MANY, FEW = 20, 20
+"""Classes without names, and examples for each of them, from which they are taken for such."""
+
+SEARCHED, SHARED = 20_000_000, 0.1
+"""Numbers up to which examples are compared with those of the test set, and the share of these from
+which it is told that they are the same."""
+
 HEAVY = 1_000_000_000
 """Bytes that a server remembers from which it is said before a run."""
 
@@ -31,8 +43,13 @@ def hints(prepared: Prepared) -> list[str]:
         return []
     data = federation.data
     found = (
+        *_idle(prepared.settings),
         _one_class(data) or _one_sided(data, prepared.world.test),
         _unseen(data, prepared.world.test),
+        _quantity(data),
+        _seen(data, prepared.world.test),
+        *_cases(federation),
+        _nothing_held(federation),
         _unscaled(data),
         _softmax(prepared),
         _strays(prepared),
@@ -41,6 +58,89 @@ def hints(prepared: Prepared) -> list[str]:
         _heavy(prepared),
     )
     return [told for told in found if told]
+
+
+def _idle(settings: config.Run) -> list[str]:
+    """Return a hint for each setting that is given and means nothing beside the others."""
+    tables: dict[str, Kinds] = {"local.schedule": settings.local.schedule}
+    found = []
+    if isinstance(settings, config.Experiment):
+        tables["partition"] = kind = settings.partition
+        if settings.data.client is not None and kind.kind not in ("client", "nodes"):
+            found.append(
+                f"data.client = {settings.data.client!r} decides nothing: partition.kind "
+                f"{kind.kind!r} divides the examples anew"
+            )
+    for name, table in tables.items():
+        for key, kinds in table.idle.items():
+            found.append(
+                f"{name}.{key} = {getattr(table, key)!r} decides nothing: it is for kind "
+                f"{' or '.join(map(repr, kinds))}"
+            )
+    return found
+
+
+def _quantity(data: Dataset) -> str:
+    """Return a hint where numbers are taken for classes of which each has few examples."""
+    used = len(np.unique(data.y.numpy()))
+    words = [name for name in data.label_names if not name.lstrip("-").isdigit()]
+    if words or _known(data) or used < MANY or len(data) >= FEW * used:
+        return ""
+    return (
+        f"{len(data):,} training examples have {used} different numbers for labels: are they a "
+        "quantity? Each is a class of its own, however near it is to the next; divide quantities "
+        "into a few classes"
+    )
+
+
+def _known(data: Dataset) -> bool:
+    """Return whether all of the data come from the catalogue."""
+    return all(source in SOURCES for source in data.sources)
+
+
+def _seen(data: Dataset, test: Dataset) -> str:
+    """Return a hint where test examples are trained on, number for number."""
+    large = data.x.numel() > SEARCHED or test.x.numel() > SEARCHED
+    if large or _known(data) or data.shape != test.shape or data.x.dtype != test.x.dtype:
+        return ""
+    trained = set(_rows(data))
+    count = sum(row in trained for row in _rows(test))
+    if count < SHARED * len(test) or not count:
+        return ""
+    return (
+        f"{count:,} of {counted(len(test), 'test example')} are among those that are trained on, "
+        "number for number: accuracy on them says little about new ones"
+    )
+
+
+def _rows(data: Dataset) -> Iterator[int]:
+    """Yield a digest of each example with its label."""
+    flat = data.x.reshape(len(data), -1).numpy()
+    for row, label in zip(flat, data.y.tolist(), strict=True):
+        yield hash((row.tobytes(), label))
+
+
+def _cases(federation: Federation) -> Iterator[str]:
+    """Yield a hint where names differ by the case of their letters alone."""
+    for names, what in (
+        (federation.data.label_names, "labels"),
+        (federation.names, "clients"),
+    ):
+        known: dict[str, str] = {}
+        for name in names:
+            other = known.setdefault(name.casefold(), name)
+            if other != name:
+                yield f"{other!r} and {name!r} are two {what}: they differ in case alone"
+                break
+
+
+def _nothing_held(federation: Federation) -> str:
+    """Return a hint where no client is large enough to hold anything out."""
+    if federation.held_rows is None or len(federation.held_rows):
+        return ""
+    return (
+        "no client has enough examples to hold any out (holdout), so none is evaluated on its own"
+    )
 
 
 def _one_class(data: Dataset) -> str:
