@@ -36,6 +36,8 @@ from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, RunRecord, Scores
+from fedkeel.solve.span import Span
+from fedkeel.task.network import Batch, Output
 
 COMMAND = "python docs/generate.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
@@ -135,7 +137,7 @@ RUN_FOLDER = """\
 `fedkeel compare` writes such a folder for each run into its own, and `comparison.json`, which
 lists them: `method`, `seed` and `folder` of each. Runs of earlier calls stay listed where they have
 the same settings, the same version, and by `run.json` the same model and data; others keep their
-folder and are in no table. `fedkeel tune` does the same with `tune.json`,
+folder and are in no table. `fedkeel tune` does so with `tune.json`,
 see [its page](tune.md#stopping-and-going-on).
 
 ## Reading it
@@ -471,7 +473,7 @@ def own() -> str:
     out += [_row(["capability", "what it is"]), _row(["---"] * 2)]
     out += [_row([f"`{one.name}`", one.value]) for one in Capability]
     out += ["", "## What a part sees", ""]
-    for seen in (Step, Round, Facts, Cohort, Outcome, Population):
+    for seen in (Step, Batch, Output, Round, Facts, Cohort, Span, Outcome, Population):
         doc = inspect.cleandoc(seen.__doc__ or "")
         out += [f"### `{seen.__name__}`", "", _plain(doc.partition("\n")[0]), ""]
         out += [_row(["", "meaning"]), _row(["---"] * 2)]

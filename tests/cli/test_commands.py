@@ -225,6 +225,7 @@ def test_check_hints_at_columns_of_large_numbers(folder: Path) -> None:
     (folder / "own.csv").write_text(f"age,dose,label\n{rows}\n")
     words = ("check", "toy.toml", "-s", "data.source=own.csv")
     words = (*words, "-s", "partition.kind=iid", "-s", "partition.clients=8")
+    words = (*words, "-s", "partition.alpha=unset")
     assert "column 'dose' goes up to 3,950" in call(*words).out
     assert "hint" not in call(*words, "-s", "data.normalize=standardize").out
 
@@ -298,7 +299,7 @@ def test_report(folder: Path) -> None:
     assert done.code == 0
     assert "fedavg" in done.out
     assert "fedgh" in done.out
-    told = "Not like for like. Weights differs: examples; uniform."
+    told = "Not like for like. Weights differ: examples; uniform."
     assert done.err == f"{told}\nreport  page.html\n"  # the page's warning, where the table is
     pasted = call("report", "a", "b", "--out", "page.html", "--markdown")
     assert pasted.out.endswith(f"\n{told}\n")

@@ -494,7 +494,7 @@ def test_a_test_set_of_another_shape() -> None:
     wide = fk.dataset(np.zeros((4, 6)), [0, 1, 2, 0], classes=3)
     error = refused(test=wide)
     assert isinstance(error, ModelError)
-    assert error.got == "[5] and [6]"
+    assert (error.got, error.expected) == ("[6] of the test set", "[5], as in training")
 
 
 def test_a_test_set_with_more_classes_than_outputs() -> None:

@@ -437,6 +437,25 @@ def test_the_summary_holds_every_trial(tmp_path: Path) -> None:
     assert (summary["sampler"], summary["complete"]) == ("tpe", True)
 
 
+def test_methods_are_searched_for_one_after_the_other(tmp_path: Path) -> None:
+    """As in one call; another search takes the place of the first."""
+    tuned(tmp_path / "one", ["fedavg"], TPE)
+    found = tuned(tmp_path / "one", ["fedprox"], TPE)
+    both = tuned(tmp_path / "both", METHODS, TPE)
+    assert (found.rows, found.trials, found.replaced) == (both.rows, both.trials, ())
+    assert written(tmp_path / "one") == written(tmp_path / "both")
+
+    for other, space in ((settings(rounds=2), TPE), (settings(), _with(TPE, trials=3))):
+        shutil.copytree(tmp_path / "both", out := tmp_path / f"other-{other.rounds}-{space.trials}")
+        found = tune(other, ingredients(), ["fedprox"], space, out)
+        assert [row.method for row in found.rows] == ["fedprox"]
+        assert found.replaced == ("fedavg",)
+        assert [file.name for file in (out / "best").iterdir()] == ["fedprox.toml"]
+    shutil.copytree(tmp_path / "both", out := tmp_path / "other-data")
+    more = ingredients(test=held(61))
+    assert tune(settings(), more, ["fedprox"], TPE, out).replaced == ("fedavg",)
+
+
 def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     tuned(tmp_path, ["fedavg"])

@@ -44,7 +44,7 @@ def compare(
     from fedkeel.experiment.progress import watcher
     from fedkeel.method.grammar import split
     from fedkeel.records.comparison import runs_of
-    from fedkeel.report.alerts import went_wrong
+    from fedkeel.report.alerts import unlike, went_wrong
     from fedkeel.report.page import write
     from fedkeel.report.tables import to_text
 
@@ -65,7 +65,7 @@ def compare(
         document(found.rows)
     else:
         Console().print(to_text(found.rows))
-    for told in went_wrong(found.entries):
+    for told in [*unlike(found.entries), *went_wrong(found.entries)]:
         say(console, told)
     hints = [hint for one in found.results for hint in one.record.hints]
     for hint in dict.fromkeys(hints) if quiet else ():

@@ -83,5 +83,12 @@ def tune(
             say(console, f"failed  {row.method}: no trial could be finished")
         else:
             say(console, f"best    {file}")
+    if found.replaced:
+        names = ", ".join(found.replaced)
+        say(
+            console,
+            f"this search takes the place of another one, with other settings, trials or data, "
+            f"that chose for {names}; its runs are still in {out}",
+        )
     if any(row.value is None for row in found.rows):
         raise typer.Exit(1)

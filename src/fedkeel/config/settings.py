@@ -34,9 +34,10 @@ class Data(Settings):
         test_fraction: share of the examples set aside for testing where no test set exists.
         shape: (channels, height, width) that every image is brought to; None keeps the source's.
         normalize: ``"source"`` uses the published mean and deviation of a known image set and
-            leaves other numbers as they are; ``"standardize"`` brings each channel or column to
-            mean 0 and deviation 1 by the training set; ``"pixels"`` does so with each pixel, as
-            FedProx's recipe for MNIST; ``"none"`` leaves images in [0, 1].
+            leaves other numbers as they are; ``"standardize"`` brings each column, or each channel
+            (the first axis of an input [C, T] or [C, H, W]), to mean 0 and deviation 1 by the
+            training set; ``"pixels"`` does so with each single number of an input, as FedProx's
+            recipe for MNIST; ``"none"`` leaves images in [0, 1].
         augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
         label: name of the label column or array in a file of one's own.
         client: name of the client column or array, None where there is none.

@@ -25,7 +25,7 @@ from fedkeel.experiment.room import check_disk
 from fedkeel.experiment.rounds import Result
 from fedkeel.records.comparison import runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder
-from fedkeel.report.alerts import went_wrong
+from fedkeel.report.alerts import unlike, went_wrong
 from fedkeel.report.runs import Entry, Run, load
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
@@ -86,7 +86,8 @@ class Comparison:
     def __str__(self) -> str:
         from fedkeel.report.tables import to_markdown
 
-        notes = [*went_wrong(self.entries), *(f"failed: {one}" for one in self.failures)]
+        notes = [*unlike(self.entries), *went_wrong(self.entries)]
+        notes += [f"failed: {one}" for one in self.failures]
         return to_markdown(self.rows) + "".join(f"\n{one}\n" for one in notes)
 
     def __repr__(self) -> str:

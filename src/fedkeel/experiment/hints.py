@@ -50,7 +50,7 @@ def hints(prepared: Prepared) -> list[str]:
         _seen(data, prepared.world.test),
         *_cases(federation),
         _nothing_held(federation),
-        _unscaled(data),
+        _unscaled(data) or _series(data),
         _softmax(prepared),
         _strays(prepared),
         _pairs(prepared),
@@ -191,6 +191,20 @@ def _unscaled(data: Dataset) -> str:
     return (
         f"column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
         'normalize = "standardize" in [data] brings all columns to one scale'
+    )
+
+
+def _series(data: Dataset) -> str:
+    """Return a hint where the steps of a series may have been taken for its channels."""
+    if data.scale is None or len(data.shape) != 2:
+        return ""
+    first, second = data.shape
+    if len(data.scale[0]) != first or first <= second:
+        return ""
+    return (
+        f"standardising took inputs {list(data.shape)} for series of {first} channels and "
+        f"{counted(second, 'step')}: of series [steps, channels] swap the axes, x.swapaxes(1, 2), "
+        "and again in the model"
     )
 
 

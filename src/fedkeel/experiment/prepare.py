@@ -159,7 +159,9 @@ def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
     if test.shape != train.shape:
         raise ModelError(
             "Training and test inputs differ in shape.",
-            got=f"{list(train.shape)} and {list(test.shape)}",
+            got=f"{list(test.shape)} of the test set",
+            expected=f"{list(train.shape)}, as in training",
+            do="prepare both alike",
         )
     two = train.x[[0, 0]]  # batch normalisation may not take one, all that there may be
     outputs = network.logits(

@@ -29,7 +29,8 @@ from fedkeel.experiment.suggest import Suggester, sampler_of, suggester
 from fedkeel.experiment.tuned import Trial as Trial
 from fedkeel.experiment.tuned import Tuned as Tuned
 from fedkeel.experiment.tuned import TunedRow as TunedRow
-from fedkeel.experiment.tuned import chosen, write
+from fedkeel.experiment.tuned import chosen, earlier, searched, write
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import Status
 
 
@@ -103,10 +104,16 @@ def tune(
     if all(row.value is None for row in rows) and complete:
         errors = dict.fromkeys(t.error for s in searches for t in s.trials)
         raise TrainingError("No trial could be finished.", got="; ".join(list(errors)[:2]))
-    best = {r.method: changed(settings, r.chosen) for r in rows if r.value is not None}
     trials = [trial for search in searches for trial in search.trials]
-    tuned = Tuned(rows, trials, best, out, measure.held, complete)
-    write(tuned, settings, sampler_of(space))
+    search = ""
+    replaced: list[str] = []
+    if trials:
+        search = searched(settings, space, RunFolder(out / trials[0].runs[0]))
+        before, made, replaced = earlier(out, search, methods)
+        rows, trials = [*before, *rows], [*made, *trials]
+    best = {r.method: changed(settings, r.chosen) for r in rows if r.value is not None}
+    tuned = Tuned(rows, trials, best, out, measure.held, complete, tuple(replaced))
+    write(tuned, settings, sampler_of(space), search)
     return tuned
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.experiment.axes import Axis, End, Point, expression
 from fedkeel.experiment.compare import in_words
-from fedkeel.records.folder import write_text
+from fedkeel.records.folder import RunFolder, write_text
 
 SUMMARY = "tune.json"
 """File in a search's folder: what was chosen, and every trial."""
@@ -85,13 +86,15 @@ class Tuned:
     """What a search came to.
 
     Args:
-        rows: one for each method, in the order given.
+        rows: one for each method, in the order given, after those of earlier calls of the same
+            search.
         trials: all of them, in the order in which they were asked for.
         settings: for each method that has any, by its expression, the run's settings with what was
             chosen.
         folder: where the runs are.
         held: examples that were chosen by; None for the test set.
         complete: whether every trial was made; false after an interrupt.
+        replaced: methods that another search in this folder had chosen for, and this one has not.
     """
 
     rows: list[TunedRow]
@@ -100,6 +103,7 @@ class Tuned:
     folder: Path
     held: int | None = None
     complete: bool = True
+    replaced: tuple[str, ...] = ()
 
 
 def chosen(
@@ -139,17 +143,62 @@ def chosen(
     )
 
 
-def write(tuned: Tuned, settings: RunSettings, sampler: str) -> None:
+def searched(settings: RunSettings, space: Space, run: RunFolder) -> str:
+    """Return a digest of what methods that are searched for alike have in common.
+
+    Args:
+        settings: what is not searched.
+        space: what is, and by how many trials.
+        run: one of the search, which says what model and data it has.
+    """
+    apart = {"name", "method", "compare", "tune", "flower", "engine"}
+    engine = {"dtype": settings.engine.dtype, "precision": settings.engine.precision}
+    facts = [settings.model_dump(mode="json", exclude=apart), engine, space.model_dump(mode="json")]
+    text = json.dumps([*facts, run.read_run().content()], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def earlier(
+    folder: Path, search: str, but: Collection[str]
+) -> tuple[list[TunedRow], list[Trial], list[str]]:
+    """Return what earlier calls of the same search came to for other methods.
+
+    Args:
+        folder: of the search.
+        search: its digest, see `searched`.
+        but: methods that are left out: this call has them.
+
+    Returns:
+        Rows and trials; and methods of another search, whose place this one takes.
+    """
+    try:
+        found = json.loads((folder / SUMMARY).read_text("utf-8"))
+        rows = [TunedRow(**row) for row in found["rows"] if row["method"] not in but]
+        if found["search"] != search or not found["complete"]:
+            return [], [], [row.method for row in rows]
+        known = {field.name for field in fields(Trial)}
+        kept = [{k: v for k, v in trial.items() if k in known} for trial in found["trials"]]
+        trials = [
+            Trial(**{**one, **{k: tuple(one[k]) for k in ("values", "runs")}}) for one in kept
+        ]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or of an earlier version
+        return [], [], []
+    return rows, [trial for trial in trials if trial.method not in but], []
+
+
+def write(tuned: Tuned, settings: RunSettings, sampler: str, search: str) -> None:
     """Write the summary, and where the search is complete, each method's experiment file.
 
     Args:
         tuned: what the search came to.
         settings: what was not searched.
         sampler: what said which points to try.
+        search: digest of what the methods have in common, see `searched`.
     """
     summary: dict[str, Any] = {
         "name": settings.name,
         "complete": tuned.complete,
+        "search": search,
         "sampler": sampler,
         "held": tuned.held,
         "rows": [asdict(row) for row in tuned.rows],
@@ -159,7 +208,11 @@ def write(tuned: Tuned, settings: RunSettings, sampler: str) -> None:
     if not tuned.complete:
         return
     (tuned.folder / BEST).mkdir(exist_ok=True)
-    for row, file in zip(tuned.rows, files(tuned), strict=True):
+    own = files(tuned)
+    for file in (tuned.folder / BEST).glob("*.toml"):
+        if file not in own:  # of another search, whose runs are still there
+            file.unlink()
+    for row, file in zip(tuned.rows, own, strict=True):
         if row.value is not None:
             write_text(file, _experiment(row, tuned.settings[row.method], file.stem))
         else:

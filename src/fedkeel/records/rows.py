@@ -63,7 +63,8 @@ class RoundRecord:
         test: scores on the test set; None where the round was not evaluated.
         sources: scores on the test examples of each source, where there are several.
         per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
-            ``top3`` and ``loss``, each with one entry for each client. One without examples to
+            ``top3`` and ``loss``, each with one entry for each client: on those that it holds out
+            (``partition.holdout``), else on those that it is trained on. One without examples to
             measure on, such as a client too small to hold any out, has 0 examples and None for the
             others.
         notes: diagnostics by ``part.name``, such as ``fedgc.sgc.infeasible``.

@@ -150,6 +150,22 @@ def scores_table(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return found
 
 
+def measured_on(entries: Sequence[Entry]) -> str:
+    """Return, in a sentence, on which of its examples each client is measured."""
+    divisions = [run.record.partition for entry in entries for run in entry.runs]
+    apart = {bool(one.get("held_out")) for one in divisions if one.get("kind") != "nodes"}
+    if not apart:
+        return "Each client is measured by its node."
+    if apart == {True}:
+        return "Each client is measured on the examples that it holds out."
+    if apart == {False}:
+        return (
+            "Each client is measured on the examples that it is trained on, which flatters a model "
+            "that knows them by heart: partition.holdout keeps some of them aside."
+        )
+    return "Some runs measure clients on examples they hold out, others on those they train on."
+
+
 def _pooled(entry: Entry) -> list[float]:
     """Return the accuracy of every client of every seed, in percent."""
     found = (client_scores(run) for run in entry.runs)

@@ -140,6 +140,7 @@ def _drawings(entries: Sequence[Entry]) -> dict[str, Any]:
         "partition_facts": partition.facts(shown),
         "partition_seed": shown.seed,
         "scores": costs.scores_table(entries),
+        "measured_on": costs.measured_on(entries),
         "zoomed": any(one.figure.layout.yaxis.range for one in accuracy.values()),
         "banded": max(len(entry.runs) for entry in entries),
     }

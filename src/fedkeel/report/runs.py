@@ -156,7 +156,7 @@ def differences(entries: Sequence[Entry]) -> list[str]:
     for name in dict.fromkeys(name for one in every for name in one):
         values = list(dict.fromkeys(one.get(name, NOTHING) for one in every))
         if len(values) > 1:
-            verb = "differ" if name.endswith("parameters") else "differs"
+            verb = "differ" if name.endswith(("parameters", "weights")) else "differs"
             found.append(f"{name.capitalize()} {verb}: {_shown(values)}.")
     seeds = {e.label: ", ".join(str(s) for s in sorted(e.group.seeds)) for e in entries}
     if len(set(seeds.values())) > 1:

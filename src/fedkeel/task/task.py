@@ -280,7 +280,7 @@ def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tens
             got=f"{counted(out.shape[1], 'output')} for {counted(data.classes, 'class')}",
             expected=f"at least {counted(data.classes, 'output')}",
             why=_unused(data) or _named(data),
-            do="change the last layer, or check the labels",
+            do="give the last layer one output for each class, or check the labels",
         )
     return out
 
@@ -349,6 +349,8 @@ def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
         raise ModelError(
             "The loss cannot be taken of scores and labels.",
             got=f"{given}: {_first_line(error)}",
+            expected="a loss of scores [B, Y] and classes [B], such as cross-entropy",
+            why="classes are learned; a quantity (regression) and single scores are not",
             do="check the loss against what the model returns",
         ) from error
     fits = isinstance(losses, Tensor) and losses.shape in ((len(y),), ())

@@ -223,6 +223,7 @@ def _own(client: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
             f"{client} has no pair of arrays.",
             got=f"an object of type {type(pair).__name__}",
             expected="a pair (x, y) of inputs and labels",
+            do="of a Dataset give (data.x, data.y)" if isinstance(pair, Dataset) else None,
         )
     return dataset(*pair, name=client, tokens=tokens)
 

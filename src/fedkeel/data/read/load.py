@@ -142,6 +142,9 @@ def _exists(path: Path, text: str) -> None:
             f"{text}: files of this kind are not read.",
             got=f"suffix {path.suffix!r}",
             expected=f"{', '.join(tables.SUFFIXES)}, or a folder with a folder for each class",
+            do='write it with its labels, numpy.savez("data.npz", x=x, label=y)'
+            if path.suffix.lower() == ".npy"
+            else None,
         )
     if path.stat().st_size == 0:
         raise DataError(f"{text} is empty.", expected="a file with examples")

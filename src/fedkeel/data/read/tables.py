@@ -305,7 +305,10 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
     numeric = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if not numeric:
         raise DataError(
-            f"{path}: column {name!r} does not hold numbers.", got=kind, expected="numbers"
+            f"{path}: column {name!r} does not hold numbers.",
+            got=kind,
+            expected="numbers in every column but those of labels and clients",
+            do="write it as numbers, such as days or years, or name it in data.drop",
         )
     values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     bad = np.flatnonzero(~np.isfinite(values))
