@@ -79,6 +79,7 @@ def test_every_method_with_every_seed() -> None:
     assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
     assert [row["seeds"] for row in found.rows] == [2, 2]
     assert "scaffold" in str(found)
+    assert "Not like for like. Weights differ: examples; uniform." in str(found)
 
 
 def test_everything_else_is_the_same() -> None:

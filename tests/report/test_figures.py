@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkeel.report import palette
-from fedkeel.report.costs import client_scores, clients, scores_table, seconds, traffic
+from fedkeel.report.costs import client_scores, clients, measured_on, scores_table, seconds, traffic
 from fedkeel.report.drawing import POINTS, Drawing, bare, curve, thin
 from fedkeel.report.figures import curves
 from fedkeel.report.partition import caption, facts, partition
@@ -182,6 +182,24 @@ def test_the_worst_tenth(entries):
     row = scores_table(entries)[1]
     assert row["worst"] == f"{np.mean(values[:2]):.2f}"  # a tenth of 27
     assert (row["clients"], row["seeds"], row["round"]) == ("9", "3", "12")
+
+
+@pytest.mark.parametrize(
+    ("divisions", "says"),
+    [
+        ([{"held_out": 0}], "on the examples that it is trained on"),
+        ([{}], "on the examples that it is trained on"),
+        ([{"held_out": 12}, {"held_out": 9}], "on the examples that it holds out"),
+        ([{"held_out": 12}, {}], "Some runs"),
+        ([{"kind": "nodes"}], "by its node"),
+    ],
+)
+def test_on_what_clients_are_measured(make, tmp_path, divisions, says):
+    folders = [
+        make.save(tmp_path, make.record(seed=i, partition=one), [])
+        for i, one in enumerate(divisions)
+    ]
+    assert says in measured_on(load(folders))
 
 
 def test_few_clients_keep_their_order(make):
