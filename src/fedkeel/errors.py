@@ -82,7 +82,12 @@ class RunError(FedkeelError):
 
 
 class TrainingError(FedkeelError):
-    """Training that cannot go on: every client failed, or a worker could not be kept alive."""
+    """Training that cannot go on: every client failed, or a worker could not be kept alive.
+
+    Its `result` is what the run had come to, a `fedkeel.Result`; None where there was none.
+    """
+
+    result: object = None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

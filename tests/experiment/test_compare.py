@@ -288,13 +288,16 @@ def test_a_method_is_marked_where_one_of_its_seeds_diverged(
     begun = module.start
 
     def start(prepared: Prepared, *given: object, **more: object) -> Result:
+        made = begun(prepared, *given, **more)  # type: ignore[arg-type]
         if prepared.plan.expression == "fedprox" and prepared.settings.seed == 1:
-            raise TrainingError("It diverged.")
-        return begun(prepared, *given, **more)  # type: ignore[arg-type]
+            error = TrainingError("It diverged.")
+            error.result = replace(made, record=replace(made.record, status="failed"))
+            raise error
+        return made
 
     monkeypatch.setattr(module, "start", start)
     found = compared(["fedavg", typed], 2)
-    assert [(row["seeds"], row["unfinished"]) for row in found.rows] == [(2, 0), (1, 1)]
+    assert [(row["seeds"], row["unfinished"]) for row in found.rows] == [(2, 0), (2, 1)]
 
 
 def test_an_interrupt_in_a_run_that_diverges_ends_the_comparison(
@@ -319,13 +322,28 @@ def test_a_method_that_failed_at_once_has_no_score_and_is_named(tmp_path: Path) 
     for out in (None, tmp_path / "out"):
         found = compare(settings(), ingredients(), ["fedavg", "fedprox(mu=1e300)"], 2, out)
         text = str(found)
-        assert found.failed == ["fedprox(mu=1e300)"] * 2
+        assert [one.record.method for one in found.failed] == ["fedprox(mu=1e300)"] * 2
         assert "failed: fedprox(mu=1e300), seed 0: Training diverged in round 1" in text
         for row in found.rows[1:]:
             assert (row["best"], row["last"], row["failed"]) == (None, None, 2)
             assert "fedprox(mu=1e300): 2 runs failed, for training could not go on." in text
         assert found.rows[0]["best"] is not None
         assert found.rows[0]["failed"] == 0
+
+
+def test_a_run_that_fails_later_counts_in_memory_as_on_disk(tmp_path: Path) -> None:
+    """In memory the mean was of the seeds that had survived."""
+
+    data = federation()
+    data.data.x[data.client(2)] *= 1e200
+    made = ingredients(clients=lambda seed: data)
+    alone = settings(rounds=8, cohort=fk.Cohort(clients=1))
+    memory = compare(alone, made, ["fedavg"], 3)
+    disk = compare(alone, made, ["fedavg"], 3, tmp_path / "out")
+    ended = [one.record.status for one in (*memory.results, *memory.failed)]
+    assert "failed" in ended
+    assert any(one.rows[-1].round > 0 for one in memory.failed)
+    assert _without_seconds(memory.rows) == _without_seconds(disk.rows)
 
 
 def test_a_method_that_learns_nothing_is_named_beside_the_table() -> None:

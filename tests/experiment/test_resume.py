@@ -29,7 +29,7 @@ from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.experiment import manifest
-from fedkeel.experiment.execute import start
+from fedkeel.experiment.execute import check_settings, start
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import Silent
 from fedkeel.experiment.rounds import Result
@@ -572,6 +572,17 @@ def test_another_run_is_refused_and_nothing_is_written(
             start(other, out, resume=resume)
         assert "scaffold, seed 0, 4 rounds" in found.value.got
     assert contents(out) == before
+
+
+def test_other_settings_are_refused_before_anything_is_prepared(tmp_path: Path) -> None:
+    """A federation waited for its nodes, and refused then."""
+    out = tmp_path / "run"
+    check_settings(out, prepared("scaffold").settings)  # nothing is there
+    stopped(out)
+    check_settings(out, prepared("scaffold", rounds=4).settings)
+    with pytest.raises(RunError, match="holds another run") as found:
+        check_settings(out, prepared("scaffold", rounds=5).settings)
+    assert "rounds is 5, there 4" in str(found.value.why)
 
 
 def test_a_model_with_another_hook_is_another_run(tmp_path: Path) -> None:

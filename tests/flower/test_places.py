@@ -20,9 +20,10 @@ from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, Train
 from fedkeel.experiment.prepare import gather
 from fedkeel.experiment.prepared import Prepared
 from fedkeel.experiment.progress import FINISHED
+from fedkeel.flower import exchange as exchange_module
 from fedkeel.flower import roster as roster_module
 from fedkeel.flower.apps import client_app
-from fedkeel.flower.exchange import Exchange
+from fedkeel.flower.exchange import HELLO, Exchange
 from fedkeel.flower.nodes import Nodes
 from fedkeel.flower.own_data import away
 from fedkeel.flower.place import folder, site
@@ -210,6 +211,36 @@ def test_another_model_or_experiment_is_turned_away_before_it_trains(tmp_path: P
     assert there.where() == {0: first}
     assert f"node {second} was turned away: it makes another model" in there.faults[0]
     assert f"node {third} was turned away: it runs another experiment" in there.faults[1]
+    assert there.why_not(1).startswith("turned away: it makes another model")
+    grid.bends.pop(second)
+    there.refresh(0.1, everybody)
+    del grid.sites[third]  # one that is gone is not connected, whatever it was
+    there.refresh(0.1, everybody)
+    assert there.why_not(2) == "not connected"
+
+
+def test_a_question_that_is_too_old_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was waited for, which Flower had thrown away, while the node's client was lost."""
+    made = prepared(clients=federation(2), per_round=2)
+    first, second = (found := sites(made, tmp_path))
+    grid, now = Near(found), [100.0]
+    monkeypatch.setattr(exchange_module.time, "monotonic", lambda: now[0])
+    exchange = Exchange(grid, QUICK)
+    hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
+    orders = {first: hello, second: hello}
+    grid.bends[second] = lambda kind, reply: None
+    assert [one.node for one in exchange.ask({first: hello}, HELLO, lambda: True)] == []
+    assert len(grid._replies) == 1
+    now[0] += QUICK.deadline_seconds
+    assert [one.node for one in exchange.ask({first: hello}, HELLO)] == [first]  # the old answer
+    list(exchange.ask({second: hello}, HELLO, lambda: True))
+    pushed = len(grid.sizes), len(grid._replies)
+    grid.bends.clear()
+    now[0] += QUICK.deadline_seconds + exchange_module.GRACE + 1
+    assert sorted(one.node for one in exchange.ask(orders, HELLO)) == [first, second]
+    assert pushed[1] == 1
 
 
 def _changed(reply: RecordDict, **values: str | int) -> RecordDict:
@@ -504,6 +535,21 @@ def turned():
     return fk.dataset(x, 1 - y, classes=2, label_names=("yes", "no"))
 
 
+def texts():
+    x, y = images()
+    return x, np.where(y == 1, "yes", "no")
+
+
+def one_text():
+    x, y = images()
+    return x, ["yes"] * len(x)
+
+
+def strange_text():
+    x, y = images()
+    return x, np.where(y == 1, "Yes", "no")
+
+
 def named_otherwise():
     return fk.dataset(*images(), classes=2, label_names=("yes", "perhaps"))
 """
@@ -546,6 +592,18 @@ def test_labels_that_a_function_names_are_numbered_as_the_experiment_does(
     assert torch.equal(data.y, (data.x[:, 0, 0, 0] > 3).long())
     with pytest.raises(DataError, match="holds a label that is not known"):
         called(tmp_path, monkeypatch, "named_otherwise")
+
+
+def test_labels_that_are_texts_are_numbered_as_the_experiment_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were refused with the advice to number them, in an order of the node's own."""
+    data = called(tmp_path, monkeypatch, "texts").world.federation.data
+    assert torch.equal(data.y, (data.x[:, 0, 0, 0] > 3).long())
+    alone = called(tmp_path, monkeypatch, "one_text").world.federation.data
+    assert alone.y.unique().tolist() == [1]
+    with pytest.raises(DataError, match="'functions:strange_text' returned a label that is not"):
+        called(tmp_path, monkeypatch, "strange_text")
 
 
 def test_statistics_of_the_nodes_own_are_measured_with(

@@ -127,6 +127,40 @@ def test_methods_of_the_server_run(method: str) -> None:
     assert all(np.isfinite(a).all() for a in strategy.last.values())
 
 
+@pytest.mark.parametrize(
+    ("method", "equally"), [("fedadam(lr=1.0)", False), ("momentum", False), ("median", True)]
+)
+def test_running_statistics_are_averaged_as_clients_count(method: str, equally: bool) -> None:
+    """Adam's steps took variances below 0: the model was NaN where it is evaluated."""
+    told = moves()
+    statistics = {"norm.running_mean": torch.zeros(3), "norm.running_var": torch.full((3,), 0.1)}
+    for number, node in enumerate(COUNTS):
+        told[node]["norm.running_var"] = np.full(3, -0.05 - 0.01 * number, dtype=np.float32)
+    strategy = Method(method, clients=3, fraction_evaluate=0.0)
+    arrays, grid = ArrayRecord({**toy_network().params, **statistics}), Plain(told)
+    sent = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    replies = [reply for message in sent for reply in grid._played(message)]
+    found, _ = strategy.aggregate_train(1, replies)
+    assert found is not None
+    weights = [1] * 3 if equally else list(COUNTS.values())
+    mean = 0.05 - sum(0.01 * i * n / sum(weights) for i, n in enumerate(weights))
+    assert np.allclose(found["norm.running_var"].numpy(), mean, atol=1e-6)
+    assert np.array_equal(found["norm.running_mean"].numpy(), np.zeros(3))
+
+
+def test_a_round_that_leaves_nothing_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It ended the app, and with it the model of all rounds before."""
+    told = {node: {k: v * np.nan for k, v in own.items()} for node, own in moves().items()}
+    strategy = Method("momentum", clients=3, fraction_evaluate=0.0)
+    arrays = ArrayRecord(dict(toy_network().params))
+    with caplog.at_level("WARNING", logger="flwr"):
+        result = strategy.start(Plain(told), arrays, num_rounds=2)
+    assert "round 2 changes nothing: " in caplog.text
+    assert set(strategy.faults[2]) == set(COUNTS)
+    for name, value in toy_network().params.items():
+        assert np.array_equal(result.arrays[name].numpy(), value.numpy())
+
+
 @pytest.mark.parametrize("method", ["fedprox", "scaffold", "gcfed", "fedgc", "topk", "mime"])
 def test_methods_that_change_clients_are_refused(method: str) -> None:
     with pytest.raises(CompositionError, match="needs more of the clients than their models"):

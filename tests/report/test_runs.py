@@ -37,6 +37,31 @@ def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
     assert "Alpha differs: 0.1; 0.5." in differences(entries)
 
 
+@pytest.mark.parametrize(
+    ("key", "one", "other", "told"),
+    [
+        ("evaluation.every", "1", "25", "evaluation.every differs: 1; 25."),
+        ("partition.seed", "5", None, "partition.seed differs: 5; –."),
+        ("local.drop_last", '"never"', '"always"', "local.drop_last differs: never; always."),
+        ("data.augment", '"none"', '"crop_flip"', "data.augment differs: none; crop_flip."),
+        ("engine.precision", '"float32"', '"bf16"', "engine.precision differs: float32; bf16."),
+        ("local.schedule.at", "[3]", "[4]", "local.schedule.at differs: 3; 4."),
+        ("local.lr", "0.1", "0.2", None),  # said with the rest of local training
+        ("engine.workers", "1", "2", None),
+    ],
+)
+def test_settings_that_no_other_words_tell_apart(make, tmp_path, key, one, other, told):
+    table, _, name = key.rpartition(".")
+    folders = []
+    for method, value in (("fedavg", one), ("scaffold", other)):
+        folder = make.save(tmp_path, make.record(method), make.rows(rounds=2))
+        rest = "" if value is None else f"[{table}]\n{name} = {value}\n"
+        (folder.path / "config.toml").write_text(f'method = "{method}"\nrounds = 60\n{rest}')
+        folders.append(folder)
+    found = differences(load(folders))
+    assert [words for words in found if name in words] == ([] if told is None else [told])
+
+
 def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_path):
     one, two, three = (make.record("fedavg", seed, name=f"r{seed}") for seed in range(3))
     two = dataclasses.replace(two, model=two.model | {"parameters": 39})

@@ -185,7 +185,7 @@ def test_parts_that_a_seed_lacks_count_as_nothing():
 def test_paired_differences_go_seed_by_seed():
     def group(name, **best):
         seeds = tuple(int(s[1:]) for s in best)
-        return Group(name, tuple(summarise(scored(b)) for b in best.values()), seeds)
+        return Group(name, tuple(summarise(scored(b, start=1)) for b in best.values()), seeds)
 
     one, two = group("a", s0=0.8, s1=0.6, s2=0.9), group("b", s2=0.7, s1=0.7, s5=0.1)
     got = paired(one, two)
@@ -196,6 +196,10 @@ def test_paired_differences_go_seed_by_seed():
     assert got.ahead == 1
     assert paired(one, group("c", s7=0.5)) is None
     assert paired(one, Group("d", two.summaries)) is None
+    failed = Group("e", (summarise(scored(0.1)), summarise(scored(0.7, start=1))), (0, 1))
+    got = paired(one, failed)  # of seed 0 there is the untrained model alone
+    assert got is not None
+    assert (got.difference.count, got.difference.mean) == (1, pytest.approx(-0.1))
 
 
 def test_pooled_standard_error():

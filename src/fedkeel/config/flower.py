@@ -18,7 +18,8 @@ class Flower(Settings):
             run stops, and can go on later. The score of an evaluation on fewer of the nodes is
             recorded, and ends no run by `stop`.
         enough: share of the selected clients with whose answers a round ends, in (0, 1]. Less than
-            1 is over-selection: select more than are needed, and take the first.
+            1 is over-selection: select more than are needed, and take the first. An evaluation by
+            nodes waits for all of them, until the deadline: see `evaluation.every`.
         screen: a reply is left out where the norm of its update, or of a part's message or answer,
             is more than so many times the median of the round.
         poll_seconds: time between looks at what has come.

@@ -19,8 +19,8 @@ class Stop(Settings):
     Args:
         target: end when the test accuracy has reached this, in (0, 1].
         patience: end when it has not risen for so many rounds.
-        rise: how much more than the best before counts as risen, as a share in [0, 1), for
-            `patience`.
+        rise: how much more than at the last rise counts as risen, as a share in [0, 1), for
+            `patience`; slow rises add up.
     """
 
     target: float | None = Field(None, gt=0.0, le=1.0)

@@ -7,10 +7,9 @@ taken up and extended: runs that are finished are used again, unfinished ones ar
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +37,7 @@ class Comparison:
     Args:
         results: the runs, methods in the order given and seeds within a method.
         failures: one line for each run that could not go on.
-        failed: the methods of these.
+        failed: what these had come to.
         others: runs in the folder that have other settings, another model, other data or another
             version, and so are in no table of this one.
         complete: whether every run was made; false after an interrupt.
@@ -47,7 +46,7 @@ class Comparison:
 
     results: list[Result]
     failures: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: list[Result] = field(default_factory=list)
     others: int = 0
     complete: bool = True
     folder: Path | None = None
@@ -56,32 +55,23 @@ class Comparison:
     def entries(self) -> list[Entry]:
         """The runs, put together by method, as the report has them.
 
-        On disk also those of earlier calls that are alike but for method and seed, and those that
-        failed.
+        Those that failed are among them, and on disk those of earlier calls that are alike but for
+        method and seed.
         """
         if self.folder is not None:
             return load(runs_of(self.folder))
-        methods = dict.fromkeys(result.record.method for result in self.results)
+        every = [*self.results, *self.failed]
+        methods = dict.fromkeys(result.record.method for result in every)
+        made = sorted(every, key=lambda one: one.record.seed)
         return [
-            Entry(method, i, tuple(_run(r) for r in self.results if r.record.method == method))
+            Entry(method, i, tuple(_run(r) for r in made if r.record.method == method))
             for i, method in enumerate(methods)
         ]
 
     @property
     def rows(self) -> list[Row]:
         """One row for each method: plain values, ready for JSON."""
-        groups = [entry.group for entry in self.entries]
-        if self.folder is None:
-            lost = Counter(self.failed)
-            groups = [
-                replace(
-                    one,
-                    unfinished=one.unfinished + lost[one.method],
-                    failed=one.failed + lost[one.method],
-                )
-                for one in groups
-            ]
-        return table(groups)
+        return table([entry.group for entry in self.entries])
 
     def __str__(self) -> str:
         from fedkeel.report.tables import to_markdown
@@ -144,7 +134,7 @@ def compare(
         make_folder(out)
     results: dict[tuple[str, int], Result] = {}
     failures: list[str] = []
-    failed: list[str] = []
+    failed: list[Result] = []
     made: dict[tuple[str, int], Path] = {}
     complete = True
     watcher.plan(len(wanted) * seeds, len(wanted) * seeds * settings.rounds)
@@ -164,7 +154,8 @@ def compare(
             except TrainingError as error:
                 watcher.end(f"{one.method} seed {seed}", error.what)
                 failures.append(f"{one.method}, seed {seed}: {error.what}")
-                failed.append(one.method)
+                if isinstance(error.result, Result):
+                    failed.append(error.result)
                 complete = last or not stop.is_set()
                 if not complete:
                     break

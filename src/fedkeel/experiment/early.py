@@ -54,7 +54,8 @@ class Early:
                 f"has reached stop.target {settings.target:g}"
             )
         elif settings.patience is not None and round - self._round >= settings.patience:
+            more = f"by more than {settings.rise:g} " if settings.rise else ""
             self.reason = (
-                f"ended early after round {round}: the test accuracy has not risen above "
+                f"ended early after round {round}: the test accuracy has not risen {more}above "
                 f"{self._best:.4g} since round {self._round} (stop.patience {settings.patience})"
             )

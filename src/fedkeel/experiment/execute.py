@@ -99,27 +99,50 @@ def _found(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
         return None
     found = folder.read_run()
     if found.key != prepared.key:
-        if found.status == "failed" and len(folder.rows(2)) < 2:
+        if _began_nothing(folder, found):
             return None
-        raise RunError(
-            f"{folder} holds another run.",
-            got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
-            why=f"{_difference(folder, found, prepared)}; nothing is written over",
-            do=f"{ANOTHER}, or with the command another name (-s name=...)",
+        raise _another(
+            folder, found, _difference(folder, prepared.settings) or _no_setting(found, prepared)
         )
     return found
 
 
-def _difference(folder: RunFolder, found: RunRecord, prepared: Prepared) -> str:
-    """Return what sets a run apart from the one in the folder, in words."""
-    before, now = folder.deciding(), deciding(config.to_toml(prepared.settings))
+def check_settings(out: Path, settings: config.Run) -> None:
+    """Refuse a folder that holds a run of other settings, before data or nodes are waited for.
+
+    Raises:
+        RunError: it does.
+    """
+    folder = RunFolder(out)
+    if folder.exists() and (difference := _difference(folder, settings)):
+        found = folder.read_run()
+        if not _began_nothing(folder, found):
+            raise _another(folder, found, difference)
+
+
+def _began_nothing(folder: RunFolder, found: RunRecord) -> bool:
+    return found.status == "failed" and len(folder.rows(2)) < 2
+
+
+def _another(folder: RunFolder, found: RunRecord, difference: str) -> RunError:
+    return RunError(
+        f"{folder} holds another run.",
+        got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
+        why=f"{difference}; nothing is written over",
+        do=f"{ANOTHER}, or with the command another name (-s name=...)",
+    )
+
+
+def _difference(folder: RunFolder, settings: config.Run) -> str:
+    """Return which settings are not those of the run in the folder, in words; "" none."""
+    before, now = folder.deciding(), deciding(config.to_toml(settings))
     told = [
         f"{key} is {now.get(key, 'not set')}, there {before.get(key, 'not set')}"
         for key in dict.fromkeys([*now, *before])
         if now.get(key) != before.get(key)
     ]
-    if not before or not told:
-        return _no_setting(found, prepared)
+    if not before:
+        return ""
     more = f", and {len(told) - 3} more" if len(told) > 3 else ""
     return "; ".join(told[:3]) + more
 

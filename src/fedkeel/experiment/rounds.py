@@ -19,7 +19,7 @@ from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.heap import kept
 from fedkeel.engine.loop import evaluated
 from fedkeel.engine.world import Account, Engine, Trained
-from fedkeel.errors import FedkeelError, RunError
+from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.experiment.checkpoint import packed, unpacked
 from fedkeel.experiment.early import Early, least
 from fedkeel.experiment.engines import make
@@ -167,7 +167,9 @@ class Run:
                     self._round(engine)
             except FedkeelError as error:
                 with suppress(RunError):  # a full disk, which has been said then
-                    self._finish(record, "failed", str(error.what), engine)
+                    ended = self._finish(record, "failed", str(error.what), engine)
+                    if isinstance(error, TrainingError):
+                        error.result = ended
                 raise
             except KeyboardInterrupt:
                 with suppress(RunError):

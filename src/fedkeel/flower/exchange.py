@@ -53,7 +53,7 @@ class Exchange:
         self._grid = grid
         self._settings = settings
         self._open: dict[str, int] = {}  # orders that were given up on, and their nodes
-        self._greeted: dict[str, int] = {}  # questions that are still to be answered
+        self._greeted: dict[str, tuple[int, float]] = {}  # questions still to be answered, until
 
     def online(self) -> list[int]:
         """Return the ids of the nodes that are connected, ascending."""
@@ -80,10 +80,14 @@ class Exchange:
         seconds = self._settings.deadline_seconds if seconds is None else seconds
         end = time.monotonic() + seconds
         waiting: dict[str, int] = {}
-        asked = {node: number for number, node in self._greeted.items()} if kind == HELLO else {}
+        now, asked = time.monotonic(), dict[int, str]()
+        if kind == HELLO:  # what is too old Flower has thrown away, with its answer
+            asked = {node: number for number, (node, ends) in self._greeted.items() if now < ends}
+        greeted = dict[str, float]()
         for node, content in orders.items():
             if node in asked:  # it has not answered the last one yet
                 waiting[asked[node]] = node
+                greeted[asked[node]] = self._greeted[asked[node]][1]
                 continue
             lives = max(seconds, self._settings.deadline_seconds) + GRACE
             message = Message(content, node, kind, ttl=lives)
@@ -92,6 +96,7 @@ class Exchange:
                 yield Reply(node, None, "the message could not be handed to Flower")
             else:
                 waiting[numbers[0]] = node
+                greeted[numbers[0]] = now + lives
         while waiting and not done():
             came = False
             for message in self._pull(waiting):
@@ -106,7 +111,7 @@ class Exchange:
         if kind == TRAIN:
             self._open.update(waiting)
         elif kind == HELLO:
-            self._greeted = waiting
+            self._greeted = {one: (node, greeted[one]) for one, node in waiting.items()}
 
     def late(self) -> list[int]:
         """Return the nodes that replied after they were given up on; the replies are dropped."""

@@ -230,7 +230,7 @@ class Nodes:
             if client in came or client in named:
                 continue
             if client not in where:
-                words = "not connected"
+                words = self._roster.why_not(client)
             elif seconds >= self._settings.deadline_seconds:
                 words = "no reply before the deadline"
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -22,7 +22,7 @@ from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
 from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import check_augment, load
 from fedkeel.data.read.raw import stratified
-from fedkeel.errors import DataError
+from fedkeel.errors import ConfigError, DataError
 from fedkeel.experiment.prepare import DTYPES, task
 from fedkeel.experiment.prepared import Ingredients
 from fedkeel.flower.roster import LARGEST, Presence
@@ -96,7 +96,11 @@ def own(experiment: Experiment, config: Mapping[str, object], client: int) -> In
     train, test = _called(text, experiment) if _is_import(text) else _read(text, experiment)
     count = experiment.partition.clients or 0
     if not 0 <= client < count:
-        raise DataError(f"This node is client {client}, and there are {count}.")
+        raise ConfigError(
+            f"This node is client {client}, and there are {count}.",
+            expected=f"a partition-id from 0 to {count - 1}",
+            do="start it with another one, or with the experiment that the server has",
+        )
     joined = replace(train, x=torch.cat([train.x, test.x]), y=torch.cat([train.y, test.y]))
     rows = np.arange(len(joined), dtype=np.int64)
     federation = Federation(
@@ -183,7 +187,27 @@ def _arrays(text: str, found: object, experiment: Experiment) -> Dataset:
             expected="a Dataset, a pair (x, y), or a training and a test set",
         )
     x, y = found
-    return dataset(x, y, classes=len(experiment.data.labels), name=text)
+    labels = experiment.data.labels
+    return dataset(x, _numbers(text, y, labels), classes=len(labels), name=text)
+
+
+def _numbers(text: str, y: Any, labels: Sequence[str]) -> Any:  # noqa: ANN401 - a user's array
+    """Return labels as numbers: those that are texts by their place among the labels' names.
+
+    Raises:
+        DataError: one is none of these.
+    """
+    names = np.asarray(y) if not isinstance(y, torch.Tensor) else None
+    if names is None or names.ndim != 1 or not all(isinstance(one, str) for one in names.tolist()):
+        return y
+    strange = sorted(set(names.tolist()) - set(labels))
+    if strange:
+        raise DataError(
+            f"data {text!r} returned a label that is not known.",
+            got=repr(strange[0]),
+            expected=f"one of {', '.join(map(repr, labels[:8]))}, as data.labels has them",
+        )
+    return np.array([labels.index(name) for name in names.tolist()], dtype=np.int64)
 
 
 def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredients:

@@ -62,8 +62,8 @@ def _whole(values: Mapping[str, object], name: str, default: int | None = None) 
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
         raise ConfigError(
             f"The node's configuration needs {name!r}.",
-            got=found,
-            expected="a whole number >= 0",
+            got=repr(found),
+            expected="a whole number >= 0, without quotes",
             do=f"start it with --node-config '{name}=0 ...'",
         )
     return found

@@ -117,6 +117,7 @@ class Roster:
         self._known: dict[int, Presence] = {}
         self._waiting: dict[int, Presence] = {}
         self._refused: dict[int, tuple[float, str]] = {}  # when, and why
+        self._turned: dict[int, tuple[int, str]] = {}  # by client, the node that came for it, why
         self._mute: dict[int, str] = {}  # why
         self._pinned: dict[int, tuple[int, str]] = {}
         self._terms = ""
@@ -152,6 +153,11 @@ class Roster:
                 self._admit(reply.node, Presence.read(reply.content))
             except WireError as error:
                 self._refuse(reply.node, error)
+        self._turned = {k: one for k, one in self._turned.items() if one[0] in self._refused}
+
+    def why_not(self, client: int) -> str:
+        """Return, in words, why a client is not there: its node was turned away, or none came."""
+        return self._turned[client][1] if client in self._turned else "not connected"
 
     def look(self) -> set[int]:
         """Forget nodes that are gone, and return the ids of those that are connected."""
@@ -176,6 +182,8 @@ class Roster:
             self._check(said)
         except WireError as error:
             self._refuse(node, error)
+            words = f"turned away: {error.what}"
+            self._turned.update(dict.fromkeys(said.clients[: self._clients], (node, words)))
             return
         taken = {client for one in self._known.values() for client in one.clients}
         if taken & set(said.clients):

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.experiment.early import least
-from fedkeel.experiment.execute import start
+from fedkeel.experiment.execute import check_settings, start
 from fedkeel.experiment.prepare import gather, prepare
 from fedkeel.experiment.progress import Lines
 from fedkeel.experiment.rounds import Result
@@ -87,6 +87,7 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     settings = experiment.flower
     parse(experiment.method, weights=experiment.weights)  # before anybody is waited for
     builder(experiment.model.name)
+    check_settings(options.out, experiment)
     exchange = Exchange(grid, settings)
     said: Mapping[int, Presence] | None
     if away(experiment):

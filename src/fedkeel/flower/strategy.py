@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedkeel.engine.buffers import Spec, specs
-from fedkeel.errors import CompositionError, RunError
+from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
 from fedkeel.experiment.table import ServerTable
 from fedkeel.flower.screen import outliers
 from fedkeel.flower.wire import WireError, pack, unpack
@@ -60,9 +60,11 @@ class Method(FedAvg):
     fits here whose parts act at the server alone: `fedgh`, `fedadam`, `momentum`, `median`,
     `globalgc`, `fedvarp`, ...; one that changes local training needs `fedkeel.flower.apps`.
 
-    Floating-point arrays are the model; of others, such as counters, the largest is taken. A reply
-    that is not finite, has another form, or a norm a thousand times the median is left out, and so
-    are its metrics: a warning says it, and the attribute ``faults``, {round: {node id: words}}.
+    Floating-point arrays are the model, but for the running statistics of batch normalisation
+    (``running_mean``, ``running_var``), which are averaged, as clients count; of others, such as
+    counters, the largest is taken. A reply that is not finite, has another form, or a norm a
+    thousand times the median is left out, and so are its metrics: a warning says it, and the
+    attribute ``faults``, {round: {node id: words}}. A round that leaves none changes nothing.
     `start` begins anew each time, from the arrays that it is given; nodes keep their places.
 
     Args:
@@ -93,6 +95,8 @@ class Method(FedAvg):
         **more: Any,  # noqa: ANN401 - whatever FedAvg takes
     ) -> None:
         super().__init__(**more)
+        if clients < 1:
+            raise ConfigError("A federation has clients.", got=clients, expected="at least 1")
         self.plan = parse(expression)
         _only_server(self.plan)
         self._clients, self._lr, self._seed, self._screen = clients, lr, seed, screen
@@ -161,8 +165,10 @@ class Method(FedAvg):
         """Make a round of the method of the replies that can be used."""
         good, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         found = self._read(server_round, good)
-        if not found or self._server is None or self._sent is None:
+        if self._server is None or self._sent is None:
             return None, None
+        if not found:
+            return self._model(), None
         clients = np.array([self._index[node] for node, _, _, _ in found], dtype=np.int64)
         examples = np.array([count for _, _, _, count in found], dtype=np.int64)
         start = self._sent.params
@@ -184,20 +190,34 @@ class Method(FedAvg):
         table = self._table
         remembered = None if table is None else table.remembered(self._server.params, clients)
         population, seed = self._population, self._seed
-        result = play(self.plan, self._server, self._sent, received, population, seed, remembered)
+        try:
+            result = play(
+                self.plan, self._server, self._sent, received, population, seed, remembered
+            )
+        except TrainingError as error:  # the model stays as it is, and the next round may do better
+            LOG.warning("round %d changes nothing: %s", server_round, error.what)
+            return self._model(), None
         self._server = result.server
         if table is not None:
             table.put(result)
-        whole = {**self._server.params, **self._server.buffers}
         taken = [one[1] for one, good in zip(found, received.finite, strict=True) if good]
         metrics = self.train_metrics_aggr_fn(taken, self.weighted_by_key) if taken else None
-        return pack({k: whole[k] for k in self._spec}), metrics
+        return self._model(), metrics
+
+    def _model(self) -> ArrayRecord | None:
+        """Return the model as it is, None where there is none yet."""
+        if self._server is None:
+            return None
+        whole = {**self._server.params, **self._server.buffers}
+        return pack({k: whole[k] for k in self._spec})
 
     def _begin(self, arrays: ArrayRecord) -> Server:
         """Return the server that starts from the arrays that the app gives."""
         found = {k: torch.from_numpy(a.numpy().copy()) for k, a in arrays.items()}
         self._spec = specs(dict(found))
-        params: Tree = {k: v for k, v in found.items() if v.is_floating_point()}
+        params: Tree = {
+            k: v for k, v in found.items() if v.is_floating_point() and not _is_statistic(k)
+        }
         if not params:
             raise RunError("The app's arrays hold no floating-point numbers.", got=list(found)[:4])
         memory = {p.name: p.init_server(params, self._population) for p in self.plan.server_states}
@@ -233,9 +253,16 @@ class Method(FedAvg):
             raise WireError("a reply has to hold one ArrayRecord and one MetricRecord")
         state = unpack(content, names[0], self._spec)
         count = next(iter(content.metric_records.values())).get(self.weighted_by_key)
-        if not isinstance(count, int) or not 0 < count < 2**40:
-            raise WireError(f"{self.weighted_by_key!r} is not a number of examples")
-        return content, dict(walk(state)), count
+        if not isinstance(count, int | float) or not 0 < count < 2**40 or count != int(count):
+            raise WireError(
+                f"{self.weighted_by_key!r} is {count!r}, which is no number of examples"
+            )
+        return content, dict(walk(state)), int(count)
+
+
+def _is_statistic(name: str) -> bool:
+    """Return whether an array is a running statistic of one of torch's normalisations."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def _only_server(plan: Plan) -> None:

@@ -108,6 +108,8 @@ def tiles(row: Row, entry: Entry) -> list[Tile]:
     if target is not None:
         reached = group.stat("rounds_to_target")
         about = "never" if reached is None else f"of {row['rounds']:,}"
+        if 0 < row["reached"] < row["seeds"]:
+            about += f"; {row['reached']} of {row['seeds']} seeds"
         value = NOTHING if reached is None else spread(reached, digits=0)
         told.append(Tile(f"Rounds to {100 * target:g} %", value, about))
     times = f"{number(row['traffic'])} × the model for each client and round"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from fedkeel.report.words import NOTHING, setting
 _PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
 """What of a partition is a setting; the rest of its record is what came out of it, by seed."""
 
+_TOLD = re.compile(
+    r"method|seed|rounds|weights|data\.(?!augment).*|model\..*|cohort\..*|evaluation\.target"
+    r"|local\.(?!drop_last|schedule\.(?!kind)).*|partition\.(?!seed|sizes).*|engine\.dtype"
+)
+"""Settings that other words already tell apart, or of which a run's data and model tell."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -27,6 +34,7 @@ class Run:
         rows: one a round.
         summary: its figures.
         common: digest of settings, version, model and data, without method and seed.
+        deciding: the settings that decide numbers, by dotted key; none of a run in memory.
         path: of its folder as it was given, the name alone of an absolute one; "" where it has
             none. Pages are passed on, and are not to tell where somebody keeps files.
     """
@@ -37,6 +45,7 @@ class Run:
     summary: Summary
     common: str = ""
     path: str = ""
+    deciding: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -158,6 +167,11 @@ def differences(entries: Sequence[Entry]) -> list[str]:
         if len(values) > 1:
             verb = "differ" if name.endswith(("parameters", "weights")) else "differs"
             found.append(f"{name.capitalize()} {verb}: {_shown(values)}.")
+    own = [entry.runs[0].deciding for entry in entries]
+    for key in dict.fromkeys(key for one in own for key in one) if all(own) else ():
+        values = list(dict.fromkeys(setting(one.get(key)) for one in own))
+        if len(values) > 1 and not _TOLD.fullmatch(key):
+            found.append(f"{key} differs: {_shown(values)}.")
     seeds = {e.label: ", ".join(str(s) for s in sorted(e.group.seeds)) for e in entries}
     if len(set(seeds.values())) > 1:
         told = [f"{label} ran {own}" for label, own in seeds.items()]
@@ -203,7 +217,7 @@ def _read(given: Path | RunFolder, target: float | None) -> Run:
     )
     name = folder.path.resolve().name
     path = name if folder.path.is_absolute() else folder.path.as_posix()
-    return Run(name, record, rows, figures, folder.common(), path)
+    return Run(name, record, rows, figures, folder.common(), path, folder.deciding())
 
 
 def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:

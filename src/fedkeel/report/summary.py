@@ -169,9 +169,8 @@ class Group:
 
         A run that has made no round has no score: that of the untrained model says nothing.
         """
-        trained = (one for one in self.summaries if one.rounds or figure not in _SCORES)
-        found = (getattr(summary, figure) for summary in trained)
-        return [float(value) for value in found if value is not None]
+        found = (_figure(summary, figure) for summary in self.summaries)
+        return [value for value in found if value is not None]
 
     def stat(self, figure: str) -> Stat | None:
         """Return mean and sample deviation of a figure of `Summary`, such as ``best``."""
@@ -303,10 +302,16 @@ def paired(first: Group, second: Group, figure: str = "best") -> Paired | None:
         return None
     one = dict(zip(first.seeds, first.summaries, strict=True))
     two = dict(zip(second.seeds, second.summaries, strict=True))
-    pairs = [(getattr(one[s], figure), getattr(two[s], figure)) for s in one if s in two]
+    pairs = [(_figure(one[s], figure), _figure(two[s], figure)) for s in one if s in two]
     steps = [a - b for a, b in pairs if a is not None and b is not None]
     difference = Stat.of(steps)
     return Paired(difference, sum(step > 0 for step in steps)) if difference else None
+
+
+def _figure(summary: Summary, name: str) -> float | None:
+    """Return a figure of one run; None of a score where no round was made."""
+    value = getattr(summary, name) if summary.rounds or name not in _SCORES else None
+    return None if value is None else float(value)
 
 
 def pooled_error(one: Stat, two: Stat) -> float | None:

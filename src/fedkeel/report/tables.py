@@ -64,10 +64,11 @@ _FIGURES = (
 def table(groups: Sequence[Group]) -> list[Row]:
     """Return one row for each method, in the order given.
 
-    A row holds plain values, ready for JSON: ``method``, ``seeds``, ``unfinished``, ``failed``,
-    ``rounds``, ``target``, ``reached``; every figure of the summary with its deviation as ``best``
-    and ``best_std``; the fluctuation in percentage points; the ``gap`` to the highest mean, seed by
-    seed where seeds are shared; and ``marked``, the columns in which the method is best or tied.
+    A row holds plain values, ready for JSON: ``method``, ``seeds``, ``scored`` (those that made a
+    round), ``unfinished``, ``failed``, ``rounds``, ``target``, ``reached``; every figure of the
+    summary with its deviation as ``best`` and ``best_std``; the fluctuation in percentage points;
+    the ``gap`` to the highest mean, seed by seed where seeds are shared; and ``marked``, the
+    columns in which the method is best or tied.
     """
     rows = [_row(group) for group in groups]
     _gaps(groups, rows)
@@ -183,6 +184,7 @@ def _row(group: Group) -> Row:
     row: Row = {
         "method": group.method,
         "seeds": len(group.summaries),
+        "scored": len(group.values("best")),
         "unfinished": group.unfinished,
         "failed": group.failed,
         "rounds": max((s.rounds for s in group.summaries), default=0),
@@ -238,9 +240,11 @@ def _marked(groups: Sequence[Group], column: Column) -> list[int]:
 
 
 def _seeds(rows: Sequence[Row]) -> str:
-    if len({row["seeds"] for row in rows}) == 1:
-        return f"{counted(rows[0]['seeds'], 'seed')} each"
-    return ", ".join(f"{row['method']} {row['seeds']}" for row in rows)
+    """Return how many seeds have a score; those of which no round was made have none."""
+    known = [row["scored"] for row in rows]
+    if len(set(known)) == 1:
+        return f"{counted(known[0], 'seed')} each"
+    return ", ".join(f"{row['method']} {n}" for row, n in zip(rows, known, strict=True))
 
 
 def _method(row: Row) -> str:
@@ -347,7 +351,8 @@ COLUMNS: tuple[Column, ...] = (
         _mean("traffic"),
         "low",
         False,
-        "Mean of down and up for each client and round, in multiples of the model; FedAvg is 1.",
+        "Mean of down and up for each selected client and round, in multiples of the model's "
+        "parameters. FedAvg is 1; less where clients drop out, more where buffers are averaged.",
     ),
     Column(
         "seconds_per_client",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedkeel.errors import counted
-from fedkeel.report.summary import Group, Stat, paired, tied
+from fedkeel.report.summary import LAST, Group, Stat, paired, tied
 from fedkeel.report.words import (
     Name,
     Sentence,
@@ -247,7 +247,13 @@ def _caution(status: Status, leader: Group, others: Sequence[_Standing]) -> list
 
 
 def _end(leader: Group, others: Sequence[Group]) -> list[Sentence]:
-    """Return a sentence where another method leads at the end of the runs."""
+    """Return a sentence where another method leads at the end of the runs.
+
+    None where some ended so early that the mean would be of other stretches of training.
+    """
+    made = {one.evaluations for group in (leader, *others) for one in group.summaries if one.rounds}
+    if len(made) > 1 and min(made) <= LAST:
+        return []
     ends = [(g, s) for g in (leader, *others) if (s := g.stat("last_mean")) is not None]
     if len(ends) < 2 or ends[0][0] is not leader:
         return []
