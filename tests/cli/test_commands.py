@@ -225,7 +225,7 @@ def test_check_hints_at_columns_of_large_numbers(folder: Path) -> None:
     (folder / "own.csv").write_text(f"age,dose,label\n{rows}\n")
     words = ("check", "toy.toml", "-s", "data.source=own.csv")
     words = (*words, "-s", "partition.kind=iid", "-s", "partition.clients=8")
-    words = (*words, "-s", "partition.alpha=unset")
+    words = (*words, "-s", "partition.alpha=unset", "-s", "partition.min_size=unset")
     assert "column 'dose' goes up to 3,950" in call(*words).out
     assert "hint" not in call(*words, "-s", "data.normalize=standardize").out
 

@@ -6,19 +6,18 @@ that file again repeats the run.
 """
 
 from fedkeel.config.base import Settings
+from fedkeel.config.data import Data, Partition
 from fedkeel.config.flower import Flower
 from fedkeel.config.mistakes import meant, paths
 from fedkeel.config.settings import (
     Buffers,
     Cohort,
     Compare,
-    Data,
     Engine,
     Evaluation,
     Experiment,
     Local,
     Model,
-    Partition,
     Precision,
     Run,
     Schedule,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedkeel.config.base import Kinds, Settings
+from fedkeel.config.data import Data, Partition
 from fedkeel.config.flower import Flower
 from fedkeel.config.space import Space
 from fedkeel.config.stop import Stop
@@ -22,112 +23,6 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 Buffers = Literal["refuse", "average", "local"]
 """What happens to a model's buffers, such as the running statistics of batch normalisation."""
-
-
-class Data(Settings):
-    """Where the examples come from and how they are made ready.
-
-    Args:
-        source: a known name (``fedkeel data list``), a path to a file or folder, or several of
-            either, which are joined.
-        test: path of the test data where `source` is a path; None takes `test_fraction`.
-        test_fraction: share of the examples set aside for testing where no test set exists.
-        shape: (channels, height, width) that every image is brought to; None keeps the source's.
-        normalize: ``"source"`` uses the published mean and deviation of a known image set and
-            leaves other numbers as they are; ``"standardize"`` brings each column, or each channel
-            (the first axis of an input [C, T] or [C, H, W]), to mean 0 and deviation 1 by the
-            training set; ``"pixels"`` does so with each single number of an input, as FedProx's
-            recipe for MNIST; ``"none"`` leaves images in [0, 1].
-        augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
-        label: name of the label column or array in a file of one's own.
-        client: name of the client column or array, None where there is none.
-        drop: columns of a CSV or Parquet file that are no inputs, such as an identifier.
-        limit: at most so many training examples of each source, drawn at random; for quick trials.
-        labels: names of the labels in their order, where `source` is ``"nodes"``: every node of a
-            federation has data of its own, see ``fedkeel flower``.
-    """
-
-    source: str | tuple[str, ...]
-    test: str | None = None
-    test_fraction: float = Field(0.2, gt=0.0, lt=1.0)
-    shape: tuple[int, int, int] | None = None
-    normalize: Literal["source", "standardize", "pixels", "none"] = "source"
-    augment: Literal["none", "crop_flip"] = "none"
-    label: str = "label"
-    client: str | None = None
-    drop: tuple[str, ...] = ()
-    limit: int | None = Field(None, ge=1)
-    labels: tuple[str, ...] = ()
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources as a tuple, also where there is one."""
-        return (self.source,) if isinstance(self.source, str) else self.source
-
-
-class Partition(Kinds):
-    """How the training set is divided among clients.
-
-    Args:
-        kind: ``iid``; ``dirichlet`` (per class, with minimum size, as FedLab and NIID-Bench);
-            ``dirichlet_gradma`` (per class, unbalanced, two random examples first);
-            ``dirichlet_prior`` (a class prior for each client, as FedDyn); ``classes`` (k classes
-            for each client); ``source`` or ``source_class`` (one client for each joined source, or
-            for each class of each source); ``client`` (as the data's client column says);
-            ``nodes`` (each node of a federation is a client and has data of its own).
-        clients: number of clients; not for ``source``, ``source_class`` and ``client``, where the
-            data decides.
-        alpha: concentration of the Dirichlet kinds, > 0; small is strongly non-IID.
-        min_size: smallest number of examples of a client, for ``dirichlet``.
-        classes_per_client: k, for ``classes``.
-        sizes: ``equal``, ``power`` (log-normal with deviation `sigma`), or one number of examples
-            for each client; for ``iid``, ``classes`` and ``dirichlet_prior``.
-        sigma: deviation of the logarithm of the size, for ``power``.
-        holdout: share of each client's examples kept aside to evaluate that client on.
-        seed: seed of the partition; None takes the run's seed.
-    """
-
-    kind: Literal[
-        "iid",
-        "dirichlet",
-        "dirichlet_gradma",
-        "dirichlet_prior",
-        "classes",
-        "source",
-        "source_class",
-        "client",
-        "nodes",
-    ] = "iid"
-    clients: int | None = Field(None, ge=1)
-    alpha: float | None = Field(None, gt=0.0)
-    min_size: int = Field(1, ge=1)
-    classes_per_client: int = Field(1, ge=1)
-    sizes: Literal["equal", "power"] | tuple[int, ...] = "equal"
-    sigma: float = Field(2.0, gt=0.0)
-    holdout: float = Field(0.0, ge=0.0, lt=1.0)
-    seed: int | None = Field(None, ge=0)
-
-    belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "alpha": ("dirichlet", "dirichlet_gradma", "dirichlet_prior"),
-        "min_size": ("dirichlet",),
-        "classes_per_client": ("classes",),
-        "sizes": ("iid", "classes", "dirichlet_prior"),
-    }
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        given = self.kind in ("source", "source_class", "client")
-        if not given and self.clients is None:
-            raise ValueError(f"kind {self.kind!r} needs 'clients', the number of clients")
-        if given and self.clients is not None:
-            raise ValueError(f"kind {self.kind!r} takes the clients from the data; drop 'clients'")
-        if self.kind.startswith("dirichlet") and self.alpha is None:
-            raise ValueError(f"kind {self.kind!r} needs 'alpha' > 0")
-        if isinstance(self.sizes, tuple) and len(self.sizes) != self.clients:
-            raise ValueError(f"'sizes' has {len(self.sizes)} entries for {self.clients} clients")
-        if self.sigma != type(self).model_fields["sigma"].default and self.sizes != "power":
-            raise ValueError("'sigma' is for sizes = \"power\"")
-        return self
 
 
 class Model(Settings):
