@@ -602,7 +602,7 @@ def test_labels_that_are_texts_are_numbered_as_the_experiment_does(
     assert torch.equal(data.y, (data.x[:, 0, 0, 0] > 3).long())
     alone = called(tmp_path, monkeypatch, "one_text").world.federation.data
     assert alone.y.unique().tolist() == [1]
-    with pytest.raises(DataError, match="'functions:strange_text' returned a label that is not"):
+    with pytest.raises(DataError, match="holds a label that is not known"):
         called(tmp_path, monkeypatch, "strange_text")
 
 

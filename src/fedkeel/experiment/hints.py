@@ -28,9 +28,9 @@ SIDED = 0.8
 MANY, FEW = 20, 20
 """Classes without names, and examples for each of them, from which they are taken for such."""
 
-SEARCHED, SHARED = 20_000_000, 0.1
-"""Numbers up to which examples are compared with those of the test set, and the share of these from
-which it is told that they are the same."""
+SEARCHED, ROWS, SHARED = 20_000_000, 100_000, 0.1
+"""Numbers and examples up to which a training set is compared with the test set, which takes
+a quarter of a second, and the share of the latter from which it is told that they are the same."""
 
 HEAVY = 1_000_000_000
 """Bytes that a server remembers from which it is said before a run."""
@@ -65,11 +65,12 @@ def _idle(settings: config.Run) -> list[str]:
     tables: dict[str, Kinds] = {"local.schedule": settings.local.schedule}
     found = []
     if isinstance(settings, config.Experiment):
-        tables["partition"] = kind = settings.partition
-        if settings.data.client is not None and kind.kind not in ("client", "nodes"):
+        tables["partition"] = settings.partition
+        client, kind = settings.data.client, settings.partition.kind
+        if client is not None and kind not in ("client", "nodes"):
             found.append(
-                f"data.client = {settings.data.client!r} decides nothing: partition.kind "
-                f"{kind.kind!r} divides the examples anew"
+                f"data.client = {client!r} decides nothing: partition.kind {kind!r} divides the "
+                "examples anew"
             )
     for name, table in tables.items():
         for key, kinds in table.idle.items():
@@ -100,7 +101,7 @@ def _known(data: Dataset) -> bool:
 
 def _seen(data: Dataset, test: Dataset) -> str:
     """Return a hint where test examples are trained on, number for number."""
-    large = data.x.numel() > SEARCHED or test.x.numel() > SEARCHED
+    large = max(data.x.numel(), test.x.numel()) > SEARCHED or max(len(data), len(test)) > ROWS
     if large or _known(data) or data.shape != test.shape or data.x.dtype != test.x.dtype:
         return ""
     trained = set(_rows(data))

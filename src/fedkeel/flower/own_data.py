@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
+from fedkeel.data.given import array_of
 from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import check_augment, load
 from fedkeel.data.read.raw import stratified
@@ -187,27 +188,11 @@ def _arrays(text: str, found: object, experiment: Experiment) -> Dataset:
             expected="a Dataset, a pair (x, y), or a training and a test set",
         )
     x, y = found
-    labels = experiment.data.labels
-    return dataset(x, _numbers(text, y, labels), classes=len(labels), name=text)
-
-
-def _numbers(text: str, y: Any, labels: Sequence[str]) -> Any:  # noqa: ANN401 - a user's array
-    """Return labels as numbers: those that are texts by their place among the labels' names.
-
-    Raises:
-        DataError: one is none of these.
-    """
-    names = np.asarray(y) if not isinstance(y, torch.Tensor) else None
-    if names is None or names.ndim != 1 or not all(isinstance(one, str) for one in names.tolist()):
-        return y
-    strange = sorted(set(names.tolist()) - set(labels))
-    if strange:
-        raise DataError(
-            f"data {text!r} returned a label that is not known.",
-            got=repr(strange[0]),
-            expected=f"one of {', '.join(map(repr, labels[:8]))}, as data.labels has them",
-        )
-    return np.array([labels.index(name) for name in names.tolist()], dtype=np.int64)
+    texts = array_of(y, f"{text}: labels")
+    if texts.ndim == 1 and all(isinstance(one, str) for one in texts.tolist()):
+        names, places = np.unique(texts.astype(str), return_inverse=True)
+        return dataset(x, places, name=text, label_names=tuple(names.tolist()))
+    return dataset(x, y, classes=len(experiment.data.labels), name=text)
 
 
 def stand_in(experiment: Experiment, said: Mapping[int, Presence]) -> Ingredients:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from flwr.app import RecordDict
@@ -97,6 +97,14 @@ def remembered(arrays: Mapping[str, NDArray[Any]]) -> dict[int, Presence]:
         ) from None
 
 
+class _Refused(NamedTuple):
+    """When and why a node was turned away, and the clients that it plays, where it said which."""
+
+    when: float
+    why: str
+    clients: tuple[int, ...]
+
+
 class Roster:
     """Who is there.
 
@@ -116,8 +124,7 @@ class Roster:
         self._clients = clients
         self._known: dict[int, Presence] = {}
         self._waiting: dict[int, Presence] = {}
-        self._refused: dict[int, tuple[float, str]] = {}  # when, and why
-        self._turned: dict[int, tuple[int, str]] = {}  # by client, the node that came for it, why
+        self._refused: dict[int, _Refused] = {}
         self._mute: dict[int, str] = {}  # why
         self._pinned: dict[int, tuple[int, str]] = {}
         self._terms = ""
@@ -133,7 +140,7 @@ class Roster:
         online = self.look()
         self._refused = {node: one for node, one in self._refused.items() if node in online}
         before = time.monotonic() - AGAIN * self._settings.deadline_seconds
-        resting = {node for node, (when, _) in self._refused.items() if when > before}
+        resting = {node for node, one in self._refused.items() if one.when > before}
         waiting, self._waiting = self._waiting, {}
         for node, said in waiting.items():
             if node in online:
@@ -153,11 +160,11 @@ class Roster:
                 self._admit(reply.node, Presence.read(reply.content))
             except WireError as error:
                 self._refuse(reply.node, error)
-        self._turned = {k: one for k, one in self._turned.items() if one[0] in self._refused}
 
     def why_not(self, client: int) -> str:
         """Return, in words, why a client is not there: its node was turned away, or none came."""
-        return self._turned[client][1] if client in self._turned else "not connected"
+        found = (one.why for one in self._refused.values() if client in one.clients)
+        return next(found, "not connected")
 
     def look(self) -> set[int]:
         """Forget nodes that are gone, and return the ids of those that are connected."""
@@ -170,20 +177,19 @@ class Roster:
         if words not in self.faults:
             self.faults.append(words)
 
-    def _refuse(self, node: int, error: WireError) -> None:
-        words = f"node {node} was turned away: {error.what}"
-        if self._refused.get(node, (0.0, ""))[1] != words:  # else it has been said
-            self._note(words)
-        self._refused[node] = (time.monotonic(), words)
+    def _refuse(self, node: int, error: WireError, clients: tuple[int, ...] = ()) -> None:
+        why = f"turned away: {error.what}"
+        before = self._refused.get(node)
+        if before is None or before.why != why:  # else it has been said
+            self._note(f"node {node} was {why}")
+        self._refused[node] = _Refused(time.monotonic(), why, clients)
 
     def _admit(self, node: int, said: Presence) -> None:
         """Let a node in, or let it wait, or turn it away."""
         try:
             self._check(said)
         except WireError as error:
-            self._refuse(node, error)
-            words = f"turned away: {error.what}"
-            self._turned.update(dict.fromkeys(said.clients[: self._clients], (node, words)))
+            self._refuse(node, error, said.clients[: self._clients])
             return
         taken = {client for one in self._known.values() for client in one.clients}
         if taken & set(said.clients):
@@ -262,7 +268,8 @@ class Roster:
     def _lacking(self) -> tuple[str, str]:
         """Return, in words, who is not there and why, and what would help."""
         where, twice = self.where(), self._twice()
-        apart = [*(words for _, words in self._refused.values()), *self._mute.values()]
+        refused = (f"node {node} was {one.why}" for node, one in self._refused.items())
+        apart = [*refused, *self._mute.values()]
         away = [str(k) for k in range(self._clients) if k not in where]
         names = ", ".join(away[:8]) + (f" and {len(away) - 8} more" if len(away) > 8 else "")
         found = [

@@ -136,7 +136,7 @@ class Plan:
         """Names of the parts of which clients keep nothing older than their last round."""
         return frozenset(part.name for part in self.client_states if part.renewed)
 
-    @property
+    @cached_property
     def bent(self) -> str:
         """Name of a part beside which a local path is no weighted sum of gradients, or ""."""
         bend = (part.name for part in self.parts if Capability.LINEAR_ACCUMULATION in part.breaks)
