@@ -193,14 +193,12 @@ class Chunks:
     ) -> Done | None:
         """Train lanes of short rounds of equal length; None where that cannot be."""
         common, feed = self._begin(message, group)
-        live, weights = len(group.jobs), None
+        weights = None
         if sums:
             weights = torch.from_numpy(self._world.raw_weights(group.jobs, group.seen))
             weights = weights.to(self.device, self._bench.network.dtype)
         pads = self._world.pads and self._world.draws is None
-        seen: State = {
-            str(step): feed.batch(step, live, live, pads) for step in range(group.steps[0])
-        }
+        seen = feed.batches(group.steps[0], pads)
         prepared = feed.prepared(self._world.pads) if group.used else {}
         clock.lap("data")
         about = self._about(common, group)

@@ -98,7 +98,10 @@ class Examples:
         return torch.from_numpy(table).to(self._flat.device)
 
     def take(self, rows: Tensor, weight: Tensor | None, single: bool) -> State:
-        """Return ``x``, ``y`` and where given ``weight`` of rows [n, B], on the device."""
+        """Return ``x``, ``y`` and where given ``weight`` of rows [n, B], on the device.
+
+        Rows may have more axes before these, unless it is for a single lane.
+        """
         index = rows.reshape(-1)
         lead = rows.shape[1:] if single else rows.shape
         x = self._flat.index_select(0, index).view(*lead, *self._data.x.shape[1:])
@@ -136,6 +139,18 @@ class Feed:
             turns = [passes(world, job, planned) for job, planned in pairs]
             self._places = examples.placed(_places(group, turns, rows.shape))
         self._noise = [noise(world, message, k) for k in clients]
+        self._taken: list[State] = []
+
+    def batches(self, steps: int, pads: bool) -> State:
+        """Return what all lanes see in each of the first steps, by its number. See `batch`.
+
+        Where nothing is padded their examples are taken at once.
+        """
+        live = len(self._group.jobs)
+        if not self._single and (self._sizes[:steps] == self._rows.shape[2]).all():
+            taken = tree.tensors(self._examples.take(self._rows[:steps], None, False))
+            self._taken = [{k: t[step] for k, t in taken.items()} for step in range(steps)]
+        return {str(step): self.batch(step, live, live, pads) for step in range(steps)}
 
     def batch(self, step: int, live: int, going: int, pads: bool) -> State:
         """Return what the first `live` lanes see in a step; the first `going` of them train.
@@ -149,7 +164,10 @@ class Feed:
         rows, weight = self._rows[step, :live, :width], None
         if (sizes < width).any():
             weight = torch.arange(width, device=rows.device) < self._real[step, :live, None]
-        out = self._examples.take(rows, weight, self._single)
+        if self._taken:
+            out = self._taken[step]
+        else:
+            out = self._examples.take(rows, weight, self._single)
         x = tree.leaf(out, "x")
         if going < live:
             out["active"] = torch.arange(live, device=x.device) < going

@@ -99,24 +99,27 @@ class Rows:
         head = jobs[0].row if jobs else 0
         for tensor in self._sums.tensors.values():
             tensor[head].zero_()
-        spent = dict.fromkeys(PHASES, 0.0)
+        spent, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
         for done in train(message, jobs, kept, self.summed):
             began = time.perf_counter()
-            self._take(done, head)
+            self._take(done, head, sums)
             spent["upload"] += time.perf_counter() - began
             for phase, seconds in done.seconds.items():
                 spent[phase] += seconds
             tick(len(done.jobs))
+        for path, total in sums.items():
+            if total.device.type != "cpu":
+                self._sums.tensors[path][head].copy_(total)
         if jobs:
             for phase, seconds in spent.items():
                 self._seconds.tensors[phase][head] = seconds
 
-    def _take(self, done: Done, head: int) -> None:
+    def _take(self, done: Done, head: int, sums: dict[str, Tensor]) -> None:
         state = dict(walk(done.state))
         found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in state.items()}
         _check(forms(found), done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
-        self._add({path: state.pop(path) for path in self._sums.tensors}, done, head)
+        self._add({path: state.pop(path) for path in self._sums.tensors}, done, head, sums)
         own = [path for path in state if path.startswith(KEPT)]
         self._keep({path: state.pop(path) for path in own}, done.jobs, rows)
         self._replies.write(state, rows)
@@ -132,31 +135,36 @@ class Rows:
             own = {path.removeprefix(KEPT): tensor for path, tensor in state.items()}
             self._store.write(np.array([job.client for job in jobs]), own)
 
-    def _add(self, state: Tree, done: Done, head: int) -> None:
+    def _add(self, state: Tree, done: Done, head: int, sums: dict[str, Tensor]) -> None:
         """Add what clients send, those that are finite, to the sums of their piece.
 
         Updates are added with the clients' weights; messages as they are, of clients that count.
+        On a GPU the sums lie there until the piece is done.
         """
+
+        def add(path: str, one: Tensor, scale: float = 1) -> None:
+            if path not in sums:
+                own = self._sums.tensors[path][head]
+                sums[path] = own if one.device == own.device else one.new_zeros(own.shape)
+            sums[path].add_(one.view(sums[path].shape).to(sums[path].device), alpha=scale)
+
         if done.added:
             for path, rows in state.items():
-                into = self._sums.tensors[path][head]
-                into.add_(rows[0].to(into.device))
+                add(path, rows[0])
             return
         raw = self._world.raw_weights(done.jobs, done.seen)
         good = np.flatnonzero(done.finite.cpu().numpy() & (raw > 0.0))
         if not len(good):
             return
         for path, rows in state.items():
-            into = self._sums.tensors[path][head]
             scales = raw if path.startswith(DELTA) else np.ones_like(raw)
             if len(rows) == 1:
-                into.add_(rows[0].to(into.device), alpha=scales[0])
+                add(path, rows[0], scales[0])
             else:
                 if len(good) < len(rows):
                     rows = rows[torch.from_numpy(good).to(rows.device)]
                 weights = torch.from_numpy(scales[good]).to(rows.device, rows.dtype)
-                total = torch.mv(rows.reshape(len(rows), -1).T, weights)
-                into.add_(total.view(into.shape).to(into.device))
+                add(path, torch.mv(rows.reshape(len(rows), -1).T, weights))
 
     def ask(self, message: Message, job: Job, mine: ByPart | None) -> None:
         """Write one client's answers to the surveys into its row."""

@@ -186,7 +186,8 @@ class Sums(Span):
         if isinstance(weights, Mapping):
             raise TypeError(_ONLY_SUMS)
         factor = float(weights.sum() / self.weights.sum())
-        if not np.allclose(weights, factor * self.weights, rtol=1e-9, atol=0.0):
+        known = factor * self.weights
+        if not (np.abs(weights - known) <= 1e-9 * np.abs(known)).all():
             raise TypeError(_ONLY_SUMS)
         shares = np.full((1, len(next(iter(self.rows.values())))), factor)
         return {name: combine(shares, rows)[0] for name, rows in self.rows.items()}

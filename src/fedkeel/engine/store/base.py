@@ -168,7 +168,7 @@ class ClientStore(ABC):
         self._next[clients] = NOWHERE
         for slot in before[before != NOWHERE].tolist():
             self._leave(slot)
-        self._give_up(np.setdiff1d(self._reserved, clients))
+        self._give_up(self._reserved[self._next[self._reserved] != NOWHERE])
         self._reserved = np.array([], dtype=np.int64)
 
     def put(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
