@@ -164,10 +164,8 @@ class Feed:
         rows, weight = self._rows[step, :live, :width], None
         if (sizes < width).any():
             weight = torch.arange(width, device=rows.device) < self._real[step, :live, None]
-        if self._taken:
-            out = self._taken[step]
-        else:
-            out = self._examples.take(rows, weight, self._single)
+        taken = self._taken[step : step + 1]
+        out = taken[0] if taken else self._examples.take(rows, weight, self._single)
         x = tree.leaf(out, "x")
         if going < live:
             out["active"] = torch.arange(live, device=x.device) < going
