@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -164,15 +165,23 @@ def stand_in(experiment: config.Experiment) -> Ingredients:
     return Ingredients(task(experiment, train), lambda seed: made, train, experiment.model.name)
 
 
+@cache
 def models() -> dict[str, list[config.Experiment]]:
-    """The experiments of all tables by their model, one for each method."""
-    found: dict[str, dict[str, config.Experiment]] = {}
-    for name in names():
-        for one in experiments(table_of(name)):
-            model = f"{one.model.name}, {one.model.args}, {size(one).shape}, {size(one).classes}"
-            method = re.sub(r"\([^)]*\)", "", one.method)
-            found.setdefault(model, {}).setdefault(f"{method} {one.weights}", one)
-    return {model: list(methods.values()) for model, methods in found.items()}
+    """The experiments of all tables by model, shape and classes.
+
+    One for each method, which is tried on one shape of a model alone; one at least for each shape.
+    """
+    found: dict[str, list[config.Experiment]] = {}
+    seen: set[tuple[str, str]] = set()
+    ordered = [one for name in names() for one in experiments(table_of(name))]
+    for one in sorted(ordered, key=lambda one: math.prod(size(one).shape)):
+        model = f"{one.model.name}, {one.model.args}"
+        method = re.sub(r"\([^)]*\)", "", one.method)
+        shaped = f"{model}, {size(one).shape}, {size(one).classes}"
+        if shaped not in found or (model, f"{method} {one.weights}") not in seen:
+            found.setdefault(shaped, []).append(one)
+            seen.add((model, f"{method} {one.weights}"))
+    return found
 
 
 @pytest.mark.parametrize("model", models())
