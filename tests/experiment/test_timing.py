@@ -25,8 +25,8 @@ from toys import four_each
 @pytest.mark.parametrize(
     ("lanes", "expected"),
     [
-        (0.6, {EXACT: 0.068, 1: 0.034, 8: 0.0408, 20: 0.0408}),
-        (0.25, {EXACT: 0.068, 8: 0.017, 20: 0.017}),  # one lane never gets there
+        (0.6, {EXACT: 0.068, 1: 0.034, 7: 0.0408, 20: 0.0408}),
+        (0.25, {EXACT: 0.068, 7: 0.017, 20: 0.017}),  # one lane never gets there
     ],
 )
 def test_engines_are_compared_by_the_same_work(
@@ -62,21 +62,16 @@ def test_a_pause_is_not_the_engines() -> None:
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:
     dense = four_each(200).world
-    assert module._sizes(dense, 200, 2, "cpu") == [32, 1, 100, 8]
+    assert module._sizes(dense, 200, 2, "cpu") == [25, 1, 100, 8]  # four chunks of 25, not 32
     assert module._sizes(dense, 10, 2, "cpu") == [5, 1, 10]
-    assert module._sizes(dense, 20, 2, "cpu") == [
-        10,
-        1,
-        8,
-        20,
-    ]  # a share of two, before one does all
+    assert module._sizes(dense, 20, 2, "cpu") == [10, 1, 5, 20]  # a share, before one does all
     task = fk.Task(lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten()))
     world = four_each(200).world
     other = prepare(
         four_each(200).settings,
         Ingredients(task, lambda _: world.federation, world.test, "net"),
     ).world
-    assert module._sizes(other, 200, 2, "cpu") == [1, 8, 32, 100]
+    assert module._sizes(other, 200, 2, "cpu") == [1, 8, 25, 100]
 
 
 @pytest.mark.parametrize(("step", "tried"), [(8e-3, [EXACT, 1]), (1e-3, [EXACT, 1, 5, 10])])
@@ -99,8 +94,8 @@ def test_convolutions_that_fill_a_processor_are_not_tried_side_by_side(
 
 def test_a_gpu_is_given_as_many_lanes_as_there_are_first() -> None:
     dense = four_each(200).world
-    assert module._sizes(dense, 50, 1, "cuda") == [50, 32, 8, 1]
-    assert module._sizes(dense, 1000, 1, "cuda") == [512, 128, 32, 8, 1]
+    assert module._sizes(dense, 50, 1, "cuda") == [50, 25, 8, 1]
+    assert module._sizes(dense, 1000, 1, "cuda") == [500, 125, 32, 8, 1]
     assert module._sizes(dense, 1, 1, "cuda") == [1]
 
 

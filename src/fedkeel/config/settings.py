@@ -140,8 +140,8 @@ class Cohort(Settings):
     """Who takes part in a round.
 
     Args:
-        participation: share of the clients in each round, in (0, 1]; their number is rounded, a half
-            to the even number; all where nothing is given.
+        participation: share of the clients in each round, in (0, 1]; all where nothing is given.
+            Their number is rounded, and a half to the even number.
         clients: number of clients in each round, in place of `participation`.
         sampling: ``uniform`` without replacement; ``examples``: without replacement, with
             probability in proportion to the number of examples; or ``fixed``: drawn uniformly

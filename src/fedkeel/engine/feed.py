@@ -271,12 +271,16 @@ def _table(lanes: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:
     Args:
         lanes: of each, the rows of its examples, and the positions of each batch among these.
     """
-    sizes = [np.fromiter(map(len, planned), dtype=np.int64) for _, planned in lanes]
-    steps, width = max(map(len, sizes)), max(int(one.max()) for one in sizes)
-    if all(len(one) == steps and int(one.min()) == width for one in sizes):
-        rows = np.stack([own[np.concatenate(planned)] for own, planned in lanes])
+    lengths = [tuple(map(len, planned)) for _, planned in lanes]
+    if len({*lengths}) == len({*lengths[0]}) == 1:  # all alike
+        steps, width = len(lengths[0]), lengths[0][0]
+        positions = np.concatenate([batch for _, planned in lanes for batch in planned])
+        order = positions.reshape(len(lanes), -1)
+        rows = np.stack([own[one] for (own, _), one in zip(lanes, order, strict=True)])
         table = rows.reshape(len(lanes), steps, width).transpose(1, 0, 2)
         return table, np.full((steps, len(lanes)), width)
+    sizes = [np.array(one) for one in lengths]
+    steps, width = max(map(len, sizes)), max(map(max, lengths))
     table = np.empty((steps, len(lanes), width), dtype=np.int64)
     counts = np.empty((steps, len(lanes)), dtype=np.int64)
     for lane, ((own, planned), size) in enumerate(zip(lanes, sizes, strict=True)):

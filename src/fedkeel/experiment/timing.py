@@ -31,7 +31,10 @@ LEAST = 3.0
 """Seconds that a measurement may take, but no more than a quarter of the run."""
 
 LANES = (8, 32, 128)
-"""Sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
+"""About the sizes of chunks that are tried, besides 1 and a worker's whole share of a round."""
+
+MOST = 512
+"""The largest size that is tried."""
 
 FEW = 3
 """Clients that are trained one after the other, twice, to measure that."""
@@ -220,17 +223,17 @@ def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]
     """Return the sizes of chunks to try, the most promising first.
 
     A GPU wants as many clients as fit. On a processor convolutions get slow side by side, and the
-    more so the more there are: then they are tried ascending.
+    more so the more there are: then they are tried ascending. A worker's share is cut into chunks
+    of about the same size, and it is this size that is tried: of 50 clients 25, not 32 and 18.
     """
     if not world.pads and len(np.unique(world.federation.sizes)) > 1:
         return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
+    tried = [min(lanes, share) for lanes in (*LANES, MOST)]
+    sizes = [-(-share // -(-share // lanes)) for lanes in tried]
+    sizes = [lanes for lanes in dict.fromkeys(sizes) if lanes > 1]
     if device != "cpu":
-        most = min(share, 4 * LANES[-1])
-        return [most, *(lanes for lanes in reversed(LANES) if lanes < most), *[1] * (most > 1)]
-    sizes = [lanes for lanes in LANES if lanes < share]
-    if share > 1:
-        sizes.append(min(share, 4 * LANES[-1]))
+        return [*reversed(sizes), 1]
     whole = [per_round] if share < per_round <= LIKELY else []  # in one process
     if _convolutions(world):
         return [1, *sizes, *whole]
