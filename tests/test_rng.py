@@ -9,7 +9,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from fedkeel.rng import generator, torch_seed
+from fedkeel.rng import FEW, generator, generators, torch_seed, torch_seeds
 
 NAMES = list(product((0, 1, 2**32 - 1), ("cohort", "batches"), (0, 1, 1000), (0, 1, 50_000)))
 
@@ -21,6 +21,25 @@ def test_every_name_has_a_stream_of_its_own() -> None:
     assert len({torch_seed(*name) for name in NAMES}) == len(NAMES)
     for name in NAMES:
         assert tuple(generator(*name).integers(2**63, size=2)) == first[name]
+
+
+LARGEST = 2**32 - 1
+CLIENTS = [0, 1, 7, 2**16, 2**31, LARGEST, *range(100, 100 + FEW)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2026, 2**31, LARGEST, LARGEST + 1])
+@pytest.mark.parametrize("round", [0, 3, LARGEST, LARGEST + 1])
+@pytest.mark.parametrize("clients", [CLIENTS, CLIENTS[:3], [*CLIENTS, LARGEST + 1], []])
+def test_streams_made_together_are_those_made_one_by_one(
+    seed: int, round: int, clients: list[int]
+) -> None:
+    together = generators(seed, "batches", round, clients)
+    for client, stream in zip(clients, together, strict=True):
+        alone = generator(seed, "batches", round, client)
+        assert stream.bit_generator.state == alone.bit_generator.state
+        assert np.array_equal(stream.permutation(60), alone.permutation(60))
+    seeds = [torch_seed(seed, "torch", round, client) for client in clients]
+    assert torch_seeds(seed, "torch", round, clients) == seeds
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,15 @@ class _Pass:
         return order[b * self.size : (b + 1) * self.size]
 
 
-def plan(local: Local, n: int, seed: int, round: int, client: int, done: int = 0) -> list[Ints]:
+def plan(
+    local: Local,
+    n: int,
+    seed: int,
+    round: int,
+    client: int,
+    done: int = 0,
+    random: np.random.Generator | None = None,
+) -> list[Ints]:
     """Return the positions, within the client's examples, of each mini-batch of a round.
 
     - `epochs`: each epoch is a fresh permutation, one after the other from the stream (seed,
@@ -50,6 +58,7 @@ def plan(local: Local, n: int, seed: int, round: int, client: int, done: int = 0
         round: round number, from 0.
         client: index of the client.
         done: number of steps that the client has done in earlier rounds; for ``continue``.
+        random: the stream (seed, "batches", round, client), fresh, where it is at hand.
 
     Returns:
         S arrays of positions in 0..N-1, in order; they may share memory.
@@ -64,7 +73,7 @@ def plan(local: Local, n: int, seed: int, round: int, client: int, done: int = 0
         return [np.arange(n)] * count
     if local.steps is not None and local.sampling == "continue":
         return _continue(cut, n, seed, client, range(done, done + count))
-    random = generator(seed, "batches", round, client)
+    random = random or generator(seed, "batches", round, client)
     if local.steps is not None:
         size = min(cut.size, n)
         return [random.choice(n, size, replace=False) for _ in range(count)]
@@ -73,6 +82,11 @@ def plan(local: Local, n: int, seed: int, round: int, client: int, done: int = 0
         order = random.permutation(n)
         batches += [cut.batch(order, b) for b in range(cut.count)]
     return batches
+
+
+def by_round(local: Local) -> bool:
+    """Return whether each round draws its batches anew, from a stream of its own."""
+    return local.batch_size != "all" and (local.steps is None or local.sampling != "continue")
 
 
 def steps(local: Local, n: int) -> int:

@@ -29,7 +29,7 @@ from fedkeel.engine.thin import beside, whole
 from fedkeel.engine.world import Job, World
 from fedkeel.method.client import kept, path
 from fedkeel.method.context import ByPart, Facts, Message
-from fedkeel.rng import torch_seed
+from fedkeel.rng import torch_seeds
 from fedkeel.tree import State, Tree, below, branches, leaf, map_tensors, tensors, unwalk, walk
 
 SHORT = 8
@@ -79,7 +79,7 @@ class Chunks:
         """Train clients from a message."""
         clock = Clock()
         message = self._placed_message(message)
-        left = [Group.of(self._world, message, job) for job in jobs]
+        left = Group.each(self._world, message, jobs)
         own = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=own), torch.no_grad():
             while left and self.recorded:
@@ -177,7 +177,8 @@ class Chunks:
         feed = Feed(self._world, self._examples, message, group)
         alone = len(group.jobs) == 1
         drawing = group.jobs if alone or self._world.draws is not None else []
-        seeds = [torch_seed(self._world.seed, "torch", message.round, j.client) for j in drawing]
+        clients = [job.client for job in drawing]
+        seeds = torch_seeds(self._world.seed, "torch", message.round, clients)
         if alone:
             seed(seeds[0])
             return Common.of(message, None), feed

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
-from fedkeel.engine.loop import noise, passes, plan
+from fedkeel.engine.loop import noise, passes, plans
 from fedkeel.engine.world import Job, World
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
@@ -37,11 +37,13 @@ class Group:
     used: Sequence[Ints] | None
 
     @classmethod
-    def of(cls, world: World, message: Message, job: Job) -> Group:
-        """Return a client by itself, with its round planned."""
-        planned = plan(world, message, job)
+    def each(cls, world: World, message: Message, jobs: Sequence[Job]) -> list[Group]:
+        """Return every client by itself, with its round planned."""
         prepares = bool(world.bench.plan.preparations)
-        return cls([job], [planned], [np.unique(np.concatenate(planned))] if prepares else None)
+        return [
+            cls([job], [planned], [np.unique(np.concatenate(planned))] if prepares else None)
+            for job, planned in zip(jobs, plans(world, message, jobs), strict=True)
+        ]
 
     @classmethod
     def join(cls, groups: Sequence[Group]) -> Group:

@@ -29,7 +29,7 @@ from fedkeel.method.client import (
 )
 from fedkeel.method.context import ByPart, Facts, Ints, Message, of
 from fedkeel.method.roles import Capability
-from fedkeel.rng import generator, torch_seed
+from fedkeel.rng import generator, generators, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree, branches, map_tensors
@@ -66,7 +66,7 @@ def train_client(
     """
     clock = clock or Clock()
     rows = world.federation.client(job.client)
-    planned = plan(world, message, job)[:limit]
+    planned = plans(world, message, [job])[0][:limit]
     clock.lap("data")
     at = 0
     try:
@@ -120,10 +120,19 @@ def carry_on(source: torch.Generator) -> None:
         torch.default_generator.set_state(source.get_state())
 
 
-def plan(world: World, message: Message, job: Job) -> list[Ints]:
-    """Return the positions, within the client's examples, of each mini-batch of its round."""
-    size = int(world.federation.sizes[job.client])
-    return batches.plan(world.bench.local, size, world.seed, message.round, job.client, job.done)
+def plans(world: World, message: Message, jobs: Sequence[Job]) -> list[list[Ints]]:
+    """Return the positions, within a client's examples, of its round's mini-batches, of each."""
+    local, sizes = world.bench.local, world.federation.sizes
+    streams: Sequence[np.random.Generator | None] = [None] * len(jobs)
+    if batches.by_round(local):
+        clients = [job.client for job in jobs]
+        streams = generators(world.seed, "batches", message.round, clients)
+    return [
+        batches.plan(
+            local, int(sizes[one.client]), world.seed, message.round, one.client, one.done, stream
+        )
+        for one, stream in zip(jobs, streams, strict=True)
+    ]
 
 
 def passes(world: World, job: Job, planned: list[Ints]) -> int:
