@@ -124,7 +124,8 @@ def _states(common: Sequence[int], last: Words) -> NDArray[np.uint64]:
                 word = _LEFT * pool[to] - _RIGHT * mixed(pool[source], next(hashes))
                 pool[to] = word ^ (word >> _HALF)
     given = [mixed(pool[i % 4], with_) for i, with_ in enumerate(_GIVE_OUT)]
-    return np.stack(given, axis=1).view(np.uint64)
+    # two make one of 64 bits, the lower one first, whatever this machine's order of bytes
+    return np.stack(given, axis=1).astype("<u4").view("<u8").astype(np.uint64)
 
 
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
