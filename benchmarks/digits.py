@@ -24,9 +24,9 @@ import torch.nn.functional as F
 
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError, TrainingError
-from fedkeel.experiment.compare import compare
-from fedkeel.experiment.prepare import gather
-from fedkeel.experiment.progress import Silent
+from fedkeel.study.compare import compare
+from fedkeel.runner.prepare import gather
+from fedkeel.runner.progress import Silent
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
 

@@ -19,10 +19,10 @@ from torch import nn
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import prepare
-from fedkeel.experiment.prepared import Ingredients
-from fedkeel.experiment.progress import Silent
+from fedkeel.runner.start import start
+from fedkeel.runner.prepare import prepare
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.runner.progress import Silent
 from fedkeel.records.rows import RoundRecord
 from fedkeel.task.models import make
 

@@ -24,13 +24,13 @@ from torch import nn
 from fedkeel import Cohort, Engine, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
 from fedkeel.data.cohort import select
-from fedkeel.engine.heap import kept
+from fedkeel.engine.process.malloc import kept
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
-from fedkeel.experiment.manifest import environment
-from fedkeel.experiment.prepare import prepare
-from fedkeel.experiment.prepared import Ingredients
-from fedkeel.method.server import owned, server_message, server_round
+from fedkeel.runner.manifest import environment
+from fedkeel.runner.prepare import prepare
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.method.server_round import owned, server_message, server_round
 from fedkeel.task.models import make
 
 CLIENTS, EXAMPLES, BATCH, LR = 20, 640, 128, 0.01

@@ -21,11 +21,11 @@ from population import children, proportional, two_nn
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Engine, Run
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import prepare
-from fedkeel.experiment.prepared import Ingredients
-from fedkeel.experiment.progress import Silent
-from fedkeel.experiment.room import check_disk, estimate, size
+from fedkeel.runner.start import start
+from fedkeel.runner.prepare import prepare
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.runner.progress import Silent
+from fedkeel.cost.memory import check_disk, estimate, size
 from fedkeel.records.rows import RoundRecord
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import fedkeel
 from fedkeel.config import Weights
 from fedkeel.conformance import check_method
-from fedkeel.experiment.prepare import cores
+from fedkeel.runner.prepare import cores
 from fedkeel.method.legality import WEIGHTS, verdict
 from fedkeel.method.registry import REGISTRY
 

@@ -25,13 +25,13 @@ from pydantic.fields import FieldInfo
 
 from fedkeel.config.base import Settings
 from fedkeel.config.settings import Experiment
-from fedkeel.config.space import Range, Value
+from fedkeel.config.search_space import Range, Value
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.footprint import footprint, told
-from fedkeel.method.bibliography import reference
+from fedkeel.study.footprint import footprint, told
+from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.context import Cohort, Facts, Outcome, Population, Round, Step
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
-from fedkeel.method.page import markdown, page
+from fedkeel.method.docs.page import markdown, page
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
 from fedkeel.records import folder as run_folder

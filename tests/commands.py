@@ -28,7 +28,7 @@ EXECUTABLE = Path(sys.executable).parent / "fedkeel"
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["commands", "fedkeel.experiment.execute", "fedkeel.experiment.compare", "fedkeel.report.page"]
+    ["commands", "fedkeel.runner.start", "fedkeel.study.compare", "fedkeel.report.page"]
 )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.client import (
+from fedkeel.method.local_loop import (
     Bench,
     Reply,
     client_finish,
@@ -28,7 +28,7 @@ from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Facts, Message, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
-from fedkeel.method.server import (
+from fedkeel.method.server_round import (
     Remembered,
     Replies,
     Server,

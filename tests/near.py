@@ -18,13 +18,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedkeel.config import Flower
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepared import Prepared
-from fedkeel.experiment.rounds import Result
-from fedkeel.flower.exchange import Exchange
-from fedkeel.flower.nodes import Nodes
-from fedkeel.flower.roster import Roster
-from fedkeel.flower.site import Site
+from fedkeel.runner.start import start
+from fedkeel.engine.prepared import Prepared
+from fedkeel.runner.loop import Result
+from fedkeel.flower.server.exchange import Exchange
+from fedkeel.flower.server.engine import Nodes
+from fedkeel.flower.server.membership import Roster
+from fedkeel.flower.node.node import Site
 
 HANDLERS: dict[str, Callable[[Site, RecordDict], RecordDict]] = {
     "query.hello": lambda site, content: site.hello(),

@@ -131,7 +131,7 @@ def test_the_test_sees_the_imports() -> None:
     ],
 )
 def test_an_arrow_that_runs_back_is_found(line: str) -> None:
-    assert wrong(arrows(line, "fedkeel.engine.loop"))
+    assert wrong(arrows(line, "fedkeel.engine.local"))
 
 
 def test_the_cycle_within_method_is_for_types_only() -> None:

@@ -12,7 +12,7 @@ from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fedkeel.flower import keys
+from fedkeel.flower.local import keys
 
 
 class Counter:

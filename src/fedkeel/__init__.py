@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from fedkeel.data.dataset import Federation as Federation
     from fedkeel.data.dataset import dataset as dataset
     from fedkeel.data.dataset import federation as federation
-    from fedkeel.data.divide.arrays import by_classes as by_classes
-    from fedkeel.data.divide.arrays import by_client as by_client
-    from fedkeel.data.divide.arrays import dirichlet as dirichlet
-    from fedkeel.data.divide.arrays import from_clients as from_clients
-    from fedkeel.data.divide.arrays import iid as iid
+    from fedkeel.data.partition.from_arrays import by_classes as by_classes
+    from fedkeel.data.partition.from_arrays import by_client as by_client
+    from fedkeel.data.partition.from_arrays import dirichlet as dirichlet
+    from fedkeel.data.partition.from_arrays import from_clients as from_clients
+    from fedkeel.data.partition.from_arrays import iid as iid
     from fedkeel.errors import FedkeelError as FedkeelError
-    from fedkeel.experiment.api import compare as compare
-    from fedkeel.experiment.api import run as run
-    from fedkeel.method.cite import cite as cite
+    from fedkeel.study.api import compare as compare
+    from fedkeel.study.api import run as run
+    from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.task import Task as Task
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
     "fedkeel.data.dataset": ("Dataset", "Federation", "dataset", "federation"),
-    "fedkeel.data.divide.arrays": ("by_classes", "by_client", "dirichlet", "from_clients", "iid"),
+    "fedkeel.data.partition.from_arrays": ("by_classes", "by_client", "dirichlet", "from_clients", "iid"),
     "fedkeel.errors": ("FedkeelError",),
-    "fedkeel.experiment.api": ("compare", "run"),
-    "fedkeel.method.cite": ("cite",),
+    "fedkeel.study.api": ("compare", "run"),
+    "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),
     "fedkeel.task.models.norm": ("replace_batch_norm",),
     "fedkeel.task.task": ("Task",),

@@ -10,7 +10,7 @@ import pytest
 
 from config.examples import values
 from fedkeel.config import Data, Experiment, build, load, override, paths, to_toml
-from fedkeel.config.mistakes import SYNONYMS
+from fedkeel.config.error_messages import SYNONYMS
 from fedkeel.errors import ConfigError
 
 

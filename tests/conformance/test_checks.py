@@ -15,7 +15,8 @@ from torch import Tensor
 from fedkeel.conformance import CHECKS, ConformanceError, check_method
 from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
-from fedkeel.method import grammar, registry, server
+from fedkeel.method import (grammar, registry)
+from fedkeel.method import server_round
 from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
 from fedkeel.method.registry import Recipe
 from fedkeel.method.roles import (
@@ -270,16 +271,16 @@ def test_what_shows_in_the_first_step_is_refused_before_any_check(
 
 def replies_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the server's sorting away."""
-    monkeypatch.setattr(server.np, "argsort", lambda values, kind: np.arange(len(values)))
+    monkeypatch.setattr(server_round.np, "argsort", lambda values, kind: np.arange(len(values)))
 
 
 def the_weightless_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave clients that weigh nothing among the others."""
-    monkeypatch.setattr(server, "raw_weights", lambda kind, examples, processed: examples + 1e-3)
+    monkeypatch.setattr(server_round, "raw_weights", lambda kind, examples, processed: examples + 1e-3)
 
 
 def half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.experiment.rounds.nbytes", lambda state: 7)
+    monkeypatch.setattr("fedkeel.runner.loop.nbytes", lambda state: 7)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 import fedkeel as fk
 from commands import call, experiment
 from fedkeel.conformance import CHECKS, check_method
-from fedkeel.method.docstring import read
+from fedkeel.method.docs.docstring import read
 from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
 

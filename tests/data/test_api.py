@@ -6,8 +6,8 @@ import torch
 
 from fedkeel.config import Partition
 from fedkeel.data.dataset import dataset, federation
-from fedkeel.data.divide import arrays as api
-from fedkeel.data.divide.partition import divide
+from fedkeel.data.partition import from_arrays as api
+from fedkeel.data.partition.recipes import divide
 from fedkeel.errors import ConfigError, DataError
 
 Y = np.arange(60) % 3

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from fedkeel.data.divide import dirichlet as d
-from fedkeel.data.divide.shared import group, members
+from fedkeel.data.partition import dirichlet as d
+from fedkeel.data.partition.common import group, members
 from fedkeel.errors import DataError
 
 ORACLE = Path(__file__).parents[1] / "oracles" / "hetero_dir.npz"

@@ -8,8 +8,8 @@ import pytest
 
 from fedkeel.config import Partition
 from fedkeel.data.dataset import dataset
-from fedkeel.data.divide import partition as p
-from fedkeel.data.divide.shared import draw_sizes, shares
+from fedkeel.data.partition import recipes as p
+from fedkeel.data.partition.common import draw_sizes, shares
 from fedkeel.errors import DataError
 
 LABELS = np.random.default_rng(7).integers(0, 10, 1000)

@@ -17,10 +17,10 @@ import torch
 
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import TrainingError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepared import Prepared
-from fedkeel.experiment.progress import Silent
-from fedkeel.method.server import server_message
+from fedkeel.runner.start import start
+from fedkeel.engine.prepared import Prepared
+from fedkeel.runner.progress import Silent
+from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
 from toys import Kills, Net, Raises, Slow, alive, children, eventually, federation, prepared, same
 

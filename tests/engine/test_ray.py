@@ -22,14 +22,14 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engine import cluster
-from fedkeel.engine import ray as module
-from fedkeel.engine.ray import Ray
+from fedkeel.engine.ray import cluster
+from fedkeel.engine.ray import engine as module
+from fedkeel.engine.ray.engine import Ray
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepared import Prepared
-from fedkeel.experiment.progress import Silent
-from fedkeel.method.server import server_message
+from fedkeel.runner.start import start
+from fedkeel.engine.prepared import Prepared
+from fedkeel.runner.progress import Silent
+from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
 
@@ -292,7 +292,7 @@ def test_modules_that_others_cannot_import_go_along(
     carried = cluster.carried(prepared(model=net).world)
     (tmp_path / "world").write_bytes(pickle.dumps(carried, protocol=4))
     code = (
-        "import pickle, pathlib, sys; from fedkeel.engine.cluster import opened; "
+        "import pickle, pathlib, sys; from fedkeel.engine.ray.cluster import opened; "
         "world = opened(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())); "
         "n = world.bench.network; "
         "print(n.logits(n.params, {}, world.test.x[:1], train=False).shape[1])"

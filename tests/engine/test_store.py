@@ -15,12 +15,12 @@ import torch
 
 import fedkeel as fk
 from fedkeel.engine.buffers import Layout, Spec, private, segment, shared
-from fedkeel.engine.rounds import CLIENTS
+from fedkeel.engine.round_buffers import CLIENTS
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.errors import RunError
-from fedkeel.method.server import server_message
+from fedkeel.method.server_round import server_message
 from fedkeel.tree import walk
 from toys import Net, eventually, federation, prepared
 

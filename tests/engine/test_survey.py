@@ -9,7 +9,7 @@ import torch
 from fedkeel.engine.sequential import Sequential
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.parts.mime import Mime
-from fedkeel.method.server import server_message, surveyed
+from fedkeel.method.server_round import server_message, surveyed
 from toys import prepared
 
 

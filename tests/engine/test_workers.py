@@ -16,15 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
 from fedkeel.engine import workers as module
-from fedkeel.engine.rounds import RoundBuffers, Trained
+from fedkeel.engine.round_buffers import RoundBuffers, Trained
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepared import Prepared
-from fedkeel.experiment.rounds import Result
+from fedkeel.runner.start import start
+from fedkeel.engine.prepared import Prepared
+from fedkeel.runner.loop import Result
 from fedkeel.method.context import Ints
-from fedkeel.method.server import server_message
+from fedkeel.method.server_round import server_message
 from toys import MODELS, Kills, NaN, Noisy, Raises, children, federation, held, prepared, same
 
 METHODS = ["fedavg", "scaffold", "gradma", "fedgc", "fedreg", "fednova+fedgh", "fedprox+momentum"]

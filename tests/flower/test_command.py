@@ -18,8 +18,8 @@ from flwr.common.config import parse_config_args
 from commands import Process, call, experiment, rows, shell
 from fedkeel.config import load
 from fedkeel.errors import RunError
-from fedkeel.flower import keys
-from fedkeel.flower.processes import Federation, quoted
+from fedkeel.flower.local import keys
+from fedkeel.flower.local.processes import Federation, quoted
 from fedkeel.records.folder import RunFolder
 from toys import eventually, living
 

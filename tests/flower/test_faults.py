@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import rows
-from fedkeel.flower.processes import Federation
+from fedkeel.flower.local.processes import Federation
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from toys import eventually

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.errors import ModelError, TrainingError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepared import Prepared
+from fedkeel.runner.start import start
+from fedkeel.engine.prepared import Prepared
 from fedkeel.flower.apps import client_app
-from fedkeel.flower.site import Site
-from fedkeel.own import Wanted, find
+from fedkeel.flower.node.node import Site
+from fedkeel.user_code import Wanted, find
 from near import Near, played, sites
 from toys import Net, federation, prepared, same
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.experiment.execute import start
+from fedkeel.runner.start import start
 from fedkeel.method.registry import REGISTRY
 from near import Near, played, sites
 from toys import prepared, same

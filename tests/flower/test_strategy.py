@@ -15,7 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedkeel.errors import CompositionError, RunError
-from fedkeel.flower.processes import NAME, Federation
+from fedkeel.flower.local.processes import NAME, Federation
 from fedkeel.flower.strategy import Method
 from harness import toy_network
 from near import Near, across

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.client import Bench, client_finish, client_start, client_step
+from fedkeel.method.local_loop import Bench, client_finish, client_start, client_step
 from fedkeel.method.context import Cohort, Facts, Message, Population
 from fedkeel.method.grammar import parse
-from fedkeel.solve.project import centralise
+from fedkeel.solve.projections import centralise
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Batch
 from harness import Federation, consecutive, distance, oracle, tensors, toy_network

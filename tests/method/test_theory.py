@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.client import client_start
+from fedkeel.method.local_loop import client_start
 from fedkeel.method.context import Facts, Step
 from fedkeel.method.grammar import parse
-from fedkeel.method.optim import LocalSGD, path_length
+from fedkeel.method.local_optimiser import LocalSGD, path_length
 from fedkeel.method.parts.gradma import GradMAW
-from fedkeel.method.server import server_message
-from fedkeel.solve.project import centralise
+from fedkeel.method.server_round import server_message
+from fedkeel.solve.projections import centralise
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree, group_names
 from harness import Federation

@@ -14,11 +14,11 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError
-from fedkeel.method.client import Bench, client_start, client_step
+from fedkeel.method.local_loop import Bench, client_start, client_step
 from fedkeel.method.context import Facts, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
-from fedkeel.method.server import server_message, server_start
+from fedkeel.method.server_round import server_message, server_start
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
 from harness import EVERYTHING, Federation, toy_network

@@ -13,7 +13,7 @@ import pytest
 
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
-from fedkeel.method.server import server_message, server_round
+from fedkeel.method.server_round import server_message, server_round
 from harness import Federation, consecutive, stack
 from method.players import LOCAL, SIZE, equal, federation, gap, play, skewed
 from method.test_theory import Quadratics

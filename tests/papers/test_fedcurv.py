@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedkeel import tree
-from fedkeel.method import examples
+from fedkeel.method import per_example
 from fedkeel.method.context import Facts, Round, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.parts.fedcurv import fisher
@@ -123,10 +123,10 @@ def test_information_does_not_depend_on_how_many_examples_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_once = fisher(ended())
-    monkeypatch.setattr(examples, "ENTRIES", 4 * tree.numel(at_once) + 1)
+    monkeypatch.setattr(per_example, "ENTRIES", 4 * tree.numel(at_once) + 1)
     assert len(ended().whole().pieces(4)) == 3
     assert gap(fisher(ended()), at_once) < 1e-14
-    monkeypatch.setattr(examples, "ENTRIES", 1)
+    monkeypatch.setattr(per_example, "ENTRIES", 1)
     assert gap(fisher(ended()), at_once) < 1e-14
 
 
@@ -138,7 +138,7 @@ def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Step(real, six.start, Facts(0, 6), toy_network(), {})
     plain = fisher(Round(six.start, six.end, Facts(0, 6), 1, 1.0, 0.1, lambda: alone))
     for entries in (1 << 22, 4 * tree.numel(plain)):
-        monkeypatch.setattr(examples, "ENTRIES", entries)
+        monkeypatch.setattr(per_example, "ENTRIES", entries)
         assert gap(fisher(ended(weight)), plain) < 1e-14
 
 

@@ -15,7 +15,7 @@ import torch
 from fedkeel.config import Local
 from fedkeel.method.context import Round
 from fedkeel.method.grammar import parse
-from fedkeel.method.optim import LocalSGD, path_length
+from fedkeel.method.local_optimiser import LocalSGD, path_length
 from fedkeel.method.parts.feddyn import FedDyn
 from fedkeel.task.network import Network
 from fedkeel.tree import State

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedkeel.rng import generator
-from fedkeel.solve.project import harmonise as ours_harmonise
+from fedkeel.solve.projections import harmonise as ours_harmonise
 from papers.numpy_net import Told, Vector, World, agree, descend
 from papers.test_fednova import fednova
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.method.client import Reply, client_finish, client_start, client_step
+from fedkeel.method.local_loop import Reply, client_finish, client_start, client_step
 from fedkeel.method.context import Facts
-from fedkeel.method.server import server_message
+from fedkeel.method.server_round import server_message
 from fedkeel.task.network import Batch
 from harness import Federation
 from papers.numpy_net import Told, Vector, World, agree

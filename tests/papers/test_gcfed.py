@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeel.solve.project import centralise
+from fedkeel.solve.projections import centralise
 from fedkeel.task.network import Network
 from papers.numpy_net import Told, Vector, World, agree, descend, flat, softmax
 

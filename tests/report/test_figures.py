@@ -7,11 +7,11 @@ import pytest
 
 from fedkeel.report import palette
 from fedkeel.report.costs import client_scores, clients, measured_on, scores_table, seconds, traffic
-from fedkeel.report.drawing import POINTS, Drawing, bare, curve, thin
+from fedkeel.report.chart_style import POINTS, Drawing, bare, curve, thin
 from fedkeel.report.figures import curves
 from fedkeel.report.partition import caption, facts, partition
 from fedkeel.report.runs import load
-from fedkeel.report.svg import sparkline, strips, ticks
+from fedkeel.report.sparklines import sparkline, strips, ticks
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 import fedkeel.report.page as page
 from fedkeel.errors import RunError
 from fedkeel.records.rows import Scores
-from fedkeel.report.content import repeat, sources
+from fedkeel.report.page_content import repeat, sources
 from fedkeel.report.page import render, write
 from fedkeel.report.runs import load
 

@@ -16,12 +16,12 @@ import torch
 from fedkeel import config
 from fedkeel.config import build
 from fedkeel.data.dataset import Dataset, dataset, federation
-from fedkeel.data.divide.partition import divide
+from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.errors import ConfigError
-from fedkeel.experiment.prepare import prepare, task
-from fedkeel.experiment.prepared import Ingredients
-from fedkeel.method.bibliography import entries
+from fedkeel.runner.prepare import prepare, task
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read
 from fedkeel.reproduce.estimate import known, size

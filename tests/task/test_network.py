@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
 from fedkeel.task.losses import cross_entropy, picked_cross_entropy
-from fedkeel.task.names import module_names, under
+from fedkeel.task.parameter_names import module_names, under
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree
 

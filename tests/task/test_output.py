@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
 from fedkeel.task.functional import Functional
-from fedkeel.task.names import blocks
+from fedkeel.task.parameter_names import blocks
 from fedkeel.task.network import Batch, Network, Output
 from fedkeel.tree import Tree
 

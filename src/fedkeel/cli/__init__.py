@@ -13,7 +13,6 @@ import sys
 import typer
 from rich.console import Console
 
-from fedkeel.cli.bench import bench
 from fedkeel.cli.check import check
 from fedkeel.cli.common import Group
 from fedkeel.cli.compare import compare
@@ -43,7 +42,6 @@ app.command()(methods)
 app.command()(check)
 app.command()(report)
 app.command()(reproduce)
-app.command()(bench)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 

@@ -17,10 +17,10 @@ def check(
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
     from dataclasses import asdict
 
-    from fedkeel.experiment.choose import choose
-    from fedkeel.experiment.manifest import describe_run
-    from fedkeel.experiment.prepare import gather, prepare
-    from fedkeel.experiment.room import check_disk, estimate, size
+    from fedkeel.cost.autotune import choose
+    from fedkeel.runner.manifest import describe_run
+    from fedkeel.runner.prepare import gather, prepare
+    from fedkeel.cost.memory import check_disk, estimate, size
 
     chosen = experiment(path, preset, settings)
     prepared = prepare(chosen, gather(chosen))
@@ -63,7 +63,7 @@ def check(
 
 
 def _parts(sent: dict[str, int], model: int) -> str:
-    from fedkeel.experiment.room import size
+    from fedkeel.cost.memory import size
 
     words = [f"{name} {size(n)}" for name, n in sent.items()]
     return f"{sum(sent.values()) / model:.2f} x model ({', '.join(words)})"

@@ -39,9 +39,9 @@ def compare(
     """
     from rich.console import Console
 
-    from fedkeel.experiment.compare import compare as play
-    from fedkeel.experiment.prepare import gather
-    from fedkeel.experiment.progress import watcher
+    from fedkeel.study.compare import compare as play
+    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.progress import watcher
     from fedkeel.method.grammar import split
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.alerts import unlike, went_wrong

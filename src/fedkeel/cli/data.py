@@ -108,7 +108,7 @@ def inspect(
     as_json: bool = JSON,
 ) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
-    from fedkeel.experiment.prepare import gather
+    from fedkeel.runner.prepare import gather
 
     chosen = experiment(path, preset, settings)
     federation = gather(chosen).clients(chosen.seed)

@@ -38,10 +38,10 @@ def up(
 ) -> None:
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
     _installed()
-    from fedkeel.experiment.progress import watcher
-    from fedkeel.flower.own_data import away
-    from fedkeel.flower.up import shared, with_data
-    from fedkeel.flower.up import up as play
+    from fedkeel.runner.progress import watcher
+    from fedkeel.flower.node.local_data import away
+    from fedkeel.flower.local.federation import shared, with_data
+    from fedkeel.flower.local.federation import up as play
     from fedkeel.report.page import write
 
     chosen = experiment(path, preset, settings)
@@ -122,7 +122,7 @@ def keys(
 ) -> None:
     """Make the server's certificate and a key pair for each node."""
     _installed()
-    from fedkeel.flower.keys import make
+    from fedkeel.flower.local.keys import make
 
     make(out, host, nodes, days)
     say(stderr(), f"keys    {out}: ca.crt for every node, node-N for node N, the rest stays here")
@@ -138,12 +138,12 @@ def node(context: typer.Context) -> None:
     import os
     import sys
 
-    from fedkeel.flower import warm
+    from fedkeel.flower.node import resident
 
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    if warm.possible():
-        warm.install(warm.HOME)
-        places = [str(warm.HOME), *places]
+    if resident.possible():
+        resident.install(resident.HOME)
+        places = [str(resident.HOME), *places]
     os.environ["PATH"] = os.pathsep.join(places)
     os.execvp("flower-supernode", ["flower-supernode", *context.args])
 

@@ -20,8 +20,8 @@ def methods(
     What --check finds matters most for a method of your own: whether engines agree on it, whether
     it goes on after a kill as if nothing had been, whether it changes what is not its own.
     """
-    from fedkeel.method.cite import bibtex as entries
-    from fedkeel.method.cite import keys
+    from fedkeel.method.docs.cite import bibtex as entries
+    from fedkeel.method.docs.cite import keys
     from fedkeel.method.grammar import parse
 
     if expression is None:
@@ -60,15 +60,15 @@ def _check(expression: str, as_json: bool) -> None:
 def _print_page(expression: str) -> None:
     from shutil import get_terminal_size
 
-    from fedkeel.experiment.footprint import told
-    from fedkeel.method.page import page, terminal
+    from fedkeel.study.footprint import told
+    from fedkeel.method.docs.page import page, terminal
 
     width = max(40, min(get_terminal_size().columns, 100))
     print(terminal(page(expression, told(expression)), width))
 
 
 def _objects(expression: str) -> list[dict[str, Any]]:
-    from fedkeel.method.describe import facts
+    from fedkeel.method.docs.describe import facts
     from fedkeel.method.grammar import parse
 
     return [facts(part) for part in parse(expression).parts]
@@ -98,7 +98,7 @@ def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedkeel.method.outside import installed
+    from fedkeel.method.plugins import installed
     from fedkeel.method.registry import ALIASES
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -31,9 +31,9 @@ def run(
     """Train one method, and write a run folder."""
     from rich.console import Console
 
-    from fedkeel.experiment.execute import start
-    from fedkeel.experiment.prepare import gather, prepare
-    from fedkeel.experiment.progress import watcher
+    from fedkeel.runner.start import start
+    from fedkeel.runner.prepare import gather, prepare
+    from fedkeel.runner.progress import watcher
     from fedkeel.report.alerts import went_wrong
     from fedkeel.report.page import write
     from fedkeel.report.runs import load
@@ -66,7 +66,7 @@ def run(
             }
         )
     else:
-        from fedkeel.experiment.compare import Comparison
+        from fedkeel.study.compare import Comparison
         from fedkeel.report.tables import to_text
 
         Console().print(to_text(Comparison([result]).rows))

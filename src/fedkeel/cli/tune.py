@@ -47,10 +47,10 @@ def tune(
 
     from rich.console import Console
 
-    from fedkeel.experiment.prepare import gather
-    from fedkeel.experiment.progress import watcher
-    from fedkeel.experiment.tune import tune as search
-    from fedkeel.experiment.tuned import files
+    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.progress import watcher
+    from fedkeel.study.tune import tune as search
+    from fedkeel.study.tuning_result import files
     from fedkeel.method.grammar import split
     from fedkeel.report.tuning import to_text
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from fedkeel.config.mistakes import readable
+from fedkeel.config.error_messages import readable
 
 
 class Settings(BaseModel):

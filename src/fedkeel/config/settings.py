@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from fedkeel.config.base import Kinds, Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.flower import Flower
-from fedkeel.config.space import Space
-from fedkeel.config.stop import Stop
+from fedkeel.config.search_space import Space
+from fedkeel.config.early_stopping import Stop
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]

@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedkeel.config.base import Settings
-from fedkeel.config.mistakes import readable
+from fedkeel.config.error_messages import readable
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import ConfigError, did_you_mean
 

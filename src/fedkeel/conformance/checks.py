@@ -20,21 +20,21 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.conformance.stand import PER_ROUND, ROUNDS, Linear, Stand
-from fedkeel.engine.arithmetic import arithmetic
-from fedkeel.engine.loop import Done, sent
-from fedkeel.engine.rounds import flat
-from fedkeel.engine.world import Job
+from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, Stand
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.local import Done, sent
+from fedkeel.engine.round_buffers import flat
+from fedkeel.engine.base import Job
 from fedkeel.errors import CompositionError, FedkeelError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.progress import Silent
-from fedkeel.experiment.room import estimate
-from fedkeel.experiment.rounds import Result
-from fedkeel.method.client import Progress, wired
+from fedkeel.runner.start import start
+from fedkeel.runner.progress import Silent
+from fedkeel.cost.memory import estimate
+from fedkeel.runner.loop import Result
+from fedkeel.method.local_loop import Progress, wired
 from fedkeel.method.context import ByPart
-from fedkeel.method.docstring import read
-from fedkeel.method.server import Server
-from fedkeel.own import one_line
+from fedkeel.method.docs.docstring import read
+from fedkeel.method.server_round import Server
+from fedkeel.user_code import one_line
 from fedkeel.records.rows import RoundRecord
 from fedkeel.tree import State, Tree, walk
 
@@ -269,7 +269,7 @@ def _payload(state: State) -> int:
 
 def _vectorises(stand: Stand) -> str:
     """Train clients side by side by recorded steps, for a round; then a run of one at a time."""
-    from fedkeel.engine.chunks import Chunks  # takes half a second to import
+    from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
 
     server, world = stand.prepared.server, stand.prepared.world
     message = stand.message(server)

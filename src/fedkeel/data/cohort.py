@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeel.config import Cohort
 from fedkeel.data.dataset import Ints
-from fedkeel.data.divide.shared import Floats
+from fedkeel.data.partition.common import Floats
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedkeel.data.given import Ints as Ints
-from fedkeel.data.given import (
+from fedkeel.data.user_arrays import Ints as Ints
+from fedkeel.data.user_arrays import (
     array_of,
     first_bad_row,
     numbers,

@@ -9,11 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.arithmetic import arithmetic
+from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.buffers import Spec, private
-from fedkeel.engine.loop import OneByOne, Trainer, evaluate
-from fedkeel.engine.rounds import RoundBuffers
-from fedkeel.engine.world import Split, Tick, Trained, World
+from fedkeel.engine.local import OneByOne, Trainer, evaluate
+from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.base import Split, Tick, Trained, World
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 

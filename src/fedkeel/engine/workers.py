@@ -25,14 +25,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
-from fedkeel.engine import heap, pieces
-from fedkeel.engine.arithmetic import settle
+from fedkeel.engine.process import malloc
+from fedkeel.engine.process import work_items
+from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
-from fedkeel.engine.loop import OneByOne, Trainer, evaluate_shard, examples
-from fedkeel.engine.pieces import Piece, Tasks, Train
-from fedkeel.engine.rounds import RoundBuffers, flat, unflat
-from fedkeel.engine.waking import core, here, woken_on
-from fedkeel.engine.world import Split, Tick, Trained, World
+from fedkeel.engine.local import OneByOne, Trainer, evaluate_shard, examples
+from fedkeel.engine.process.work_items import Piece, Tasks, Train
+from fedkeel.engine.round_buffers import RoundBuffers, flat, unflat
+from fedkeel.engine.process.affinity import core, here, woken_on
+from fedkeel.engine.base import Split, Tick, Trained, World
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
@@ -144,14 +145,14 @@ class Workers:
         self._shared.message.write(flat(message))
         world, lanes = self._shared.world, self._shared.train.lanes
         jobs = self._shared.rounds.begin(clients)
-        self._work(pieces.training(world, message, jobs, len(self._workers), lanes), tick)
+        self._work(work_items.training(world, message, jobs, len(self._workers), lanes), tick)
         return self._shared.rounds.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         self._shared.message.write(flat(message))
         jobs = self._shared.rounds.jobs(clients)
-        self._work(pieces.survey(message, jobs, len(self._workers)), lambda _: None)
+        self._work(work_items.survey(message, jobs, len(self._workers)), lambda _: None)
         return self._shared.rounds.answers(clients)
 
     def done(self, clients: Ints) -> Ints:
@@ -170,7 +171,7 @@ class Workers:
             sent["buffers"] = dict(buffers)
         self._shared.message.write(sent)
         count = examples(world, split)
-        work = pieces.evaluation(world, split, count, len(self._workers))
+        work = work_items.evaluation(world, split, count, len(self._workers))
         self._work(work, lambda _: None)
         return self._shared.measured.tensors["rows"][:count].clone()
 
@@ -218,7 +219,7 @@ class Workers:
                     self._replace(worker, tasks)
                     continue
                 if error is not None:
-                    raise pieces.raised(error)
+                    raise work_items.raised(error)
                 self.reasons += [one for one in reasons if one not in self.reasons]
                 if isinstance(worker.busy, Train):
                     tick(len(worker.busy.jobs))
@@ -271,7 +272,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
     for other in others:
         other.close()
     settle(state.world.precision)
-    heap.keep()
+    malloc.keep()
     parent = os.getppid()
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while os.getppid() == parent:
@@ -280,7 +281,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
                 _do(state, piece)
                 pipe.send((None, state.train.reasons))
             except Exception as error:
-                pipe.send((pieces.plain(error, piece), []))
+                pipe.send((work_items.plain(error, piece), []))
     os._exit(0)
 
 

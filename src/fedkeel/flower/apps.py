@@ -22,10 +22,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError, RunError
-from fedkeel.flower.place import folder, site
-from fedkeel.flower.server import Options, told
-from fedkeel.flower.site import Site, note, outward
-from fedkeel.own import app_of, one_line
+from fedkeel.flower.node.configuration import folder, site
+from fedkeel.flower.server.serve import Options, told
+from fedkeel.flower.node.node import Site, note, outward
+from fedkeel.user_code import app_of, one_line
 
 RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""

@@ -12,13 +12,13 @@ from string import Template
 
 from fedkeel.config import Experiment, to_toml
 from fedkeel.errors import RunError
-from fedkeel.flower.own_data import away
-from fedkeel.flower.server import refuse_secure_aggregation
+from fedkeel.flower.node.local_data import away
+from fedkeel.flower.server.serve import refuse_secure_aggregation
 from fedkeel.method.grammar import parse
-from fedkeel.own import working_directory_first
+from fedkeel.user_code import working_directory_first
 from fedkeel.task.models import builder
 from fedkeel.version import __version__
-from fedkeel.written import imported
+from fedkeel.source_digest import imported
 
 PACKAGE = "federation"
 

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedkeel.engine.buffers import Spec, specs
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
-from fedkeel.experiment.table import ServerTable
-from fedkeel.flower.screen import outliers
+from fedkeel.runner.server_table import ServerTable
+from fedkeel.flower.server.outliers import outliers
 from fedkeel.flower.wire import WireError, pack, unpack
-from fedkeel.method.client import finite
+from fedkeel.method.local_loop import finite
 from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.context import Message as Sent
 from fedkeel.method.context import Population
@@ -33,8 +33,8 @@ from fedkeel.method.roles import (
     ServerState,
     Table,
 )
-from fedkeel.method.server import Replies, Server, owned, server_message
-from fedkeel.method.server import server_round as play
+from fedkeel.method.server_round import Replies, Server, owned, server_message
+from fedkeel.method.server_round import server_round as play
 from fedkeel.rng import generator
 from fedkeel.tree import Tree, clone, walk
 

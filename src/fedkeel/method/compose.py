@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from fedkeel.config import Local, Weights
 from fedkeel.errors import CompositionError
-from fedkeel.method import outside
+from fedkeel.method import plugins
 from fedkeel.method.context import Aim
-from fedkeel.method.docstring import summary
+from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import check_hyperparameters
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.roles import (
@@ -252,7 +252,7 @@ def expression_of(parts: Sequence[Part]) -> str:
             for f in dataclasses.fields(part)
             if getattr(part, f.name) != f.default
         ]
-        terms.append(outside.word(part) + (f"({', '.join(given)})" if given else ""))
+        terms.append(plugins.word(part) + (f"({', '.join(given)})" if given else ""))
     return "+".join(terms) or "fedavg"
 
 

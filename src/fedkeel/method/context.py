@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.errors import CompositionError
-from fedkeel.method import form
-from fedkeel.method.examples import by_example
+from fedkeel.method import checks
+from fedkeel.method.per_example import by_example
 from fedkeel.rng import generator
 from fedkeel.task.network import Autograd, Batch, Network, Output, batch_mean
 from fedkeel.tree import Groups, State, Tree
@@ -167,18 +167,18 @@ class Step:
             losses = self.network.task_losses(output.logits, self.batch.y)
         else:
             found = criterion.criterion(output.logits, self.view(criterion.name))
-            losses = form.losses(criterion, found, len(self.batch.x))
+            losses = checks.losses(criterion, found, len(self.batch.x))
         total = batch_mean(losses, self.batch)
         for part in self.aim.terms:
             term = part.loss_term(output, params, self.view(part.name))
-            term = form.losses(part, term, len(self.batch.x))
+            term = checks.losses(part, term, len(self.batch.x))
             total = total + (batch_mean(term, self.batch) if term.ndim else term)
         return total
 
     def _with_penalties(self, grads: Tree, params: Tree) -> Tree:
         for part in self.aim.penalties:
             found = part.penalty_gradient(params, self.view(part.name))
-            grads = tree.add(grads, form.whole(part, found, params))
+            grads = tree.add(grads, checks.whole(part, found, params))
         return grads
 
     def grad_of(self, params: Tree, function: Callable[[Output], Tensor]) -> Tree:

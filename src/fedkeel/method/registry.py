@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeel.errors import CompositionError
-from fedkeel.method import outside
+from fedkeel.method import plugins
 from fedkeel.method.parts.clip import Clip
 from fedkeel.method.parts.compress import Quantise, TopK
 from fedkeel.method.parts.domo import DOMO
@@ -141,7 +141,7 @@ def lookup(name: str) -> Recipe | None:
     """
     if ":" in name:
         return _own(name)
-    known, paths = REGISTRY.get(ALIASES.get(name, name)), outside.installed().get(name, ())
+    known, paths = REGISTRY.get(ALIASES.get(name, name)), plugins.installed().get(name, ())
     if len(paths) + (known is not None) > 1:
         raise CompositionError(
             f"Several methods are called '{name}'.",
@@ -152,7 +152,7 @@ def lookup(name: str) -> Recipe | None:
 
 
 def _own(path: str) -> Recipe:
-    kinds = outside.load(path)
+    kinds = plugins.load(path)
     ours = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
     taken = {*REGISTRY, *ALIASES, *(kind.name for kind in ours)}
     for kind in kinds:

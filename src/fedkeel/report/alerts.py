@@ -9,7 +9,7 @@ from fedkeel.errors import counted
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.report.runs import Entry, differences
 from fedkeel.report.summary import finite
-from fedkeel.report.words import percent, without_folders
+from fedkeel.report.formatting import percent, without_folders
 
 GREW = 10.0
 """How many times the untrained model's loss a last loss is taken to have blown up from."""

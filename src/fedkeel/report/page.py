@@ -12,13 +12,15 @@ import markupsafe
 from plotly.offline import get_plotlyjs
 
 from fedkeel.records.folder import RunFolder, write_text
-from fedkeel.report import content, costs, figures, palette, partition, svg
+from fedkeel.report import (costs, figures, palette, partition)
+from fedkeel.report import page_content
+from fedkeel.report import sparklines
 from fedkeel.report.alerts import alerts
-from fedkeel.report.drawing import Drawing
+from fedkeel.report.chart_style import Drawing
 from fedkeel.report.runs import Entry, load
 from fedkeel.report.tables import COLUMNS, columns, footnotes, table
 from fedkeel.report.verdict import Status, verdict
-from fedkeel.report.words import Name, plain
+from fedkeel.report.formatting import Name, plain
 
 _HERE = Path(__file__).parent
 
@@ -78,7 +80,7 @@ def render(entries: Sequence[Entry], *, title: str | None = None) -> str:
     environment.filters["breakable"] = _breakable
     page = environment.get_template("page.html.j2")
     return page.render(
-        title=title or content.title(entries),
+        title=title or page_content.title(entries),
         css=(_HERE / "page.css").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
         methods_light=[light for light, _ in palette.METHODS],
@@ -104,7 +106,7 @@ def _results(entries: Sequence[Entry]) -> dict[str, Any]:
     rows = table(groups)
     said = verdict(groups)
     best = ["best" in row["marked"] for row in rows]
-    strips, marks = svg.strips(entries, best)
+    strips, marks = sparklines.strips(entries, best)
     return {
         "verdict": said,
         "badge": _BADGES[said.status],
@@ -115,8 +117,8 @@ def _results(entries: Sequence[Entry]) -> dict[str, Any]:
         "columns": columns(rows, wide=True),
         "footnotes": footnotes(rows),
         "alerts": alerts(entries),
-        "facts": content.facts(entries),
-        "tiles": content.tiles(rows[0], entries[0]) if len(entries) == 1 else [],
+        "facts": page_content.facts(entries),
+        "tiles": page_content.tiles(rows[0], entries[0]) if len(entries) == 1 else [],
         "glossary": [c for c in COLUMNS if c in columns(rows, wide=True)],
     }
 
@@ -148,20 +150,20 @@ def _drawings(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _details(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return what stands below the figures."""
-    reference, steadiness = content.steadiness(entries)
+    reference, steadiness = page_content.steadiness(entries)
     return {
         "reference": reference,
         "steadiness": steadiness,
-        "shares": [f"{100 * share:g}" for share in content.SHARES],
-        "notes": {entry.index: content.notes(entry) for entry in entries},
-        "method_facts": {entry.index: content.method_facts(entry) for entry in entries},
-        "lost": {entry.index: content.lost(entry) for entry in entries},
-        "common": content.common_settings(entries),
-        "data_facts": content.data_facts(entries),
-        "environment": content.environment(entries),
-        "sources": content.sources(entries),
-        "runs": content.runs_table(entries),
-        "repeat": content.repeat(entries),
+        "shares": [f"{100 * share:g}" for share in page_content.SHARES],
+        "notes": {entry.index: page_content.notes(entry) for entry in entries},
+        "method_facts": {entry.index: page_content.method_facts(entry) for entry in entries},
+        "lost": {entry.index: page_content.lost(entry) for entry in entries},
+        "common": page_content.common_settings(entries),
+        "data_facts": page_content.data_facts(entries),
+        "environment": page_content.environment(entries),
+        "sources": page_content.sources(entries),
+        "runs": page_content.runs_table(entries),
+        "repeat": page_content.repeat(entries),
         "dashes": {entry.index: palette.dash(entry.index) for entry in entries},
         "colours": {entry.index: entry.index % len(palette.METHODS) for entry in entries},
     }

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedkeel.errors import counted
 from fedkeel.records.rows import RunRecord
 from fedkeel.report import palette
-from fedkeel.report.drawing import Drawing, Key, bare, cut, text, thin
-from fedkeel.report.words import percent
+from fedkeel.report.chart_style import Drawing, Key, bare, cut, text, thin
+from fedkeel.report.formatting import percent
 
 SHOWN_CLIENTS = 600
 SHOWN_CLASSES = 120

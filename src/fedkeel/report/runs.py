@@ -12,7 +12,7 @@ from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord
 from fedkeel.report.summary import Group, Summary, summarise
-from fedkeel.report.words import NOTHING, setting
+from fedkeel.report.formatting import NOTHING, setting
 
 _PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
 """What of a partition is a setting; the rest of its record is what came out of it, by seed."""

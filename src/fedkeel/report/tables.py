@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedkeel.errors import counted
 from fedkeel.report.summary import Group, Stat, paired, tied
-from fedkeel.report.words import NOTHING, number, spread
+from fedkeel.report.formatting import NOTHING, number, spread
 
 _NAME = 27
 

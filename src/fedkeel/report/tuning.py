@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.report.words import NOTHING, percent
+from fedkeel.report.formatting import NOTHING, percent
 
 _MEASURES = {
     "best": "the best accuracy over rounds",

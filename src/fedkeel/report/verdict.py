@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from fedkeel.errors import counted
 from fedkeel.report.summary import LAST, Group, Stat, paired, tied
-from fedkeel.report.words import (
+from fedkeel.report.formatting import (
     Name,
     Sentence,
     join,

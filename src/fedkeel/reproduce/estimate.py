@@ -24,9 +24,9 @@ from fedkeel import config
 from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment.execute import start
-from fedkeel.experiment.prepare import prepare, task
-from fedkeel.experiment.prepared import Ingredients
+from fedkeel.runner.start import start
+from fedkeel.runner.prepare import prepare, task
+from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from fedkeel.report.words import NOTHING, duration
+from fedkeel.report.formatting import NOTHING, duration
 from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.estimate import Speeds, estimate, measure, unmeasured
 from fedkeel.reproduce.plan import Ask, Cell, State, cells, state

@@ -10,7 +10,7 @@ from fedkeel.records.folder import write_text
 from fedkeel.records.rows import RunRecord
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.words import FOOT, Block, about, blocks, mark
+from fedkeel.reproduce.formatting import FOOT, Block, about, blocks, mark
 
 READING = "## Reading"
 """What stands from this heading on is written by hand, and kept when the page is written again."""

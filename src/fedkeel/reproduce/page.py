@@ -12,7 +12,7 @@ from fedkeel.records.folder import write_text
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.words import FOOT, about, blocks, mark
+from fedkeel.reproduce.formatting import FOOT, about, blocks, mark
 
 _HERE = Path(__file__).parent
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.errors import ConfigError, RunError, TrainingError
-from fedkeel.experiment.interrupts import interrupts
-from fedkeel.experiment.prepare import gather
-from fedkeel.experiment.progress import Watcher
-from fedkeel.experiment.tune import tune
+from fedkeel.runner.interrupts import interrupts
+from fedkeel.runner.prepare import gather
+from fedkeel.runner.progress import Watcher
+from fedkeel.study.tune import tune
 from fedkeel.records.folder import write_text
 from fedkeel.reproduce.plan import Ask, Cell, cells, digest
 from fedkeel.reproduce.table import Table

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
-from fedkeel.matrices import linear_layers
+from fedkeel.matmul import linear_layers
 from fedkeel.task.functional import Functional
-from fedkeel.task.habits import Habits, observe
+from fedkeel.task.traits import Habits, observe
 from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
-from fedkeel.task.names import under
-from fedkeel.task.normalisation import RealExamples
-from fedkeel.task.words import in_words
+from fedkeel.task.parameter_names import under
+from fedkeel.task.batch_norm import RealExamples
+from fedkeel.task.model_description import in_words
 from fedkeel.tree import Tree, clone
 
 Autograd = Literal["eager", "functional"]

@@ -15,11 +15,11 @@ from torch.nn.parameter import is_lazy
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
-from fedkeel.own import one_line, where_raised
+from fedkeel.user_code import one_line, where_raised
 from fedkeel.rng import torch_seed
-from fedkeel.task.habits import SEEN, TRIES, changed_by
+from fedkeel.task.traits import SEEN, TRIES, changed_by
 from fedkeel.task.losses import Loss, cross_entropy
-from fedkeel.task.names import module_names
+from fedkeel.task.parameter_names import module_names
 from fedkeel.task.network import Network
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fedkeel.data.read import images
 from fedkeel.data.read.formats import decode, peek
-from fedkeel.data.read.raw import Raw, number, number_like
+from fedkeel.data.read.raw_examples import Raw, number, number_like
 from fedkeel.errors import DataError, counted
 
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff")

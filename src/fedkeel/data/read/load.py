@@ -19,7 +19,7 @@ from fedkeel.data.dataset import Dataset, Ints, dataset, narrowed
 from fedkeel.data.read import folders, images, sources, tables
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.images import Scale
-from fedkeel.data.read.raw import Raw, stratified
+from fedkeel.data.read.raw_examples import Raw, stratified
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.rng import generator
 

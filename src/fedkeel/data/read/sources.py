@@ -16,7 +16,7 @@ from fedkeel.data.dataset import Ints
 from fedkeel.data.read import formats
 from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
 from fedkeel.data.read.formats import Stored
-from fedkeel.data.read.raw import Raw, stratified
+from fedkeel.data.read.raw_examples import Raw, stratified
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 

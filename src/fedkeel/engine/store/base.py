@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.buffers import Allocate, Buffers, Layout, Spec
-from fedkeel.engine.thin import LEFT, RIGHT, factors, whole
+from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, factors, whole
 from fedkeel.method.context import ByPart, Ints
 from fedkeel.tree import State, Tree, branches, unwalk, walk
 

@@ -26,7 +26,7 @@ from fedkeel.engine.store.base import (
     clients_of,
     state_of,
 )
-from fedkeel.engine.thin import LEFT, RIGHT
+from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT
 from fedkeel.errors import RunError
 from fedkeel.method.context import Ints
 from fedkeel.records.folder import ANOTHER

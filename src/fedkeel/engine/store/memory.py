@@ -22,7 +22,7 @@ from fedkeel.engine.store.base import (
     clients_of,
     state_of,
 )
-from fedkeel.engine.thin import LEFT, RIGHT, factors
+from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, factors
 from fedkeel.errors import RunError
 from fedkeel.method.context import Ints
 from fedkeel.tree import Tree

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.examples import squared_grads
+from fedkeel.method.per_example import squared_grads
 from fedkeel.method.roles import (
     Broadcast,
     Capability,

@@ -16,7 +16,7 @@ import numpy as np
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort
 from fedkeel.method.roles import Capability, CohortTransform
-from fedkeel.solve.project import Rule, harmonise
+from fedkeel.solve.projections import Rule, harmonise
 from fedkeel.solve.span import Floats, Span, noise
 from fedkeel.tree import Groups
 
@@ -32,7 +32,7 @@ class FedGH(CohortTransform):
     Source: fedgh2024, Algorithm 1 of the slides, with the denominator of the letter.
 
     Args:
-        rule: which of the published rules; see `fedkeel.solve.project.harmonise`. ``originals``
+        rule: which of the published rules; see `fedkeel.solve.projections.harmonise`. ``originals``
             projects against the received updates, ``inplace`` against the running ones, ``printed``
             is the slides' formula with the norm of g_i, ``mutual`` changes both of a pair.
         groups: what is projected as one vector; the paper speaks of a client's gradient vector.

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
 from fedkeel.method.roles import Capability, LossTerm, param
-from fedkeel.task.names import blocks, under
+from fedkeel.task.parameter_names import blocks, under
 from fedkeel.task.network import Output
 from fedkeel.tree import Tree
 

@@ -20,9 +20,9 @@ from fedkeel.method.roles import (
     Stage,
     param,
 )
-from fedkeel.solve.project import Axes, centralise
+from fedkeel.solve.projections import Axes, centralise
 from fedkeel.solve.span import Span
-from fedkeel.task.names import under
+from fedkeel.task.parameter_names import under
 from fedkeel.tree import Tree, group_names
 
 

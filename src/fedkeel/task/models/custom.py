@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import nn
 
 from fedkeel.errors import ModelError
-from fedkeel.own import Wanted, find
-from fedkeel.own import one_line as one_line
+from fedkeel.user_code import Wanted, find
+from fedkeel.user_code import one_line as one_line
 
 
 def load(path: str) -> Callable[..., object]:

@@ -1,0 +1,270 @@
+"""A small federation on which a method is tried: unequal clients, few classes each, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeel import config
+from fedkeel.config import Weights
+from fedkeel.data import batches
+from fedkeel.data.dataset import Federation, dataset, federation
+from fedkeel.engine import local as loop
+from fedkeel.runner.start import start
+from fedkeel.runner.prepare import prepare
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.runner.loop import Result
+from fedkeel.method.local_loop import (
+    Bench,
+    Progress,
+    Reply,
+    client_finish,
+    client_start,
+    client_step,
+    client_survey,
+)
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import ByPart, Facts, Message
+from fedkeel.method.server_round import (
+    Remembered,
+    Replies,
+    Server,
+    owned,
+    server_message,
+    server_round,
+    server_rows,
+    surveyed,
+)
+from fedkeel.rng import generator
+from fedkeel.task.network import Batch
+from fedkeel.task.task import Task
+from fedkeel.tree import State, Tree, branches, map_tensors, stack, tensors
+
+CLIENTS = 6
+PER_ROUND = 3
+ROUNDS = 4
+
+
+class MLP(nn.Module):
+    """Two layers, smooth everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(5, 6)
+        self.fc2 = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 3] scores."""
+        out: Tensor = self.fc2(torch.tanh(self.fc1(x)))
+        return out
+
+
+class Linear(nn.Module):
+    """Softmax regression from zero, a convex problem, in two blocks that share the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(2, 3, bias=False)
+        self.fc2 = nn.Linear(3, 3)
+        for p in self.parameters():
+            nn.init.zeros_(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 3] scores."""
+        out: Tensor = self.fc1(x[:, :2]) + self.fc2(x[:, 2:])
+        return out
+
+
+def _data(clients: int = CLIENTS) -> tuple[Federation, tuple[np.ndarray, np.ndarray]]:
+    """Three noisy classes, unequal clients of one to three classes each."""
+    random = generator(0, "conformance")
+    centres = random.normal(size=(3, 5)) * 1.5
+    lists, labels, at = [], [], 0
+    for k in range(clients):
+        own = random.choice(3, size=1 + k % 3, replace=False)
+        size = 5 + 3 * k
+        labels.append(random.choice(own, size=size))
+        lists.append(np.arange(at, at + size))
+        at += size
+    y = np.concatenate(labels)
+    x = centres[y] + random.normal(size=(at, 5))
+    test = random.integers(0, 3, size=60)
+    held = centres[test] + random.normal(size=(60, 5))
+    return federation(dataset(x, y, classes=3), lists), (held, test)
+
+
+class Stand:
+    """A small federation, and a reference run of the method on it.
+
+    Args:
+        expression: the method.
+        weights: how clients count, None for what the parts state.
+    """
+
+    def __init__(self, expression: str, weights: Weights | None) -> None:
+        self.expression, self.weights = expression, weights
+        self.prepared = self.prepare()
+
+    @cached_property
+    def reference(self) -> Result:
+        """A run of the method, in one process and from the start."""
+        return start(self.prepared)
+
+    def prepare(
+        self,
+        model: type[nn.Module] = MLP,
+        clients: int = CLIENTS,
+        rounds: int = ROUNDS,
+        lr: float = 0.05,
+        **engine: object,
+    ) -> Prepared:
+        """Return a run of the method on this federation."""
+        clients_data, test = _data(clients)
+        values = {"kind": "sequential", "dtype": "float64", "checkpoint_seconds": 0.0, **engine}
+        settings = config.Run(
+            method=self.expression,
+            rounds=rounds,
+            weights=self.weights,
+            local=config.Local(lr=lr, epochs=2, batch_size=4, momentum=0.5),
+            cohort=config.Cohort(clients=PER_ROUND),
+            engine=config.build(config.Engine, values, "conformance"),
+        )
+        held = dataset(*test, classes=3)
+        return prepare(settings, Ingredients(Task(model), lambda _: clients_data, held, "toy"))
+
+    @property
+    def plan(self) -> Plan:
+        """The method."""
+        return self.prepared.plan
+
+    @property
+    def bench(self) -> Bench:
+        """Method, model and local training."""
+        return self.prepared.world.bench
+
+    def planned(self, k: int, round: int) -> list[np.ndarray]:
+        """Return the positions of each mini-batch of a client's round."""
+        n = len(self.prepared.world.federation.client(k))
+        return batches.plan(self.bench.local, n, 0, round, k)
+
+    def per_pass(self, k: int) -> int:
+        """Return the number of mini-batches in one pass over a client's examples, or in a round."""
+        n = len(self.prepared.world.federation.client(k))
+        passes = batches.per_pass(self.bench.local, n)
+        return max(1, min(len(self.planned(k, 0)), passes))
+
+    def batch(self, k: int, positions: np.ndarray) -> Batch:
+        """Return a client's examples at some positions."""
+        data, rows = self.prepared.world.federation.data, self.prepared.world.federation.client(k)
+        index = torch.from_numpy(rows[positions])
+        return Batch(data.x[index], data.y[index])
+
+    def facts(self, k: int) -> Facts:
+        """Return what a client knows about itself."""
+        return loop.facts(self.prepared.world, k)
+
+    def everything(self, k: int) -> Batch:
+        """Return all examples of a client."""
+        return self.batch(k, np.arange(len(self.prepared.world.federation.client(k))))
+
+    def noise(self, message: Message, k: int) -> Callable[[], Tree | None]:
+        """Return what gives the random numbers of each step of a client."""
+        return loop.noise(self.prepared.world, message, k)
+
+    def message(self, server: Server) -> Message:
+        """Return what clients receive; to what is asked before training, all clients answer."""
+        message = server_message(self.plan, server, self.bench.local.lr)
+        if not self.plan.surveys:
+            return message
+        with torch.no_grad():
+            answers = [self.survey(message, k) for k in range(CLIENTS)]
+        return surveyed(message, branches(stack(answers)), np.ones(CLIENTS))
+
+    def survey(self, message: Message, k: int) -> ByPart:
+        """Return a client's answers before training."""
+        return client_survey(self.bench, message, None, self.facts(k), partial(self.everything, k))
+
+    def remembered(self, clients: list[int]) -> Remembered:
+        """Return what a server might remember of clients: of each something else."""
+        fresh = server_rows(self.plan, self.prepared.server.params)
+        rows = []
+        for k in clients:
+            source = torch.Generator().manual_seed(k)
+            rows.append({part: map_tensors(partial(_near, source), s) for part, s in fresh.items()})
+        return Remembered(branches(stack(rows)), np.array([k % 2 == 0 for k in clients]))
+
+    def reply(
+        self,
+        server: Server,
+        k: int,
+        mine: ByPart | None = None,
+        padded: int = 0,
+        before: Callable[[Progress], None] = lambda _: None,
+    ) -> tuple[Reply, int, int]:
+        """One client's round, with `padded` steps added that must change nothing.
+
+        `before` is told what there is before each step, and before the end of the round.
+        """
+        message = self.message(server)
+        normal = self.noise(message, k)
+        planned = self.planned(k, server.round)
+        with torch.no_grad():
+            client, progress = client_start(
+                self.bench, message, mine, self.facts(k), partial(self.everything, k)
+            )
+            for at, positions in enumerate(planned):
+                rows = torch.from_numpy(positions)
+                first = torch.from_numpy(planned[at % self.per_pass(k)])
+                before(progress)
+                step = partial(client_step, client)
+                progress = step(progress, self.batch(k, positions), rows, first, noise=normal())
+            no = torch.tensor(False)
+            for _ in range(padded):
+                progress = step(
+                    progress, self.batch(k, positions), rows, first, active=no, noise=normal()
+                )
+            before(progress)
+            finished = client_finish(client, progress, len(planned))
+        return finished, len(planned), sum(len(p) for p in planned)
+
+    def replies(self, server: Server, clients: list[int], padded: int = 0) -> Replies:
+        """Return the replies of some clients, on a leading axis, in the order given."""
+        found = [self.reply(server, k, padded=padded) for k in clients]
+        sizes = self.prepared.world.federation.sizes
+
+        def rows(pick: Callable[[Reply], State]) -> State:
+            return stack([pick(reply) for reply, _, _ in found])
+
+        return Replies(
+            clients=np.array(clients),
+            examples=sizes[clients],
+            processed=np.array([seen for _, _, seen in found]),
+            finite=np.array([bool(reply.finite) for reply, _, _ in found]),
+            delta=tensors(rows(lambda reply: dict(reply.delta))),
+            buffers=tensors(rows(lambda reply: dict(reply.buffers))),
+            uploads=branches(rows(lambda reply: dict(reply.uploads))),
+        )
+
+    def aggregate(self, server: Server, replies: Replies) -> Server:
+        """Return the server after a round, and leave the one given as it is."""
+        done = server_round(
+            self.plan,
+            owned(server),
+            self.message(server),
+            replies,
+            self.prepared.population,
+            0,
+            self.remembered([int(k) for k in replies.clients]),
+        )
+        return done.server
+
+
+def _near(source: torch.Generator, tensor: Tensor) -> Tensor:
+    """Return a tensor of the same form with other, small numbers in it."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor + 0.01 * torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)

@@ -1,0 +1,1 @@
+"""What a run takes: seconds by engine, memory, disk, traffic."""

@@ -1,0 +1,159 @@
+"""Which engine runs the clients: what was asked for, or what a short measurement finds fastest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedkeel import config
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.malloc import kept
+from fedkeel.cost.device import device_for
+from fedkeel.runner.prepare import cores
+from fedkeel.engine.prepared import Prepared
+from fedkeel.cost.timing import EXACT, Measured, brief, time_engines
+
+HANDING = 2e-3
+"""Seconds that a round takes longer where its clients are handed to other processes."""
+
+SHARING = 1.1
+"""Times as long as a process alone each of several takes: they share caches and memory."""
+
+GAIN = 0.95
+"""Share of the exact engine's time that the vectorised one has to reach to be preferred."""
+
+CLEARLY = 0.9
+"""Share of another size's time that one which is tried later has to reach to be preferred: what is
+recorded is measured once, and differs from time to time by more than sizes that are alike."""
+
+_KNOWN: dict[Any, Measured] = {}
+"""What has been measured in this process: a comparison's seeds run on the same engine."""
+
+
+def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
+    """Return the engine of a run: ``kind``, ``workers``, ``chunk``, and what was measured.
+
+    Args:
+        prepared: the run.
+        measure: whether clients may be trained to find out; otherwise what was asked for stays.
+    """
+    asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
+    workers, world = min(asked.workers or cores(), per_round), prepared.world
+    free = measure and asked.kind == asked.device == "auto" and torch.cuda.is_available()
+    # a brief run is over before a GPU has recorded its first step
+    device, reasons = ("cpu", []) if free and brief(prepared) else device_for(asked, world)
+    engine: dict[str, Any] = {
+        "kind": asked.kind,
+        "workers": workers,
+        "chunk": 1,
+        "device": device,
+        "dtype": asked.dtype,
+        "precision": asked.precision,
+        "asked": asked.kind,
+    }
+    if device == "cuda":  # one process keeps a GPU busy
+        engine.update(kind="vectorised", workers=workers if asked.workers else 1)
+        workers = engine["workers"]
+    if reasons:
+        engine["reasons"] = reasons
+    if asked.kind == "sequential":
+        return {**engine, "workers": 1}
+    if asked.kind == "workers":
+        return engine
+    if asked.kind == "ray":
+        return {**engine, **_on_ray(asked, per_round)}
+    if engine["kind"] == "vectorised" and asked.chunk is not None:
+        return {**engine, "chunk": min(asked.chunk, per_round)}
+    if not measure:
+        return engine
+    found = _measured(prepared, workers, device)
+    # the best number of processes for each size, in the order in which they were tried
+    options = {
+        chunk: min(
+            (_round(each, max(chunk, 1), per_round, n), n) for n in {asked.workers or 1, workers}
+        )
+        for chunk, each in found.seconds.items()
+    }
+    exact, rounds = options.pop(EXACT), {chunk: one for chunk, (one, _) in options.items()}
+    if rounds and min(rounds.values()) <= GAIN * exact[0]:
+        engine["kind"] = "vectorised"
+    chosen = exact
+    if engine["kind"] == "vectorised" and rounds:
+        best = next(iter(rounds))
+        for chunk, one in rounds.items():
+            best = chunk if one < CLEARLY * rounds[best] else best
+        engine["chunk"], chosen = best, options[best]
+    engine["workers"] = chosen[1]
+    if engine["kind"] == "auto":
+        engine["kind"] = "workers" if chosen[1] > 1 else "sequential"
+    engine["seconds_per_client"] = {_name(c): round(s, 6) for c, s in found.seconds.items()}
+    if found.reasons:
+        engine["reasons"] = [*reasons, *found.reasons]
+    return engine
+
+
+def known() -> dict[Any, Measured]:
+    """Return what has been measured in this process."""
+    return dict(_KNOWN)
+
+
+def learn(found: dict[Any, Measured]) -> None:
+    """Take what another process has measured."""
+    _KNOWN.update(found)
+
+
+def begun_with(before: dict[str, Any], asked: config.Engine) -> dict[str, Any]:
+    """Return the engine of a run that `auto` chose before, in one process where that is asked."""
+    if asked.workers != 1:
+        return before
+    kind = "sequential" if before["kind"] in ("workers", "ray") else before["kind"]
+    again = {**before, "kind": kind, "workers": 1}
+    again.pop("address", None)
+    return again
+
+
+def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
+    """Return what is different on Ray: one actor for each core of a cluster, exact as a rule."""
+    count, address = asked.workers, asked.address
+    if address is not None:
+        from fedkeel.engine.ray.cluster import cores as all_cores
+
+        count = count or all_cores(address)
+    chunk = None if asked.chunk is None else min(asked.chunk, per_round)
+    return {"workers": min(count or cores(), per_round), "chunk": chunk, "address": address}
+
+
+def _name(chunk: int) -> str:
+    """Return how the record calls an engine that was measured."""
+    return "sequential" if chunk == EXACT else f"vectorised(chunk={chunk})"
+
+
+def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
+    """Return the seconds of a round, from those of a client."""
+    busy = min(workers, -(-per_round // chunk))
+    alone = each * per_round / busy
+    return alone * SHARING + HANDING if workers > 1 else alone
+
+
+def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
+    """Measure the engines, or look up what was found for a run like this one."""
+    world, plan = prepared.world, prepared.plan
+    data = world.federation.data
+    key = (
+        plan.expression,
+        plan.weights,
+        world.bench.network.describe(),
+        tuple(data.x.shape),
+        world.bench.local.model_dump_json(),
+        prepared.settings.rounds,
+        prepared.population,
+        prepared.settings.engine.model_dump_json(),
+        world.augment,
+        workers,
+        device,
+    )
+    if key not in _KNOWN:
+        with arithmetic(world.precision), kept():
+            _KNOWN[key] = time_engines(prepared, workers, device)
+    return _KNOWN[key]

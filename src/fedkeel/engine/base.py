@@ -1,0 +1,217 @@
+"""What every engine is given, and the protocol that every engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.config import Precision
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.engine.vectorized.padding import method_bears_padding, network_bears_padding
+from fedkeel.engine.compiler.dropout_masks import Masks, masks
+from fedkeel.errors import RunError
+from fedkeel.method.local_loop import Bench
+from fedkeel.method.context import ByPart, Floats, Ints, Message, Population
+from fedkeel.method.plugins import fingerprint
+from fedkeel.method.server_round import Replies, raw_weights
+from fedkeel.task.network import Batch
+from fedkeel.tree import Tree
+
+Split = Literal["test", "clients"]
+"""What is evaluated: the test set, or each client's own examples, one client after the other."""
+
+SMALL = 100
+"""Examples in one forward pass of convolutions on a processor: what lies between two layers then
+stays in its cache."""
+
+Tick = Callable[[int], None]
+"""Called with the number of clients that have been trained since the last call."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Method, model, data and seed: all that decides what training does.
+
+    Args:
+        bench: method, model and local training.
+        federation: the training set and its clients.
+        test: the test set.
+        seed: seed of the run.
+        augment: whether training images are cropped and mirrored at random.
+        eval_batch: examples in one forward pass of an evaluation, at most.
+        precision: of the factors of products in training and evaluation.
+    """
+
+    bench: Bench
+    federation: Federation
+    test: Dataset
+    seed: int
+    augment: bool = False
+    eval_batch: int = 1000
+    precision: Precision = "float32"
+
+    @cached_property
+    def shard(self) -> int:
+        """Examples in one forward pass of an evaluation."""
+        network = self.bench.network
+        small = network.convolves and not network.batch_statistics
+        return min(self.eval_batch, SMALL) if small else self.eval_batch
+
+    @cached_property
+    def draws(self) -> Masks | None:
+        """What the network draws in training; None where that is nothing."""
+        if self.bench.network.habits.reason:  # it is trained one by one, and not called in vain
+            return Masks(False)
+        return masks(self.bench.network, self.few)
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether nothing sees padding: other examples, random numbers, parts of one's own."""
+        plan = self.bench.plan
+        if self.draws is not None and plan.preparations:
+            return False
+        if not network_bears_padding(self.bench.network, self.few, self.draws):
+            return False
+        if not fingerprint(plan.parts):
+            return True
+        clients = len(self.federation)
+        several = Population(clients, clients)
+        classes = self.federation.data.classes
+        return method_bears_padding(self.bench, several, classes, self.few, self.draws)
+
+    @property
+    def few(self) -> Batch:
+        """Up to three examples, from all over the training set."""
+        data = self.federation.data
+        rows = np.unique(np.linspace(0, len(data) - 1, 3).astype(np.int64))
+        few = data.take(rows).to(self.bench.network.dtype)
+        return Batch(few.x, few.y)
+
+    def on(self, device: torch.device) -> World:
+        """Return the world with network and data on a device.
+
+        Raises:
+            RunError: they do not fit into its memory.
+        """
+        try:
+            return self._on(device)
+        except torch.OutOfMemoryError as error:
+            train, test = self.federation.data.x, self.test.x
+            raise RunError(
+                "The examples do not fit into the GPU's memory.",
+                got=f"{(train.nbytes + test.nbytes) / 1e9:.1f} GB of inputs; "
+                + str(error).split(". ")[0],
+                do="set engine.device = 'cpu', or take fewer examples (data.limit)",
+            ) from error
+
+    def _on(self, device: torch.device) -> World:
+        train = self.federation.data.on(device)
+        return replace(
+            self,
+            bench=replace(self.bench, network=self.bench.network.on(device)),
+            federation=replace(self.federation, data=train),
+            test=self.test.on(device),
+        )
+
+    def raw_weights(self, jobs: Sequence[Job], seen: Sequence[int]) -> Floats:
+        """Return [n] weights of clients that have processed `seen` examples; no sum of 1 yet."""
+        sizes = self.federation.sizes[[job.client for job in jobs]]
+        return raw_weights(self.bench.plan.weights, sizes, np.array(seen))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client of a round.
+
+    Args:
+        row: place in the cohort, 0..K-1, and so in the reply buffers.
+        client: stable client index.
+        done: local steps that the client has made in earlier rounds.
+    """
+
+    row: int
+    client: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a round came to where clients are on other machines, and may fail by themselves.
+
+    Args:
+        down: bytes that were sent to clients, by part.
+        up: bytes that came from clients, by part.
+        faults: what went wrong, in words, and the clients it happened to.
+        lost: clients that no longer have what they kept.
+    """
+
+    down: dict[str, int]
+    up: dict[str, int]
+    faults: dict[str, list[int]]
+    lost: list[int]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a round at the clients.
+
+    Args:
+        replies: what the server receives. Its tensors are the engine's own buffers and change with
+            the next round.
+        loss: [K] mean training loss of each client.
+        steps: [K] local steps that each client made.
+        notes: diagnostics by ``part.name``, [K].
+        seconds: by phase of local training, summed over clients, whoever trained them at once.
+        account: what was sent and what went wrong, where not every client answers; K are then those
+            that did.
+    """
+
+    replies: Replies
+    loss: NDArray[np.float64]
+    steps: Ints
+    notes: dict[str, NDArray[np.float64]]
+    seconds: dict[str, float] = field(default_factory=dict)
+    account: Account | None = None
+
+
+class Engine(Protocol):
+    """Runs the clients of a round, and evaluations."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients were trained in a plainer way than was asked for."""
+
+    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+        """Train clients [K] from a message; what they keep counts when it is committed."""
+
+    def survey(self, message: Message, clients: Ints) -> ByPart:
+        """Return the answers of clients [K] to the surveys, tensors [K, ...] by part."""
+
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Take the state of the clients `keep`, after the server has taken the round."""
+
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
+        """Return [N, 3] of the examples of a split, as `task.metrics.measure`."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return client state as arrays, for a checkpoint; what lies in a file stays there."""
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last state is complete, and the one before gone."""
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take client state from a checkpoint."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...

@@ -1,0 +1,1 @@
+"""A local step or round, traced once and run again as a list of tensor operations."""

@@ -1,0 +1,73 @@
+"""A run that is ready to begin, and what it is made of, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fedkeel import config
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.engine.buffers import Spec, specs
+from fedkeel.engine.base import World
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import Population
+from fedkeel.method.server_round import Server, server_rows
+from fedkeel.task.task import Task
+
+Place = Literal["memory", "disk"]
+"""Where the clients' state lives."""
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Data and model, before a seed and a method are chosen.
+
+    Args:
+        task: model, loss, head, buffers.
+        clients: gives the clients for a seed.
+        test: the test set.
+        model: what to call the model.
+        augment: whether training images are cropped and mirrored.
+    """
+
+    task: Task
+    clients: Callable[[int], Federation]
+    test: Dataset
+    model: str
+    augment: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start.
+
+    Args:
+        settings: what was asked for.
+        world: method, model, data and seed.
+        server: the server before the first round.
+        spec: what a client's reply looks like.
+        population: how many clients there are, and in a round.
+        ingredients: what it was made of.
+        key: digest of all that decides the numbers.
+        state: where client state lives.
+    """
+
+    settings: config.Run
+    world: World
+    server: Server
+    spec: dict[str, Spec]
+    population: Population
+    ingredients: Ingredients
+    key: str = ""
+    state: Place = "memory"
+
+    @property
+    def plan(self) -> Plan:
+        """The method."""
+        return self.world.bench.plan
+
+    @property
+    def table(self) -> dict[str, Spec]:
+        """What the server remembers of one client, by path."""
+        return specs(dict(server_rows(self.plan, self.server.params)))

@@ -1,0 +1,1 @@
+"""The Ray engine: clients trained by actors on one machine or on several."""

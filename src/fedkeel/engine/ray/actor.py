@@ -1,0 +1,145 @@
+"""What a Ray actor does: pieces of work, as a worker process does them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.engine.process import malloc
+from fedkeel.engine.process import work_items
+from fedkeel.engine.process.numerics import settle
+from fedkeel.engine.buffers import Buffers, Layout, Raw, Spec, aligned, private
+from fedkeel.engine.ray.cluster import Carried, opened
+from fedkeel.engine.local import Kept, OneByOne, Trainer, evaluate_shard
+from fedkeel.engine.process.work_items import Evaluate, Piece, Train
+from fedkeel.engine.round_buffers import kept_spec, unflat
+from fedkeel.engine.reply_rows import Packed, Rows
+from fedkeel.method.context import ByPart, Message
+from fedkeel.tree import branches, unwalk
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What the n clients of a piece keep.
+
+    Args:
+        block: [n * bytes of a row] their rows, as `Layout` has them.
+        known: [n] whether each has a row.
+    """
+
+    block: NDArray[np.uint8]
+    known: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a piece.
+
+    Args:
+        rows: of its clients, in their order.
+        scores: of an evaluation, [n, 3] by the example that each shard begins with.
+        error: what was raised.
+        reasons: why clients are trained in a plainer way than was asked for.
+    """
+
+    rows: Packed = field(default_factory=dict)
+    scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    error: work_items.Plain | None = None
+    reasons: list[str] = field(default_factory=list)
+
+
+class Actor:
+    """Trains and evaluates in one thread, and keeps nothing but the last message.
+
+    Args:
+        world: method, model, data and seed.
+        spec: what a reply looks like.
+        message: shapes and types of a message.
+        capacity: the most clients of a piece.
+        chunk: clients trained side by side; None trains them one by one.
+    """
+
+    def __init__(
+        self,
+        world: Carried,
+        spec: Mapping[str, Spec],
+        message: Mapping[str, Spec],
+        capacity: int,
+        chunk: int | None,
+    ) -> None:
+        with suppress(ValueError):  # Ctrl-C is for the process that gives out the work
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        malloc.keep()
+        self._world = opened(world)
+        settle(self._world.precision)
+        self._train: Trainer = OneByOne(self._world)
+        if chunk is not None:
+            from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
+
+            self._train = Chunks(self._world, chunk)
+        self._rows = Rows(self._world, spec, capacity, private, sums=chunk is not None)
+        self._layout = Layout(kept_spec(spec))
+        self._message = Buffers(message, None, private)
+        self._read = 0
+
+    def ready(self) -> None:
+        """Say that the actor has started."""
+
+    def do(self, piece: Piece, sent: tuple[int, Raw], cohort: Cohort | None) -> Found:
+        """Do a piece of work.
+
+        Args:
+            piece: the work.
+            sent: number and bytes of the message.
+            cohort: what the clients keep; None where they keep nothing.
+        """
+        number, raw = sent
+        if number != self._read:
+            self._message.fill(raw)
+            self._read = number
+        try:
+            if isinstance(piece, Evaluate):
+                return Found(scores=self._scores(piece))
+            return Found(rows=self._trained(piece, cohort), reasons=self._train.reasons)
+        except Exception as error:
+            return Found(error=work_items.plain(error, piece))
+
+    def _received(self, round: int, lr: float) -> Message:
+        return unflat(self._message.nested(), round, lr)
+
+    def _scores(self, piece: Evaluate) -> dict[int, NDArray[np.float64]]:
+        received, world = self._received(0, 0.0), self._world
+        buffers = received.buffers or world.bench.network.buffers
+        return {
+            start: evaluate_shard(world, received.params, buffers, piece.split, start).numpy()
+            for start in piece.starts
+        }
+
+    def _trained(self, piece: Train, cohort: Cohort | None) -> Packed:
+        message, kept = self._received(piece.round, piece.lr), self._kept(piece, cohort)
+        jobs = [replace(job, row=row) for row, job in enumerate(piece.jobs)]
+        if piece.survey:
+            for job in jobs:
+                self._rows.ask(message, job, kept(job.client))
+        else:
+            self._rows.run(self._train, message, jobs, kept, lambda _: None)
+        return self._rows.packed(len(jobs), piece.survey)
+
+    def _kept(self, piece: Train, cohort: Cohort | None) -> Kept:
+        """Return what gives each client's row, aligned as in the store."""
+        if cohort is None:
+            return lambda _: None
+        block = aligned(len(cohort.block), private)
+        block.numpy()[:] = cohort.block
+        rows = self._layout.rows(block, len(piece.jobs))
+        own: dict[int, ByPart] = {
+            job.client: branches(unwalk({path: tensor[i] for path, tensor in rows.items()}))
+            for i, job in enumerate(piece.jobs)
+            if cohort.known[i]
+        }
+        return own.get

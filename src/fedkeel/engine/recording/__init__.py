@@ -1,1 +1,0 @@
-"""Functions of tensors, recorded once and run again without Python."""

@@ -1,0 +1,226 @@
+"""The buffers of a round: one row for each client of the cohort, whoever trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedkeel.engine.buffers import Allocate, Spec, specs
+from fedkeel.engine.local import Trainer, sent, survey_client, train_client
+from fedkeel.engine.reply_rows import KEPT, SURVEY, Rows
+from fedkeel.engine.store import client_store
+from fedkeel.engine.base import Job, Tick, Trained, World
+from fedkeel.errors import RunError
+from fedkeel.method import checks
+from fedkeel.method.local_loop import kept
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.plugins import fingerprint
+from fedkeel.method.server_round import Replies, surveyed, with_answers
+from fedkeel.records.folder import ANOTHER
+from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
+
+
+def flat(message: Message) -> State:
+    """Return everything that a message sends, as one state."""
+    return {
+        "params": dict(message.params),
+        "buffers": dict(message.buffers),
+        "sent": dict(message.sent),
+    }
+
+
+def unflat(state: State, round: int, lr: float) -> Message:
+    """Return the message that `flat` made the state of."""
+    return Message(
+        params=tensors(below(state, "params")),
+        buffers=tensors(below(state, "buffers")),
+        sent=branches(below(state, "sent")),
+        round=round,
+        lr=lr,
+    )
+
+
+CLIENTS = "clients/"
+"""Where client state stands among the arrays of a checkpoint."""
+
+AWAY = "away"
+"""Name in a checkpoint that says that client state lies on other machines."""
+
+
+def rehearse(world: World, message: Message) -> dict[str, Spec]:
+    """Train one step of the first client and throw it away, to learn what a reply looks like.
+
+    Returns:
+        Shape and type of each tensor of a reply, by path, and of each answer to a survey.
+
+    Raises:
+        TrainingError: what the model, the loss or a part raised; or a part of one's own changed in
+            place what it had received, or what it had kept.
+    """
+    own = fingerprint(world.bench.plan.parts)
+    if not own or world.bench.network.habits.writes:
+        return specs(tried(world, message))
+    received, said = flat(message), f"was changed in place, in {', '.join(own)}"
+    before = checks.versions(received)
+    found = specs(tried(world, message))
+    checks.unchanged(f"What the server sent {said}", before, received)
+    mine, _ = kept(world.bench, message, None)
+    before = checks.versions(dict(mine))
+    tried(world, message, mine)
+    checks.unchanged(f"What a client keeps {said}", before, dict(mine))
+    return found
+
+
+def tried(world: World, message: Message, mine: ByPart | None = None) -> State:
+    """Return what the first client sends and keeps after one step, and its answers to surveys.
+
+    Args:
+        world: method, model, data and seed.
+        message: what the server sent.
+        mine: what the client kept, None the first time.
+    """
+    first = int(np.flatnonzero(world.federation.sizes)[0])  # a node has the data of its own alone
+    job = Job(row=0, client=first, done=0)
+    answers: ByPart = {}
+    if world.bench.plan.surveys:
+        answers = survey_client(world, message, job, mine)
+        alone = map_tensors(lambda t: t[None], dict(answers))
+        message = surveyed(message, branches(alone), np.ones(1))
+    reply, _, _ = train_client(world, message, job, mine, limit=1)
+    return {**sent(reply), "survey": dict(answers)}
+
+
+def kept_spec(spec: Mapping[str, Spec]) -> dict[str, Spec]:
+    """Return shape and type of what a client keeps, by path, from those of its reply."""
+    return {k.removeprefix(KEPT): v for k, v in spec.items() if k.startswith(KEPT)}
+
+
+def thin_paths(kept: Mapping[str, Spec], plan: Plan) -> list[str]:
+    """Return which matrices of what a client keeps may be kept as products (`engine.thin`)."""
+    return [k for k, v in kept.items() if k.split("/")[0] in plan.renewed and len(v.shape) == 2]
+
+
+def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
+    """Return the message with room for the answers to surveys, which are not known yet."""
+    zeros = {
+        path.removeprefix(SURVEY): torch.zeros(one.shape, dtype=one.dtype)
+        for path, one in spec.items()
+        if path.startswith(SURVEY)
+    }
+    return with_answers(message, branches(unwalk(zeros)))
+
+
+class RoundBuffers:
+    """Where the replies of a round are written, and client state is kept.
+
+    Args:
+        world: method, model, data and seed.
+        spec: shape and type of each tensor of a reply, by path, from `rehearse`.
+        capacity: the largest cohort.
+        allocate: where the memory comes from.
+        file: where client state lies; None for memory.
+        sums: whether updates are added up as they come, where the method allows it.
+        away: whether clients keep their state themselves, on other machines.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        spec: Mapping[str, Spec],
+        capacity: int,
+        allocate: Allocate,
+        file: Path | None = None,
+        sums: bool = False,
+        away: bool = False,
+    ) -> None:
+        if away:
+            spec = {k: v for k, v in spec.items() if not k.startswith(KEPT)}
+        self._away = away
+        clients = len(world.federation)
+        kept = kept_spec(spec)
+        thin = thin_paths(kept, world.bench.plan)
+        self.store = client_store(kept, clients, allocate, file, capacity, thin)
+        self.rows = Rows(world, spec, capacity, allocate, sums, self.store)
+        self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
+        self._sizes = world.federation.sizes
+
+    def run(self, train: Trainer, message: Message, jobs: Sequence[Job], tick: Tick) -> None:
+        """Train clients and write their rows. See `Rows.run`."""
+        self.rows.run(train, message, jobs, self.store.kept, tick)
+
+    def ask(self, message: Message, job: Job) -> None:
+        """Write one client's answers to the surveys into its row."""
+        self.rows.ask(message, job, self.store.get(job.client))
+
+    def answers(self, clients: Ints) -> ByPart:
+        """Return the answers of a cohort, tensors [K, ...] by part, as views."""
+        return self.rows.answers(len(clients))
+
+    def jobs(self, clients: Ints) -> list[Job]:
+        """Return a job for each client of the cohort."""
+        return [Job(row, int(k), int(self._done[k])) for row, k in enumerate(clients)]
+
+    def begin(self, clients: Ints) -> list[Job]:
+        """Return a job for each client of the cohort, with room for what they will keep."""
+        self.store.reserve(clients)
+        return self.jobs(clients)
+
+    def gather(self, clients: Ints) -> Trained:
+        """Return the rows of a finished round, as views."""
+        k = len(clients)
+        state, counts = self.rows.replies(k), self.rows.counts(k)
+        replies = Replies(
+            clients=clients,
+            examples=self._sizes[clients],
+            processed=np.array(counts["seen"].numpy()),
+            finite=np.array(counts["finite"].numpy()),
+            delta=tensors(below(state, "delta")),
+            buffers=tensors(below(state, "buffers")),
+            uploads=branches(below(state, "uploads")),
+            summed=self.rows.summed,
+        )
+        notes = tensors(below(state, "notes"))
+        return Trained(
+            replies=replies,
+            loss=np.array(counts["loss"].numpy()),
+            steps=np.array(counts["steps"].numpy()),
+            notes={name: t.double().numpy() for name, t in notes.items()},
+            seconds=self.rows.seconds(k),
+        )
+
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._done[clients]
+
+    def commit(self, trained: Trained, keep: Ints) -> None:
+        """Take the state that the clients `keep` have written, and add to their steps."""
+        clients = trained.replies.clients
+        rows = np.flatnonzero(np.isin(clients, keep))
+        self.store.commit(clients[rows])
+        self._done[clients[rows]] += trained.steps[rows]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint holds of the clients."""
+        arrays = {**self.store.snapshot(), "done": self._done[self.store.present]}
+        if self._away:
+            arrays[AWAY] = np.ones(1, dtype=np.bool_)
+        return {CLIENTS + name: array for name, array in arrays.items()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take what a checkpoint holds of the clients."""
+        own = {k.removeprefix(CLIENTS): v for k, v in arrays.items() if k.startswith(CLIENTS)}
+        if (AWAY in own) != self._away:
+            raise RunError(
+                "The checkpoint does not hold the clients' state that this engine needs.",
+                why="in a federation of nodes it lies on the nodes, elsewhere with the run",
+                do=f"go on as the run was begun, or {ANOTHER}",
+            )
+        self.store.restore(own)
+        self._done[:] = 0
+        self._done[self.store.present] = own["done"]

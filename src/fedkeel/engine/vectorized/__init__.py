@@ -1,0 +1,1 @@
+"""The vectorized engine: several clients trained side by side, by compiled steps."""

@@ -1,1 +1,0 @@
-"""From settings to records: prepare, execute, resume, compare."""

@@ -1,0 +1,52 @@
+"""Clients that have trained elsewhere, for an engine that asks for them here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedkeel.engine.local import Done, Kept, sent
+from fedkeel.engine.base import Job, World
+from fedkeel.method.local_loop import Reply
+from fedkeel.method.context import Message
+from fedkeel.tree import map_tensors
+
+
+@dataclass(frozen=True)
+class Took:
+    """What was taken of a client.
+
+    Args:
+        reply: what it sent.
+        steps: local steps that it made.
+        seen: examples that it processed.
+        digest: digest of what it keeps, "" for nothing.
+    """
+
+    reply: Reply
+    steps: int
+    seen: int
+    digest: str
+
+
+class Arrived:
+    """A `Trainer` whose clients have trained already.
+
+    Args:
+        world: method, model and data.
+        took: what came of each.
+    """
+
+    def __init__(self, world: World, took: Mapping[int, Took]) -> None:
+        self.lanes, self.placed, self._took = 1, world, took
+        self.reasons: list[str] = []
+
+    def __call__(
+        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+    ) -> Iterator[Done]:
+        """Return what has come."""
+        for job in jobs:
+            one = self._took[job.client]
+            state = map_tensors(lambda t: t[None], sent(one.reply))
+            loss, finite = one.reply.loss[None], one.reply.finite[None]
+            yield Done([job], state, loss, finite, [one.steps], [one.seen])

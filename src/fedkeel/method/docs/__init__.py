@@ -1,0 +1,1 @@
+"""A method in words: its docstring, its page, its citation."""

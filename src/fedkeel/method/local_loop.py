@@ -1,0 +1,392 @@
+"""The local loop: the only file that steps a client's parameters.
+
+A client's round is `client_start`, then `client_step` for each mini-batch, then `client_finish`.
+None of them has a client axis, branches on data or changes its arguments, so an engine may call
+them one client at a time, or under vmap for many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedkeel import tree
+from fedkeel.config import Buffers, Local
+from fedkeel.method import checks
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import ByPart, Facts, Message, Round, Step, of
+from fedkeel.method.local_optimiser import LocalSGD, path_length
+from fedkeel.task.network import Autograd, Batch, Network
+from fedkeel.tree import State, Tree
+
+BUFFERS = "buffers"
+"""Name under which a client keeps its buffers, where they stay local."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What stays the same for all clients and rounds.
+
+    Args:
+        plan: the method.
+        network: the model and its loss.
+        local: local training, as the method means it (`Plan.work`).
+        buffers: what happens to the model's buffers.
+        autograd: how gradients are taken.
+    """
+
+    plan: Plan
+    network: Network
+    local: Local
+    buffers: Buffers = "refuse"
+    autograd: Autograd = "eager"
+
+    @property
+    def optimiser(self) -> LocalSGD:
+        """The local optimiser."""
+        return LocalSGD.of(self.local, self.network.habits.unreached)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep anything from round to round."""
+        return bool(self.plan.client_states) or self.buffers == "local"
+
+
+@dataclass(frozen=True)
+class Client:
+    """What stays the same for one client during its round.
+
+    Args:
+        bench: what stays the same for all.
+        message: what the server sent.
+        facts: about the client.
+        mine: what the parts keep for the client.
+        prepared: what the preparations made, by part, with one row for each distinct example.
+        everything: gives all examples of the client.
+    """
+
+    bench: Bench
+    message: Message
+    facts: Facts
+    mine: ByPart
+    prepared: ByPart
+    everything: Callable[[], Batch]
+
+    @property
+    def start(self) -> Tree:
+        """The received model."""
+        return self.message.params
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What changes from step to step.
+
+    Args:
+        params: the local model.
+        buffers: its buffers.
+        optimiser: state of the local optimiser.
+        carry: what the parts carry, by part.
+        loss: [] sum of the recorded losses.
+    """
+
+    params: Tree
+    buffers: Tree
+    optimiser: State
+    carry: ByPart
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client gives back. Everything here but `mine` and `notes` is sent to the server.
+
+    Args:
+        delta: end - start, as the update transforms left it. Where there is a codec, it is what
+            the server makes of the codec's upload, and not sent itself.
+        buffers: the buffers after training, where they are averaged.
+        uploads: further messages, by part.
+        mine: what the parts keep for the client's next round, by part.
+        loss: [] mean recorded loss of the steps.
+        finite: [] whether everything that is sent is finite.
+        notes: diagnostics, 0-d tensors by ``part.name``.
+    """
+
+    delta: Tree
+    buffers: Tree
+    uploads: ByPart
+    mine: ByPart
+    loss: Tensor
+    finite: Tensor
+    notes: dict[str, Tensor]
+
+
+def wired(plan: Plan, reply: Reply) -> State:
+    """Return what of a reply is sent: the update, or what a codec made of it, and the rest."""
+    rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
+    return rest if plan.codec is not None else {"delta": dict(reply.delta), **rest}
+
+
+def client_survey(
+    bench: Bench,
+    message: Message,
+    mine: ByPart | None,
+    facts: Facts,
+    everything: Callable[[], Batch],
+) -> ByPart:
+    """Return a client's answers to the surveys, by part, before it trains.
+
+    Args:
+        bench: method, model and local training.
+        message: what the server sent.
+        mine: what the client kept from its last round, None the first time.
+        facts: about the client.
+        everything: gives all examples of the client.
+    """
+    mine, buffers = kept(bench, message, mine)
+    carry = {p.name: p.init_carry(message.params, of(mine, p.name)) for p in bench.plan.carries}
+    states = (message.sent, mine, carry, ByPart())
+    own = bench.network.throwaway(buffers)
+    step = _step(bench, message, facts, everything(), own, states)
+    return {part.name: part.survey(step.view(part.name)) for part in bench.plan.surveys}
+
+
+def client_start(
+    bench: Bench,
+    message: Message,
+    mine: ByPart | None,
+    facts: Facts,
+    everything: Callable[[], Batch],
+    examples: Callable[[], Batch] | None = None,
+) -> tuple[Client, Progress]:
+    """Begin a client's round.
+
+    Args:
+        bench: method, model and local training.
+        message: what the server sent.
+        mine: what the client kept from its last round, None the first time.
+        facts: about the client.
+        everything: gives all examples of the client; called only by methods that want them.
+        examples: gives the distinct examples of the round, where those are not all; called only
+            by methods that prepare.
+    """
+    plan, start = bench.plan, message.params
+    mine, buffers = kept(bench, message, mine)
+    prepared: ByPart = {}
+    if plan.preparations:
+        batch = (examples or everything)()
+        own = bench.network.throwaway(buffers)
+        step = _step(bench, message, facts, batch, own, (message.sent, mine, {}, {}))
+        for part in plan.preparations:
+            prepared[part.name] = part.prepare(batch, step.view(part.name))
+    progress = Progress(
+        params=tree.clone(start) if bench.network.habits.writes else start,
+        buffers=tree.clone(buffers),
+        optimiser=bench.optimiser.init(start),
+        carry={part.name: part.init_carry(start, of(mine, part.name)) for part in plan.carries},
+        loss=next(iter(start.values())).new_zeros(()),
+    )
+    return Client(bench, message, facts, mine, prepared, everything), progress
+
+
+def kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, Tree]:
+    """Return what a client keeps, made anew the first time, and the buffers it begins with."""
+    buffers = message.buffers or bench.network.buffers
+    if mine is None:
+        mine = {part.name: part.init_client(message.params) for part in bench.plan.client_states}
+        if bench.buffers == "local":
+            mine[BUFFERS] = dict(tree.clone(buffers))
+    return mine, tree.tensors(of(mine, BUFFERS)) if bench.buffers == "local" else buffers
+
+
+def client_step(
+    client: Client,
+    progress: Progress,
+    batch: Batch,
+    rows: Tensor | None = None,
+    first_pass: Tensor | None = None,
+    active: Tensor | None = None,
+    noise: Tree | None = None,
+    lr: Tensor | None = None,
+) -> Progress:
+    """Make one local step.
+
+    Args:
+        client: what stays the same.
+        progress: what the step before left.
+        batch: the examples.
+        rows: [B] rows of the preparations that belong to these examples.
+        first_pass: [B'] rows of the batch that had the same place in the round's first pass.
+        active: [] false for a padded step, which changes nothing; None for a real one.
+        noise: standard normal numbers of the model's shapes, for methods that need NOISE.
+        lr: [] the learning rate, where a step is recorded for many; None is the message's.
+    """
+    bench, plan = client.bench, client.bench.plan
+    rate = client.message.lr if lr is None else lr
+    buffers = bench.network.throwaway(progress.buffers)  # a forward pass may change them
+    step = _step(
+        bench,
+        client.message,
+        client.facts,
+        batch,
+        buffers,
+        (client.message.sent, client.mine, progress.carry, _rows(client, rows, first_pass)),
+        noise,
+    )
+    params = progress.params
+    rule = plan.gradient_rule
+    grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
+    if rule is not None:
+        grads = checks.whole(rule, grads, params)
+    for part in plan.gradient_transforms:
+        grads = part.transform_gradient(grads, params, step.view(part.name))
+        grads = checks.whole(part, grads, params)
+    moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, rate)
+    for correction in plan.corrections:
+        moved = correction.correct(moved, step.view(correction.name))
+        moved = checks.whole(correction, moved, params)
+    carry = {
+        part.name: part.next_carry(params, of(progress.carry, part.name)) for part in plan.carries
+    }
+    if not step.seen:
+        raise ValueError("the gradient rule has to call step.grad or step.example_grads once")
+    loss = progress.loss + step.seen[0]
+    after = Progress(moved, buffers, optimiser, carry, loss)
+    return after if active is None else _choose(active, after, progress)
+
+
+def client_finish(
+    client: Client,
+    progress: Progress,
+    steps: int | Tensor,
+    unit: Tensor | None = None,
+    lr: Tensor | None = None,
+) -> Reply:
+    """End a client's round.
+
+    Args:
+        client: what stays the same.
+        progress: what the last step left.
+        steps: S, the number of real steps; [] where clients end side by side.
+        unit: [] length of the local path, where clients end side by side; see `path`.
+        lr: [] the learning rate, where the end is recorded for many; None is the message's.
+    """
+    bench, plan = client.bench, client.bench.plan
+    rate = client.message.lr if lr is None else lr
+    notes: dict[str, Tensor] = {}
+
+    def everything() -> Step:
+        buffers = bench.network.throwaway(progress.buffers)
+        states = (client.message.sent, client.mine, progress.carry, ByPart())
+        return _step(bench, client.message, client.facts, client.everything(), buffers, states)
+
+    round = Round(
+        start=client.start,
+        end=progress.params,
+        facts=client.facts,
+        steps=steps,
+        unit=path(bench, int(steps), client.message.lr) if unit is None else unit,
+        lr=rate,
+        everything=everything,
+        notes=notes,
+        bent=plan.bent,
+    )
+
+    def view(part: str) -> Round:
+        return replace(
+            round, sent=of(client.message.sent, part), mine=of(client.mine, part), part=part
+        )
+
+    delta = tree.sub(progress.params, client.start)
+    for part in plan.update_transforms:
+        delta = checks.whole(part, part.transform_update(delta, view(part.name)), client.start)
+    round, codec = replace(round, delta=delta), plan.codec
+    encoded: ByPart = {}
+    if codec is not None:
+        encoded[codec.name] = codec.encode(delta, view(codec.name))
+        delta = checks.whole(codec, codec.decode(encoded[codec.name], client.start), client.start)
+    mine = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
+    if bench.buffers == "local":
+        mine[BUFFERS] = dict(progress.buffers)
+    buffers = progress.buffers if bench.buffers == "average" else {}
+    uploads = {
+        part.name: part.upload(replace(view(part.name), kept=of(mine, part.name)))
+        for part in plan.uploads
+    }
+    uploads.update(encoded)
+    checks.states("sends to the server", uploads)
+    return Reply(
+        delta=delta,
+        buffers=buffers,
+        uploads=uploads,
+        mine=mine,
+        loss=progress.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
+        finite=finite({"delta": dict(delta), "buffers": dict(buffers), "uploads": dict(uploads)}),
+        notes=notes,
+    )
+
+
+def path(bench: Bench, steps: int, lr: float) -> float:
+    """Return the length of the local path of `steps` steps, see `Round.unit`."""
+    return path_length(bench.optimiser, steps, lr, bench.plan.pull)
+
+
+def finite(sent: State) -> Tensor:
+    """Return [] whether every entry is finite, and small enough to be added up."""
+    sums = [t.sum() for _, t in tree.walk(sent) if t.is_floating_point()]
+    return torch.isfinite(torch.stack(sums)).all()
+
+
+def _step(
+    bench: Bench,
+    message: Message,
+    facts: Facts,
+    batch: Batch,
+    buffers: Tree,
+    states: tuple[ByPart, ByPart, ByPart, ByPart],
+    noise: Tree | None = None,
+) -> Step:
+    return Step(
+        batch=batch,
+        start=message.params,
+        facts=facts,
+        network=bench.network,
+        buffers=buffers,
+        aim=bench.plan.aim,
+        autograd=bench.autograd,
+        received=message.buffers or bench.network.buffers,
+        noise=noise,
+        states=states,
+    )
+
+
+def _rows(client: Client, rows: Tensor | None, first_pass: Tensor | None) -> ByPart:
+    """Return the rows of the preparations that this step sees."""
+    out: ByPart = {}
+    for part in client.bench.plan.preparations:
+        index = rows if part.pairing == "example" else first_pass
+        if index is None:
+            raise ValueError(f"{part.name} prepares examples; the engine gave no rows")
+        out[part.name] = tree.map_tensors(
+            lambda t, index=index: t[index],  # type: ignore[misc]
+            client.prepared[part.name],
+        )
+    return out
+
+
+def _choose(active: Tensor, after: Progress, before: Progress) -> Progress:
+    """Return `after` where `active` is true and `before` elsewhere."""
+
+    def pick(a: State | Tree, b: State | Tree) -> State:
+        return tree.where(active, dict(a), dict(b))
+
+    return Progress(
+        params=tree.tensors(pick(after.params, before.params)),
+        buffers=tree.tensors(pick(after.buffers, before.buffers)),
+        optimiser=pick(after.optimiser, before.optimiser),
+        carry={k: pick(v, before.carry[k]) for k, v in after.carry.items()},
+        loss=torch.where(active, after.loss, before.loss),
+    )

@@ -1,0 +1,212 @@
+"""Methods of one's own: parts in a file outside the package.
+
+They are found by import path, ``my_method:Slow`` for the class Slow in my_method.py, or by the
+name under which an installed package declares them:
+
+    [project.entry-points."fedkeel.methods"]
+    slow = "my_package.slow:Slow"
+
+What stands there is a part, or a tuple of parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import TypeGuard
+
+from fedkeel.errors import CompositionError
+from fedkeel.method.docs.bibliography import entries
+from fedkeel.method.hyperparameters import expressible, hyperparameter_types, type_name
+from fedkeel.method.roles import ROLES, Part
+from fedkeel.user_code import Wanted, find, one_line
+from fedkeel.source_digest import module_digest
+
+GROUP = "fedkeel.methods"
+"""Entry points of packages that bring methods."""
+
+RESERVED = frozenset({"model", "survey", "mean"})
+"""Names that messages and records use themselves."""
+
+
+@lru_cache(maxsize=1)
+def installed() -> Mapping[str, tuple[str, ...]]:
+    """Return the import paths of what installed packages declare, by name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
+        found[point.name] = tuple(dict.fromkeys([*found.get(point.name, ()), point.value]))
+    return found
+
+
+def load(path: str) -> tuple[type[Part], ...]:
+    """Return the parts at ``package.module:Name``.
+
+    Raises:
+        CompositionError: nothing can be found there, or what stands there is no part.
+    """
+    found = find(path, _PART)
+    kinds = found if isinstance(found, tuple) else (found,)
+    checked = tuple(_checked(path, kind) for kind in kinds)
+    if not checked or len({kind.name for kind in checked}) < len(checked):
+        raise CompositionError(
+            f"method {path!r} is a tuple of {len(checked)} parts.",
+            got=", ".join(kind.name for kind in checked) or "no part",
+            expected="one part or more, each with a name of its own",
+        )
+    return checked
+
+
+def word(part: Part) -> str:
+    """Return what an expression calls a part: its name, or its import path outside the package."""
+    kind = type(part)
+    return f"{kind.__module__}:{kind.__qualname__}" if _outside(kind) else part.name
+
+
+def fingerprint(parts: Iterable[Part]) -> dict[str, str]:
+    """Return digests of the files in which parts outside the package are written.
+
+    Files of a user's that these import count too.
+    """
+    kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
+    return {kind.__module__: _digest(kind.__module__) for kind in kinds if _outside(kind)}
+
+
+def _outside(kind: type) -> bool:
+    return kind.__module__.split(".")[0] != "fedkeel"
+
+
+def _is_part(value: object) -> TypeGuard[type[Part]]:
+    return isinstance(value, type) and issubclass(value, Part)
+
+
+def _could_be_meant(value: object) -> bool:
+    return _is_part(value) and not inspect.isabstract(value) and value is not Part
+
+
+_PART = Wanted(
+    noun="method",
+    error=CompositionError,
+    example="for the class Slow in my_method.py write 'my_method:Slow'",
+    suits=_could_be_meant,
+    write="write a part there: a frozen dataclass that plays roles",
+)
+
+
+def _checked(path: str, kind: object) -> type[Part]:
+    """Return the class if it is a part that can be made.
+
+    Raises:
+        CompositionError: says what it lacks.
+    """
+    if not _is_part(kind):
+        one = "another class" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
+        raise CompositionError(
+            f"method {path!r} is not a part.",
+            got=one,
+            expected="a class that inherits roles of fedkeel.method.roles, or a tuple of such",
+        )
+    flaw = _flaw(kind)
+    if flaw:
+        raise CompositionError(
+            f"method {path!r}: {kind.__name__} {flaw}.",
+            do="see docs/own-method.md for a whole part",
+        )
+    _digest(kind.__module__)  # as it is now, whatever becomes of the file
+    _stay_importable(kind)
+    return kind
+
+
+def _flaw(kind: type[Part]) -> str:
+    """Return what keeps a class from being used as a part, "" where nothing does."""
+    if not any(issubclass(kind, role) for role in ROLES):
+        return "plays no role"
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        return f"lacks {', '.join(missing)}, which its roles ask for"
+    stages = [name for name in _annotated(kind) if name.endswith("_stage")]
+    unset = [n for n in ("name", "paper", "pairing", *stages) if _undecided(kind, n)]
+    if unset:
+        return f"does not set {', '.join(unset)}"
+    if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:
+        return f"calls itself {kind.name!r}, which is no name for a part"
+    if kind.paper and kind.paper not in entries():
+        return f"cites {kind.paper!r}, which papers.bib has not; '' where there is no paper"
+    if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return "is no frozen dataclass"
+    bare = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+    if bare:
+        return f"has no default for {', '.join(bare)}"
+    return _untold(kind) or _misshapen(kind)
+
+
+def _untold(kind: type[Part]) -> str:
+    """Return what is wrong with the types of a part's hyper-parameters, "" where nothing is."""
+    try:
+        types = hyperparameter_types(kind)
+    except Exception as error:  # whatever stands in an annotation
+        return f"has a hyper-parameter of a type that cannot be read: {one_line(error)}"
+    odd = [name for name, hint in types.items() if not expressible(hint)]
+    if not odd:
+        return ""
+    return (
+        f"declares {odd[0]!r} as {type_name(types[odd[0]])}, which no expression can give: a "
+        "hyper-parameter is an int, a float, a bool, a str, a Literal of such, or None"
+    )
+
+
+def _misshapen(kind: type[Part]) -> str:
+    """Return which method of a role takes other arguments than the role gives, "" where none."""
+    for role in (role for role in ROLES if issubclass(kind, role)):
+        for name in sorted(getattr(role, "__abstractmethods__", ())):
+            wanted, own = getattr(role, name), getattr(kind, name)
+            if isinstance(wanted, property) or not inspect.isfunction(own):
+                continue
+            names = list(inspect.signature(wanted).parameters)
+            try:
+                inspect.signature(own).bind(*names)
+            except TypeError:
+                given = ", ".join(names[1:])
+                return f"has a {name}{inspect.signature(own)}, which is called with ({given})"
+    return ""
+
+
+def _annotated(kind: type[Part]) -> set[str]:
+    return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
+
+
+def _undecided(kind: type[Part], name: str) -> bool:
+    return name in _annotated(kind) and not hasattr(kind, name)
+
+
+def _digest(module: str) -> str:
+    """Return the digest of a module, as it was when it was loaded.
+
+    Raises:
+        CompositionError: it is in no file.
+    """
+    found = module_digest(module)
+    if found:
+        return found
+    raise CompositionError(
+        f"The parts of the module {module!r} are in no file.",
+        why="a run is taken again only while the code of its method is the same",
+        do="write them into my_method.py and name them 'my_method:Slow'",
+    )
+
+
+def _stay_importable(kind: type[Part]) -> None:
+    """Leave the folder of a part on the path: processes that are spawned look it up again."""
+    top = sys.modules[kind.__module__.split(".")[0]]
+    file = getattr(top, "__file__", None)
+    if file is None:
+        return
+    folder = Path(file).resolve().parent
+    home = str(folder.parent if Path(file).name == "__init__.py" else folder)
+    if home not in sys.path:
+        sys.path.append(home)

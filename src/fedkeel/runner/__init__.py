@@ -1,0 +1,1 @@
+"""One run: prepared, started or resumed, made round by round, recorded."""

@@ -1,0 +1,147 @@
+"""What a run is, written down before it starts: method, data, model, engine, environment."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkeel import config
+from fedkeel.data.dataset import Dataset
+from fedkeel.errors import counted
+from fedkeel.cost.autotune import choose
+from fedkeel.runner.warnings import hints
+from fedkeel.runner.prepare import cores
+from fedkeel.engine.prepared import Prepared
+from fedkeel.cost.memory import estimate
+from fedkeel.method.docs.cite import bibtex, keys
+from fedkeel.method.docs.describe import describe, facts
+from fedkeel.method.plugins import fingerprint
+from fedkeel.method.roles import Part
+from fedkeel.records.rows import RunRecord
+from fedkeel.tree import nbytes, numel
+from fedkeel.version import __version__
+
+
+def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> RunRecord:
+    """Return what a run is, before it starts.
+
+    Args:
+        prepared: the run.
+        engine: what runs the clients, where that is decided already.
+    """
+    settings, world, plan = prepared.settings, prepared.world, prepared.plan
+    network, federation = world.bench.network, world.federation
+    parts = plan.parts or ()
+    on_nodes = federation.how["kind"] == "nodes"  # then nobody knows, and nobody is asked
+    return RunRecord(
+        name=settings.name,
+        key=prepared.key,
+        method=settings.method,
+        describe=describe(plan),
+        parts=[_part(part) for part in parts],
+        citations=keys(plan),
+        bibtex=bibtex(keys(plan)),
+        weights=plan.weights,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        status="running",
+        model={
+            "name": prepared.ingredients.model,
+            "parameters": numel(network.params),
+            "bytes": nbytes(dict(network.params)),
+            "head": network.head,
+        },
+        data={
+            "sources": list(federation.data.sources),
+            "train": len(federation.rows),
+            "test": len(world.test),
+            "classes": federation.data.classes,
+            "label_names": list(federation.data.label_names),
+            "columns": list(federation.data.columns),
+            "scale": _scale(federation.data),
+            "shape": list(federation.data.shape),
+            "fingerprint": federation.data.fingerprint(),
+        },
+        partition={
+            **federation.how,
+            "clients": len(federation),
+            "sizes": federation.sizes.tolist(),
+            "histogram": [] if on_nodes else federation.histogram().tolist(),
+            "names": list(federation.names),
+        },
+        local=_local_words(world.bench.local),
+        participation=_participation_words(prepared),
+        target=settings.evaluation.target or settings.stop.target,
+        engine=engine or choose(prepared),
+        environment=environment(),
+        estimate=asdict(estimate(prepared)),
+        hints=hints(prepared),
+    )
+
+
+def _scale(data: Dataset) -> dict[str, list[float]] | None:
+    if data.scale is None:
+        return None
+    mean, deviation = data.scale
+    return {"mean": list(mean), "deviation": list(deviation)}
+
+
+def _local_words(local: config.Local) -> str:
+    if local.epochs:
+        work = counted(local.epochs, "epoch")
+    else:
+        work = f"{counted(local.steps or 0, 'step')} ({local.sampling})"
+    words = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
+    if local.momentum:
+        words.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
+    if local.weight_decay:
+        words.append(f"weight decay {local.weight_decay:g}")
+    if local.schedule.kind != "constant":
+        words.append(f"{local.schedule.kind} schedule")
+    return ", ".join(words)
+
+
+def _participation_words(prepared: Prepared) -> str:
+    cohort, population = prepared.settings.cohort, prepared.population
+    words = f"{population.per_round} of {population.clients} clients a round"
+    if cohort.sampling != "uniform":
+        words += f", sampled by {cohort.sampling}"
+    if cohort.dropout:
+        words += f", each drops out with probability {cohort.dropout:g}"
+    return words
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, processor and date."""
+    return {
+        "fedkeel": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": cores(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    found = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return found[0] if found else platform.processor()
+
+
+def _part(part: Part) -> dict[str, Any]:
+    """Return what a run says of a part; of one's own, a digest of its code too."""
+    told = {k: facts(part)[k] for k in ("name", "paper", "roles")}
+    own = fingerprint([part])
+    return {**told, "code": " ".join(own.values())} if own else told

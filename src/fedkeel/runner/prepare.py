@@ -1,0 +1,288 @@
+"""From settings to a world: data loaded, divided, a model made, a method composed, all checked.
+
+Everything that can be refused is refused here, before a run folder exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from fedkeel import config
+from fedkeel.data import batches
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.partition.recipes import divide
+from fedkeel.data.read.load import load
+from fedkeel.engine.local import examples
+from fedkeel.engine.round_buffers import rehearse
+from fedkeel.engine.base import World
+from fedkeel.errors import DataError, ModelError, counted
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.cost.memory import check_server, place
+from fedkeel.method.local_loop import Bench
+from fedkeel.method.compose import SIMULATION
+from fedkeel.method.context import Population
+from fedkeel.method.grammar import parse
+from fedkeel.method.plugins import fingerprint
+from fedkeel.method.roles import Capability
+from fedkeel.method.server_round import server_message, server_start
+from fedkeel.user_code import one_line
+from fedkeel.task.models import make
+from fedkeel.task.parameter_names import blocks
+from fedkeel.task.network import Network
+from fedkeel.task.task import Task
+from fedkeel.tree import walk
+from fedkeel.version import __version__
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def gather(experiment: config.Experiment) -> Ingredients:
+    """Load the data of an experiment and look up its model.
+
+    Raises:
+        DataError: the data cannot be found, read or used.
+        ModelError: there is no such model, or it cannot be made.
+    """
+    train, test = load(experiment.data)
+    return Ingredients(
+        task=task(experiment, train),
+        clients=lambda seed: divide(train, experiment.partition, seed),
+        test=test,
+        model=experiment.model.name,
+        augment=experiment.data.augment == "crop_flip",
+    )
+
+
+def task(experiment: config.Experiment, train: Dataset) -> Task:
+    """Return the task of an experiment, for data of the form of `train`.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    settings = experiment.model
+    build = partial(make, settings.name, train.shape, train.classes, settings.args)
+    return Task(build, head=settings.head, buffers=settings.buffers)
+
+
+def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
+    """Make everything that a run needs, and refuse what cannot work.
+
+    Raises:
+        FedkeelError: with what was given, what was expected, why, and what to do.
+    """
+    dtype = DTYPES[settings.engine.dtype]
+    federation = ingredients.clients(settings.seed)
+    federation = _with_type(federation, dtype)
+    test = _like(federation.data, ingredients.test.to(dtype))
+    network = ingredients.task.network(federation.data, settings.seed, dtype)
+    _check_test(network, federation.data, test)
+    plan = parse(settings.method, _provides(network, federation), settings.weights)
+    population = Population(len(federation), settings.cohort.size(len(federation)))
+    bench = Bench(plan, network, plan.work(settings.local), ingredients.task.buffers)
+    _check_single(bench, federation, settings.rounds)
+    world = World(
+        bench,
+        federation,
+        test,
+        settings.seed,
+        ingredients.augment,
+        settings.evaluation.batch_size,
+        settings.engine.precision,
+    )
+    _check_single_score(world)
+    check_server(plan, network.params, population, settings.engine)
+    server = server_start(plan, network, population, ingredients.task.buffers == "average")
+    lr = learning_rate(settings, bench, 0)
+    try:
+        spec = rehearse(world, server_message(plan, server, lr))
+    except ModelError as error:  # its place knows no method's name
+        error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
+        raise
+    prepared = Prepared(settings, world, server, spec, population, ingredients)
+    return replace(prepared, key=_key(prepared), state=place(prepared))
+
+
+def learning_rate(settings: config.Run, bench: Bench, round: int) -> float:
+    """Return the local learning rate of a round, counted from 0."""
+    return bench.local.lr * bench.local.schedule.factor(round, settings.rounds)
+
+
+def cores() -> int:
+    """Return the number of processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:
+    data = federation.data.to(dtype)
+    return federation if data is federation.data else replace(federation, data=data)
+
+
+def _provides(network: Network, federation: Federation) -> frozenset[Capability]:
+    found = set(SIMULATION)
+    if network.head:
+        found |= {Capability.HEAD, Capability.FEATURES}
+    if len(blocks(network.names)) > 1:
+        found.add(Capability.BLOCKS)
+    if not network.mixes_examples:
+        found.add(Capability.EXAMPLE_LOSSES)
+    if federation.data.x.is_floating_point():
+        found.add(Capability.INPUT_GRADIENT)
+    return frozenset(found)
+
+
+def _like(train: Dataset, test: Dataset) -> Dataset:
+    """Return the test set with labels numbered as those that are trained on."""
+    if train.columns and test.columns and train.columns != test.columns:
+        both = zip_longest(test.columns, train.columns)
+        got, expected = next((a, b) for a, b in both if a != b)
+        raise DataError(
+            "The columns of the test set are not those of the training set.",
+            got=repr(got),
+            expected=repr(expected),
+            why="an input is known by its place alone",
+            do="put the columns of both in one order",
+        )
+    return test.numbered(train.label_names, "The test set") if train.label_names else test
+
+
+def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
+    if test.shape != train.shape:
+        raise ModelError(
+            "Training and test inputs differ in shape.",
+            got=f"{list(test.shape)} of the test set",
+            expected=f"{list(train.shape)}, as in training",
+            do="prepare both alike",
+        )
+    two = train.x[[0, 0]]  # batch normalisation may not take one, all that there may be
+    outputs = network.logits(
+        network.params, network.throwaway(network.buffers), two, train=False
+    ).shape[1]
+    if test.classes > outputs:
+        raise ModelError(
+            "The model's output does not fit the test labels.",
+            got=f"{counted(outputs, 'output')} for {counted(test.classes, 'class')}",
+            do="change the last layer, or check the test labels",
+        )
+
+
+def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
+    """Refuse batches of one example where batch normalisation cannot take them."""
+    network, local = bench.network, bench.local
+    if not network.mixes_examples:
+        return
+    found = [n for n in np.unique(federation.sizes) if n and meets(local, int(n), rounds, 1)]
+    raised = raises_on_one(network, federation.data) if found else ""
+    if not raised:
+        return
+    concerned = np.isin(federation.sizes, found)
+    client, alone = int(np.flatnonzero(concerned)[0]), federation.sizes == 1
+    cures = []
+    if local.batch_size == 1:
+        cures.append("raise local.batch_size")
+    elif (concerned & ~alone).any():
+        cures.append("set local.drop_last = 'single'")
+    if alone.any():
+        cures.append("give every client more examples (min_size = 2 of kind 'dirichlet')")
+    count = concerned.sum()
+    raise ModelError(
+        f"{count} of {len(federation)} clients {'has' if count == 1 else 'have'} a mini-batch of "
+        "one example, which this network cannot be trained on.",
+        got=f"e.g. client {client} of size {federation.sizes[client]}, "
+        f"local.batch_size = {local.batch_size!r}",
+        why=f"batch normalisation: {raised}",
+        do=f"{', and '.join(cures)}; or use fedkeel.replace_batch_norm(module)",
+    )
+
+
+def _check_single_score(world: World) -> None:
+    """Refuse evaluations that end with one example where statistics of the batch are used."""
+    if not world.bench.network.batch_statistics:
+        return
+    counts = {
+        "test set": examples(world, "test"),
+        "clients' own examples": examples(world, "clients"),
+    }
+    size = world.shard
+    alone = [name for name, n in counts.items() if n and (size == 1 or n % size == 1)]
+    raised = raises_on_one(world.bench.network, world.federation.data, False) if alone else ""
+    if not raised:
+        return
+    sizes = range(size + 1, max(counts.values()) + 2)
+    fits = (s for s in sizes if all(n % s != 1 for n in counts.values()))
+    raise ModelError(
+        "The last batch of an evaluation has one example, which this network cannot score.",
+        got=f"{counts[alone[0]]} in the {alone[0]}, in batches of {size}",
+        why=f"batch normalisation, by the batch at hand: {raised}",
+        do=f"set evaluation.batch_size = {next(fits)}"
+        if 1 not in counts.values()
+        else "give more examples, or use fedkeel.replace_batch_norm(module)",
+    )
+
+
+def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
+    """Return whether a client of `n` examples meets a batch of `size` in so many rounds."""
+    if size not in batches.sizes(local, n):
+        return False
+    if n == size or local.batch_size == size or local.steps is None:
+        return True
+    return local.sampling == "continue" and local.steps * rounds >= batches.per_pass(local, n)
+
+
+def raises_on_one(network: Network, data: Dataset, train: bool = True) -> str:
+    """Return what the network raises on one example, "" where it takes it."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            network.logits(network.params, network.throwaway(network.buffers), data.x[:1], train)
+    except Exception as error:  # whatever a user's module may raise
+        return one_line(error)
+    return ""
+
+
+def _key(prepared: Prepared) -> str:
+    """Return a digest of settings, data, initial model and version: of all that decides numbers."""
+    settings = prepared.settings.model_dump(mode="json")
+    for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
+        settings.pop(name, None)
+    engine = prepared.settings.engine
+    settings["engine"] = {"dtype": engine.dtype}
+    if engine.precision != "float32":
+        settings["engine"]["precision"] = engine.precision
+    if prepared.settings.stop == config.Stop():
+        settings.pop("stop")
+    world = prepared.world
+    digest = hashlib.blake2b(digest_size=8)
+    facts = {
+        "version": __version__,
+        "method": prepared.plan.expression,
+        "weights": prepared.plan.weights,
+        "buffers": world.bench.buffers,
+        "augment": world.augment,
+        "settings": settings,
+        "train": world.federation.data.fingerprint(),
+        "test": world.test.fingerprint(),
+        "network": world.bench.network.describe(),
+        "own": fingerprint(prepared.plan.parts),
+    }
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    for array in (
+        world.federation.rows,
+        world.federation.offsets,
+        world.federation.held_rows,
+        world.federation.held_offsets,
+    ):
+        digest.update(b"" if array is None else array.tobytes())
+    everything = world.bench.network.everything()
+    apart = {k: v for k, v in world.bench.network.buffers.items() if k not in everything}
+    for _, tensor in walk({"p": dict(everything), "not saved": dict(apart)}):
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,78 @@
+"""What the server remembers of each client, for methods with a `Table`: rows by client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedkeel.engine.buffers import private, specs
+from fedkeel.engine.store import client_store
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import Ints, Population
+from fedkeel.method.server_round import Aggregated, Remembered, server_rows
+from fedkeel.tree import Tree, branches, unwalk, walk
+
+PREFIX = "table/"
+
+
+class ServerTable:
+    """Rows of the clients that have taken part; nothing for methods that remember nothing.
+
+    Args:
+        plan: the method.
+        params: the model, for shapes.
+        population: C clients, and how many of them are in a round.
+        file: where the rows lie; None for memory.
+    """
+
+    def __init__(
+        self, plan: Plan, params: Tree, population: Population, file: Path | None = None
+    ) -> None:
+        self._plan = plan
+        self._store = None
+        if plan.tables:
+            spec = specs(dict(server_rows(plan, params)))
+            most = population.per_round
+            self._store = client_store(spec, population.clients, private, file, most)
+
+    def remembered(self, params: Tree, clients: Ints) -> Remembered | None:
+        """Return what is remembered of clients [K], None for methods that remember nothing.
+
+        Args:
+            params: the global model, of which the row of a client that is new is made.
+            clients: [K] client indices.
+        """
+        if self._store is None:
+            return None
+        seen = self._store.present[clients]
+        known = dict(walk(self._store.rows(clients)))
+        absent = torch.from_numpy(~seen)
+        for path, fresh in walk(dict(server_rows(self._plan, params))):
+            known[path][absent] = fresh
+        return Remembered(branches(unwalk(known)), seen)
+
+    def put(self, result: Aggregated) -> None:
+        """Take the new rows of a finished round."""
+        if self._store is not None and len(result.clients):
+            self._store.put(result.clients, dict(result.rows))
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint has to hold."""
+        found = {} if self._store is None else self._store.snapshot()
+        return {PREFIX + name: array for name, array in found.items()}
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last snapshot is complete."""
+        if self._store is not None:
+            self._store.saved()
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take the rows of a checkpoint."""
+        if self._store is not None:
+            own = {k.removeprefix(PREFIX): v for k, v in arrays.items() if k.startswith(PREFIX)}
+            self._store.restore({k: np.asarray(v) for k, v in own.items()})

@@ -1,0 +1,1 @@
+"""Many runs: comparisons, searches for settings, and the Python interface."""

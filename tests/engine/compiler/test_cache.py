@@ -1,0 +1,59 @@
+"""Recordings are tried before they are used: against the function, and for what they leave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from fedkeel import matmul
+from fedkeel.engine.compiler import passes
+from fedkeel.engine.compiler.cache import Flat, NotTheSame, Recordings
+from fedkeel.tree import State, leaf
+
+
+def doubled(state: State) -> State:
+    return {"y": (leaf(state, "x") + 1.0) * 2.0}
+
+
+def record() -> Flat:
+    given = Flat.of({"x": torch.arange(3.0)})
+    return Recordings().run("doubled", doubled, [given], varies=(0,), sources=None)
+
+
+def test_a_recording_gives_what_the_function_gives() -> None:
+    assert torch.equal(leaf(record().state, "y"), torch.tensor([2.0, 4.0, 6.0]))
+
+
+def test_libraries_that_round_otherwise_make_no_other_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What follows a sign, as in FedReg, jumps where two products differ by rounding."""
+    random = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, generator=random) for shape in ((64, 128), (128, 200)))
+    known = torch.mm(x, w)
+
+    def jumps(state: State) -> State:
+        return {"y": torch.sign(torch.mm(leaf(state, "x"), leaf(state, "w")) - leaf(state, "z"))}
+
+    def shifted(a: torch.Tensor, b: torch.Tensor, bias: object = None) -> torch.Tensor:
+        return torch.mm(a, b) + 1e-6
+
+    monkeypatch.setattr(matrices, "faster", lambda: True)
+    monkeypatch.setattr(matrices, "_product", shifted)
+    given = Flat.of({"x": x, "w": w, "z": known})
+    found = Recordings().run("jumps", jumps, [given], varies=(0,), sources=None)
+    assert (leaf(found.state, "y") > 0).any()  # what the recording gives, from the first time on
+
+
+def test_a_recording_that_writes_over_what_it_does_not_own_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = passes.reuse
+
+    def greedy(graph: fx.Graph, owned: set[fx.Node]) -> None:
+        own(graph, {node for node in graph.nodes if node.op == "placeholder"})
+
+    monkeypatch.setattr(passes, "reuse", greedy)
+    with pytest.raises(NotTheSame, match="leaves something behind"):
+        record()

@@ -1,0 +1,100 @@
+"""Matrices of lanes as sums of terms: what is made of the terms is what the matrices would give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeel.engine.compiler.low_rank_terms import Scale, Terms, added, entries, made, slim, times
+
+LANES, BATCH, A, B = 3, 2, 5, 4
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def whole(terms: Terms) -> Tensor:
+    """The matrices, [n, a, b], term after term."""
+    total = torch.zeros(LANES, A, B, dtype=torch.float64)
+    for parts, scales in terms:
+        value = parts[0] if len(parts) == 1 else torch.bmm(*parts)
+        for number, factors in scales:
+            one = value * number
+            for factor in factors:
+                one = one * factor
+            total = total + one
+    return total
+
+
+def sample() -> tuple[Terms, Tensor, Tensor]:
+    """Terms of a step's products, of what was sent, of what lanes keep; and the latter two."""
+    torch.manual_seed(3)
+    per_lane = normal(LANES, 1, 1)
+    sent, kept = normal(A, B), normal(LANES, A, B)
+    terms: Terms = (
+        ((normal(LANES, A, BATCH), normal(LANES, BATCH, B)), ((-1.0, (0.1,)), (0.5, (per_lane,)))),
+        ((sent,), ((1.0, ()),)),
+        ((kept,), ((2.0, (0.1, per_lane)), (1.0, ()))),
+    )
+    return terms, sent, kept
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_terms_give_what_the_matrices_give() -> None:
+    terms, sent, kept = sample()
+    matrices = whole(terms)
+    assert close(made(terms), matrices)
+    x, y = normal(LANES, 6, A), normal(LANES, 6, B)
+    assert close(times(x, False, terms), torch.bmm(x, matrices))
+    assert close(times(y, True, terms), torch.bmm(y, matrices.mT))
+    weights = normal(1, LANES)
+    assert close(added(weights, terms), weights @ matrices.flatten(1))
+    sums = (None, sent.sum(), kept.sum((1, 2)))
+    assert close(entries(terms, sums), matrices.sum((1, 2)))
+
+
+def scaffold(steps: int, rate: float, dtype: torch.dtype) -> tuple[Scale, ...]:
+    """What c_k is multiplied by in the new c_k: 1 - S lr / (S lr), as it is worked out."""
+    inverse = -1.0 / (steps * torch.full((LANES, 1, 1), rate, dtype=dtype))
+    return (1.0, ()), *((1.0, (rate, inverse)) for _ in range(steps))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_cancels_is_not_looked_at(dtype: torch.dtype) -> None:
+    """Also where rounding leaves something of it: a kept matrix may be of any size."""
+    left = 0
+    product = torch.randn(LANES, A, BATCH, dtype=dtype), torch.randn(LANES, BATCH, B, dtype=dtype)
+    for steps in range(1, 9):
+        for rate in (0.1, 0.05, 0.03, 0.007):
+            scales = scaffold(steps, rate, dtype)
+            total = sum(torch.as_tensor(n) * f[0] * f[1] for n, f in scales[1:]) + 1.0
+            left += int(bool(torch.as_tensor(total).any()))
+            kept = torch.full((LANES, A, B), float("inf"), dtype=dtype)
+            found = made(((product, ((1.0, ()),)), ((kept,), scales)))
+            assert torch.equal(found, torch.bmm(*product))
+    assert left > 5  # of 32
+
+
+def test_what_does_not_cancel_is() -> None:
+    terms, _, kept = sample()
+    small = torch.tensor([1e-9, 0.0, -1e-9], dtype=torch.float64).view(LANES, 1, 1)
+    found = made((*terms[:1], ((kept,), ((1.0, (small,)), (1e-12, (small,))))))
+    assert close(found - whole(terms[:1]), kept * small)
+    assert (found != whole(terms[:1]))[[0, 2]].any()
+
+
+@pytest.mark.parametrize(("rank", "parts"), [(1, 2), (2, 1)])
+def test_what_is_returned_is_thin_where_the_next_round_can_begin_with_it(
+    rank: int, parts: int
+) -> None:
+    """With as much again a lane works: else thin and whole would take turns."""
+    terms: Terms = (((normal(LANES, 10, rank), normal(LANES, rank, 8)), ((-1.0, (0.1,)),)),)
+    found = slim(terms)
+    assert len(found) == parts
+    product = found[0] if parts == 1 else torch.bmm(*found)
+    assert close(product, -0.1 * torch.bmm(*terms[0][0]))

@@ -1,0 +1,672 @@
+"""The vectorised engine against the sequential one: whatever the model, the data and the chunk."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.engine.buffers import private
+from fedkeel.engine.vectorized.engine import Chunks
+from fedkeel.engine.vectorized.loop import Common, Lanes
+from fedkeel.engine.local import Done, OneByOne
+from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.compiler.cache import Flat, Recordings
+from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.vectorized.low_rank import whole
+from fedkeel.engine.base import Job
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.runner.start import start
+from fedkeel.runner.prepare import prepare
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.method.server_round import server_message, server_round
+from fedkeel.tree import State, below, branches, map_tensors, walk
+
+RAGGED = (9, 4, 13, 6, 1)
+ALIKE = (6, 6, 6, 6, 9)
+
+
+def images(sizes: tuple[int, ...]) -> fk.Federation:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(sizes), 3, 8, 8, generator=random, dtype=torch.float64)
+    y = torch.randint(0, 4, (sum(sizes),), generator=random)
+    ends = np.cumsum(sizes)
+    return fk.federation(
+        fk.dataset(x, y, classes=4),
+        [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)],
+    )
+
+
+def net(*middle: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        *middle,
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+        nn.Tanh(),
+        nn.Linear(5, 4),
+    )
+
+
+def ready(
+    model: Callable[[], nn.Module] | None = None,
+    sizes: tuple[int, ...] = RAGGED,
+    method: str = "fedavg",
+    buffers: str = "refuse",
+    augment: bool = False,
+    engine: dict[str, Any] | None = None,
+    **local: Any,
+) -> Prepared:
+    federation = images(sizes)
+    test = fk.Dataset(federation.data.x[:8], federation.data.y[:8], 4)
+    settings = config.Run(
+        method=method,
+        rounds=3,
+        local=fk.Local(**{"lr": 0.1, "epochs": 2, "batch_size": 4, **local}),
+        cohort=fk.Cohort(clients=len(sizes)),
+        engine=fk.Engine(**{"dtype": "float64", "kind": "sequential", **(engine or {})}),
+    )
+    task = fk.Task(model or net(), buffers=buffers)
+    return prepare(settings, Ingredients(task, lambda _: federation, test, "net", augment))
+
+
+def trained(
+    train: Any, p: Prepared, kept: Callable[[int], Any] = lambda _: None
+) -> dict[int, dict[str, Tensor]]:
+    """What each client replies, by path, with its counts."""
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.world.federation)))]
+    found: dict[int, dict[str, Tensor]] = {}
+    done: Done
+    for done in train(message, jobs, kept):
+        flat = dict(walk(whole(done.state)))
+        for lane, job in enumerate(done.jobs):
+            counts = {"loss": done.loss[lane], "finite": done.finite[lane]}
+            counts["steps"] = torch.tensor([done.steps[lane], done.seen[lane]])
+            found[job.client] = {path: t[lane].clone() for path, t in flat.items()} | counts
+    return found
+
+
+def agree(p: Prepared, lanes: int) -> Chunks:
+    """Check that side by side is as one by one, also by recordings; return what trained."""
+    expected, chunks = trained(OneByOne(p.world), p), Chunks(p.world, lanes)
+    for _ in range(2):
+        found = trained(chunks, p)
+        assert found.keys() == expected.keys()
+        for k, reply in expected.items():
+            assert found[k].keys() == reply.keys()
+            for path, one in reply.items():
+                torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
+    return chunks
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": True},
+        {"epochs": None, "steps": 3},
+        {"epochs": None, "steps": 5, "sampling": "random"},
+        {"batch_size": "all"},
+        {"augment": True},
+        {"method": "fedprox(mu=0.1)+gcfed"},
+        {"method": "scaffold"},
+        {"method": "fedreg", "epochs": 1},
+        {"method": "dpsgd"},
+        {"model": net(nn.GroupNorm(2, 4))},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "local"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "average"},
+        {
+            "model": net(nn.BatchNorm2d(4)),
+            "buffers": "average",
+            "method": "gradma",
+            "augment": True,
+        },
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "fedreg", "epochs": 1},
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "fedmlb"},
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "mimelite"},
+    ],
+    ids=lambda given: "+".join(given) or "plain",
+)
+def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> None:
+    chunks = agree(ready(**given), lanes)
+    assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
+
+
+SHORT = (8, 8, 8, 8, 8)
+
+
+def wide() -> nn.Module:
+    """Its first layer is so large that two steps of four examples change it little."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sizes": (8, 8, 7, 8, 7)},
+        {"momentum": 0.9},
+        {"augment": True},
+        {"method": "fedprox(mu=0.1)+gcfed"},
+        {"method": "scaffold"},
+        {"method": "fedreg"},
+        {"method": "dpsgd"},
+        {"method": "fedgc"},
+        {"model": net(nn.Dropout(0.3))},
+    ],
+    ids=lambda given: "+".join(given) or "plain",
+)
+def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int) -> None:
+    p = ready(**{"model": wide, "sizes": SHORT, "epochs": 1, **given})
+    chunks = agree(p, lanes)
+    assert (chunks._short, chunks.reasons) == ({True, False}, [])
+    assert {name.split("[")[0] for name, *_ in chunks._lanes.recordings._known} == {"round"}
+
+
+def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
+    """What the server is given of a round: weighted sums of updates, and sums of messages."""
+    rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=True)
+    clients = np.arange(len(SHORT))
+    message = server_message(p.plan, p.server, 0.1)
+    rounds.run(train, message, rounds.begin(clients), lambda _: None)
+    found = rounds.gather(clients).replies
+    sent: State = {"delta": dict(found.delta)}
+    sent["uploads"] = {part: found.uploads[part] for part in p.plan.summed}
+    return {path: t.sum(0) for path, t in walk(sent)}
+
+
+@pytest.mark.parametrize("lanes", [2, 5])
+@pytest.mark.parametrize(
+    ("given", "times", "made"),
+    [
+        ({}, 1, 0),  # the second step; its input needs no gradient
+        ({"momentum": 0.9}, 1, 0),
+        ({"weight_decay": 0.1}, 1, 0),
+        ({"method": "fedprox(mu=0.1)"}, 1, 0),
+        ({"method": "scaffold"}, 1, 0),  # what clients keep stays a product
+        ({"method": "feddyn"}, 1, 1),
+        ({"method": "fedgc.cgc"}, 1, 1),  # which looks at each update
+    ],
+    ids=lambda given: str(given),
+)
+def test_lanes_may_be_added_up_without_ever_being_made(
+    given: dict[str, Any], times: int, made: int, lanes: int
+) -> None:
+    p = ready(wide, SHORT, epochs=1, **given)
+    chunks = Chunks(p.world, lanes)
+    expected = total(Chunks(p.world, 1), p)
+    for _ in range(2):
+        found = total(chunks, p)
+        assert found.keys() == expected.keys()
+        for path, one in expected.items():
+            torch.testing.assert_close(found[path], one, rtol=0, atol=1e-12, msg=path)
+    code = next(
+        one.program.code
+        for (name, *_), one in chunks._lanes.recordings._known.items()
+        if name.startswith("round") and chunks.lanes == lanes
+    )
+    assert (code.count("factors_times("), code.count("factors_made(")) == (times, made)
+
+
+def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
+    engine = {"kind": "vectorised", "workers": 1, "chunk": 5}
+    p = ready(wide, SHORT, epochs=1, engine=engine)
+    p.world.federation.data.x[:] = float("nan")
+    with pytest.raises(TrainingError, match="diverged in round 1"):
+        start(p)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method: str) -> None:
+    results = []
+    for kind in ("sequential", "vectorised"):
+        engine = {"kind": kind, "workers": 1, "chunk": 5}
+        p = ready(wide, SHORT, epochs=1, method=method, engine=engine)
+        p.world.federation.data.x[p.world.federation.client(2)] = float("nan")
+        results.append(start(p))
+    for one, other in zip(results[0].rows[1:], results[1].rows[1:], strict=True):
+        assert one.excluded == other.excluded == [2]
+    for path, t in results[0].params.items():
+        torch.testing.assert_close(results[1].params[path], t, rtol=0, atol=1e-12, msg=path)
+
+
+def test_a_client_whose_terms_overflow_is_trained_step_by_step() -> None:
+    """Terms are products of inputs of different steps: they overflow where no update does."""
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(32, 48, generator=random), torch.arange(32) % 4
+    x[8:12] *= 1e20
+    clients = fk.federation(
+        fk.dataset(x, y, classes=4), [np.arange(4 * k, 4 * k + 4) for k in range(8)]
+    )
+
+    def run(**engine: Any) -> list[list[int]]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 4))
+        found = fk.run(
+            "fedgh",
+            task=fk.Task(model),
+            clients=clients,
+            test=(x[:8], y[:8]),
+            rounds=6,
+            clients_per_round=3,
+            local=fk.Local(lr=0.1, epochs=1, batch_size=2),
+            engine=fk.Engine(**engine),
+        )
+        return [row.excluded for row in found.rows]
+
+    assert run(kind="vectorised", chunk=8, workers=1) == run(kind="sequential")
+
+
+def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
+    p = ready(wide, SHORT, epochs=1, method="scaffold")
+    clients = np.arange(len(SHORT))
+    message = server_message(p.plan, p.server, 0.1)
+    found = []
+    for sums in (False, True):
+        rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=sums)
+        rounds.run(Chunks(p.world, 2), message, rounds.begin(clients), lambda _: None)
+        replies = rounds.gather(clients).replies
+        found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)
+        shapes = {len(t) for _, t in walk({"d": dict(replies.delta), "u": dict(replies.uploads)})}
+        assert shapes == {1 if sums else len(SHORT)}
+    for (path, one), (_, other) in zip(
+        walk({"params": dict(found[0].params), "memory": dict(found[0].memory)}),
+        walk({"params": dict(found[1].params), "memory": dict(found[1].memory)}),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=path)
+
+
+def joined(p: Prepared) -> list[list[int]]:
+    """Which clients share a chunk of five."""
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(k, k, 0) for k in range(5)]
+    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
+    return sorted(sorted(job.client for job in one.jobs) for one in done)
+
+
+def test_batch_normalisation_of_the_server_without_statistics_is_not_padded() -> None:
+    """Clients whose batches differ in size are not joined, because examples see each other."""
+    sizes = (6, 6, 6, 6, 7)  # of as many steps
+    assert joined(ready(net(nn.BatchNorm2d(4)), sizes, buffers="local")) == [[0, 1, 2, 3], [4]]
+    assert joined(ready(net(nn.BatchNorm2d(4)), sizes, buffers="average")) == [[0, 1, 2, 3, 4]]
+
+
+class OwnMean(nn.Module):
+    """Takes half of the batch's mean away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 0.5 * x.mean(0, keepdim=True)
+
+
+def test_prepared_examples_are_not_padded_where_examples_see_each_other() -> None:
+    """Batches of equal sizes may hold other numbers of distinct examples."""
+    local = {"epochs": None, "steps": 4, "sampling": "random"}
+    p = ready(net(OwnMean()), (12,) * 5, method="fedreg", **local)
+    assert len(joined(p)) > 1
+    agree(p, 5)
+
+
+def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None:
+    local = {"epochs": None, "steps": 3, "batch_size": 2, "sampling": "random"}
+    p = ready(wide, (6,) * 5, method="fedreg", **local)
+    chunks = Chunks(p.world, 1)
+    expected = trained(OneByOne(p.world), p)
+    found = trained(chunks, p)
+    assert (chunks._short, chunks.reasons) == ({True, False}, [])
+    for k, reply in expected.items():
+        for path, one in reply.items():
+            torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
+
+
+def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that had met the last client first went another way: a run that was killed had
+    other bits."""
+    p = ready(wide, SHORT, epochs=1)
+    chunks, genuine = Chunks(p.world, 2), Lanes.whole
+    ways = []
+
+    def once(self: Lanes, common: Common, *given: Any) -> State:
+        ways.append(common.single)
+        if common.single:
+            raise RuntimeError("not alone")
+        return genuine(self, common, *given)
+
+    monkeypatch.setattr(Lanes, "whole", once)
+    jobs = [Job(k, k, 0) for k in range(3)]
+    message = server_message(p.plan, p.server, 0.1)
+    for one in (jobs[:1], jobs[:2], jobs[:1], jobs[:2]):
+        list(chunks(message, one, lambda client: None))
+    assert ways == [True, False, False]
+    assert chunks.reasons == []
+
+
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_prepared_examples_and_short_batches_are_recorded(lanes: int) -> None:
+    """Where a batch is padded, so is what says which of the prepared examples it holds."""
+    chunks = agree(ready(sizes=(11, 7, 15, 11, 3), method="fedreg", epochs=5, batch_size=4), lanes)
+    assert (chunks.recorded, chunks.reasons) == (True, [])
+
+
+class Dropped(nn.Module):
+    """Two kinds of dropout, one of them called as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net(nn.Dropout2d(0.3))()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(nn.functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sizes": RAGGED},
+        {"model": net(nn.BatchNorm2d(4), nn.Dropout(0.3)), "sizes": RAGGED, "buffers": "average"},
+        {"method": "fedsam"},
+        {"method": "scaffold", "momentum": 0.9},
+        {"method": "fedreg", "epochs": 1},
+    ],
+    ids=lambda given: "+".join(given) or "plain",
+)
+def test_dropout_draws_what_each_client_would_draw_by_itself(
+    given: dict[str, Any], lanes: int
+) -> None:
+    p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
+    chunks = agree(p, lanes)
+    assert p.world.draws
+    assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
+
+
+def test_padding_draws_nothing() -> None:
+    """Clients whose batches differ are joined where masks are drawn by example."""
+    assert joined(ready(Dropped, ALIKE)) == [[0, 1, 2, 3], [4]]  # the longest ends alone
+    assert joined(ready(Dropped, (4, 3, 2, 4, 1))) == [[0, 1, 2, 3, 4]]
+
+
+class DropConnect(nn.Module):
+    """A model that drops weights, one of whose axes is as long as a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = nn.functional.dropout(self.fc.weight, 0.5, self.training)
+        return nn.functional.linear(x.flatten(1), weight, self.fc.bias)
+
+
+@pytest.mark.parametrize("given", [{"model": DropConnect}, {"model": Dropped, "method": "fedreg"}])
+def test_masks_of_other_shapes_see_no_padding(given: dict[str, Any]) -> None:
+    p = ready(**given, sizes=(4, 3, 4, 4, 3), epochs=1)
+    assert joined(p) == [[0, 2, 3], [1, 4]]
+    assert agree(p, 5).reasons == []
+
+
+@pytest.mark.parametrize("more", [(), (nn.Dropout(0.3),)])
+def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
+    tokens = np.random.default_rng(0).integers(0, 20, size=(40, 6))
+    data = fk.dataset(tokens, np.arange(40) % 3, tokens=True)
+    parts = [np.arange(0, 13), np.arange(13, 30), np.arange(30, 40)]
+    task = fk.Task(
+        lambda: nn.Sequential(nn.Embedding(20, 5), nn.Flatten(), *more, nn.Linear(30, 3))
+    )
+    settings = config.Run(
+        method="fedavg",
+        rounds=2,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=4),
+        cohort=fk.Cohort(clients=3),
+        engine=fk.Engine(dtype="float64", kind="sequential"),
+    )
+    p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
+    chunks = agree(p, 3)
+    assert (chunks.lanes, p.world.pads, chunks.reasons) == (3, True, [])
+
+
+class Noisy(nn.Module):
+    """A model that draws what is no mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x.flatten(1))
+        return out + 0.1 * torch.randn_like(out) if self.training else out
+
+
+def test_other_random_numbers_are_drawn_in_one_lane() -> None:
+    chunks = agree(ready(Noisy, ALIKE), 3)
+    assert chunks._world.draws is not None
+    assert not chunks._world.draws.by_example
+    assert (chunks.lanes, chunks.recorded) == (1, True)
+    assert chunks.reasons == [
+        "clients are not trained side by side: the model draws random numbers, or may "
+        "(attention does where it drops out)"
+    ]
+
+
+class Branches(nn.Module):
+    """A model whose Python depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fc(x.flatten(1))
+        return out if out.sum() > 0 else 2 * out
+
+
+class OutOfTorch(Branches):
+    """A model that computes in NumPy, which no recording sees."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.from_numpy(np.abs(x.detach().numpy())).flatten(1))
+
+
+class Views(Branches):
+    """A model that wants images laid out as usual."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.view(len(x), -1))
+
+
+@pytest.mark.parametrize("model", [Branches, OutOfTorch])
+def test_what_cannot_be_recorded_is_trained_all_the_same(model: type[nn.Module]) -> None:
+    chunks = agree(ready(model), 3)
+    assert not chunks.recorded
+    assert len(chunks.reasons) == 2
+    assert chunks.reasons[0].startswith("clients are not trained side by side: ")
+    assert chunks.reasons[1].startswith("steps are not recorded: ")
+
+
+def test_a_model_that_wants_the_usual_layout_gets_it() -> None:
+    chunks = agree(ready(Views), 1)
+    assert chunks.recorded
+    assert chunks.reasons == []
+
+
+class Fails(Branches):
+    """A model that fails on one client's examples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor and len(x) == 1:
+            raise ValueError("one example is not enough")
+        return self.fc(x.flatten(1))
+
+
+def test_a_models_own_error_names_the_client() -> None:
+    with pytest.raises(TrainingError, match="client 4, step 1"):
+        trained(Chunks(ready(Fails, batch_size="all").world, 2), ready(Fails, batch_size="all"))
+
+
+def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each recording is compared with the step it was made of."""
+
+    class Off(Captured):
+        def __call__(self, *given: Tensor) -> list[Tensor]:
+            return [t * 1.001 if t.is_floating_point() else t for t in super().__call__(*given)]
+
+    monkeypatch.setattr("fedkeel.engine.compiler.cache.Captured", Off)
+    chunks = agree(ready(), 1)
+    assert not chunks.recorded
+    assert "gives another" in chunks.reasons[0]
+
+
+def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Chunks._train
+    sizes = []
+
+    def short(self: Chunks, message: Any, group: Any, *others: Any) -> list[Done]:
+        sizes.append(len(group.jobs))
+        if len(group.jobs) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return train(self, message, group, *others)
+
+    monkeypatch.setattr(Chunks, "_train", short)
+    chunks = agree(ready(), 5)
+    assert sizes[:2] == [5, 2]
+    assert chunks.lanes == 2
+    assert chunks.recorded
+    assert chunks.reasons == ["chunks of 2: more does not fit into memory"]
+
+
+def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
+    p = ready(lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)))
+    chunks = agree(p, 2)
+    again = pickle.loads(pickle.dumps(chunks))
+    expected, found = trained(chunks, p), trained(again, p)
+    assert all(
+        torch.equal(found[k][path], t) for k, reply in expected.items() for path, t in reply.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "fednova", "fednova(length='steps')", "gcfed", "fedgh", "feddyn", "fedadam"],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers: int) -> None:
+    expected = start(ready(method=method))
+    engine = {"kind": "vectorised", "workers": workers, "chunk": 2}
+    found = start(ready(method=method, engine=engine))
+    for name, one in expected.params.items():
+        torch.testing.assert_close(found.params[name], one, rtol=0, atol=1e-12)
+    for a, b in zip(expected.rows, found.rows, strict=True):
+        same = [(row.clients, row.steps, row.examples, row.bytes_up) for row in (a, b)]
+        assert same[0] == same[1]
+        assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"momentum": 0.9, "augment": True},
+        {"method": "scaffold"},
+        {"method": "fedreg", "epochs": 1},
+        {"method": "dpsgd"},
+        {"method": "fedlc+gcfed"},
+        {"method": "moon"},
+        {"method": "fednova+gradma.w"},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+    ],
+    ids=lambda given: "+".join(given) or "plain",
+)
+def test_nothing_of_a_round_is_left_on_another_device(
+    given: dict[str, Any], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that is not there: tensors without numbers, which know where they would be."""
+    monkeypatch.setattr(
+        Recordings,
+        "run",
+        lambda self, name, function, given, **more: Flat.of(
+            function(*(flat.state for flat in given), *rates(more))
+        ),
+    )
+    p = ready(**given)
+    message = server_message(p.plan, p.server, 0.1)
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
+    chunks = Chunks(p.world, lanes, "meta")
+    done = list(chunks(message, jobs, lambda _: None))
+    mine = {job.client: branches(below(one.state, "mine")) for one in done for job in one.jobs}
+    own = branches(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), mine[0]))
+    done += chunks(message, jobs, lambda _: own or None)
+    assert chunks.reasons == []
+    assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}
+
+
+def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+
+    monkeypatch.setattr(fk.Dataset, "on", no_room)
+    with pytest.raises(RunError, match="do not fit into the GPU's memory") as caught:
+        Chunks(ready().world, 2, "cuda")
+    assert "CUDA out of memory" in str(caught.value)
+    assert "data.limit" in str(caught.value)
+
+
+def rates(more: dict[str, Any]) -> list[Tensor]:
+    return [more["rate"]] if "rate" in more else []
+
+
+@pytest.mark.parametrize("method", ["moon", "feddyn+gradma.w"])
+def test_what_clients_keep_is_used_in_later_rounds(method: str) -> None:
+    """One lane: in their first round, what clients keep is what they have received."""
+    runs = [
+        start(ready(method=method, engine=engine))
+        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 1})
+    ]
+    for name, one in runs[0].params.items():
+        torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-12)
+
+
+def test_what_clients_keep_is_known_by_its_name() -> None:
+    """Also where it comes in another order, and where a client keeps nothing yet."""
+    p = ready(wide, SHORT, epochs=1, method="scaffold")
+
+    def kept(client: int) -> Any:
+        random = torch.Generator().manual_seed(client)
+        shapes = sorted((k, t.shape) for k, t in p.server.params.items())
+        own = {k: torch.randn(s, generator=random, dtype=torch.float64) for k, s in shapes}
+        turned = dict(reversed(own.items())) if client % 2 else own
+        return {"scaffold": {"c": turned}} if client != 3 else None
+
+    chunks = Chunks(p.world, 5)
+    expected, found = trained(OneByOne(p.world), p, kept), trained(chunks, p, kept)
+    assert chunks.reasons == []
+    for k, reply in expected.items():
+        for path, one in reply.items():
+            torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_single_precision(method: str) -> None:
+    """The type that runs have by default: counts are kept in others."""
+    runs = [
+        start(ready(method=method, engine={"dtype": "float32", **engine}))
+        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 3})
+    ]
+    for name, one in runs[0].params.items():
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-5)

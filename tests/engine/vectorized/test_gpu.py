@@ -1,0 +1,79 @@
+"""A real GPU against the sequential engine, for every method and for networks of all kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine.test_chunks import ALIKE, Dropped, net, ready
+from fedkeel.conformance.small_federation import Stand
+from fedkeel.runner.start import start
+from fedkeel.tree import Tree
+from method.players import ENTRIES
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+GPU = {"kind": "vectorised", "device": "cuda", "workers": 1}
+
+
+def close(one: Tree, other: Tree, tolerance: float) -> None:
+    for name, expected in one.items():
+        size = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(other[name], expected, rtol=0, atol=tolerance * size)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
+    stand = Stand(entry, None)
+    found = start(stand.prepare(**GPU, chunk=2))
+    assert "reasons" not in found.record.engine, found.record.engine["reasons"]
+    close(stand.reference.params, found.params, 1e-8)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"method": "scaffold"},
+        {"augment": True},
+        {"epochs": 1, "batch_size": 3},
+        {"model": net(nn.Conv2d(4, 4, 3, padding=1, groups=2))},
+        {"model": net(nn.Conv2d(4, 4, 3, padding=2, dilation=2, bias=False))},
+        {"model": net(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))},
+        {"model": net(nn.GroupNorm(2, 4))},
+        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
+        {"model": net(nn.BatchNorm2d(4)), "buffers": "average"},
+    ],
+    ids=lambda given: "+".join(map(str, given)) or "plain",
+)
+def test_networks_on_a_gpu_are_the_sequential_ones(given: dict[str, Any], chunk: int) -> None:
+    exact = start(ready(**given))
+    found = start(ready(**given, engine={**GPU, "chunk": chunk}))
+    assert "reasons" not in found.record.engine, found.record.engine["reasons"]
+    close(exact.params, found.params, 1e-10)
+    one, other = exact.rows[-1].test, found.rows[-1].test
+    assert one is not None
+    assert other is not None
+    assert other.top1 == one.top1
+    assert other.loss == pytest.approx(one.loss)
+
+
+@pytest.mark.parametrize("sizes", [ALIKE, (4, 4, 4, 8, 8), (9, 4, 13, 6, 1)])
+def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -> None:
+    runs = [
+        start(ready(Dropped, sizes, epochs=1, engine={**GPU, "chunk": chunk}))
+        for chunk in (1, 3, 5)
+    ]
+    for run in runs:
+        assert "reasons" not in run.record.engine, run.record.engine["reasons"]
+        close(runs[0].params, run.params, 1e-10)
+
+
+def test_auto_takes_chunks_on_a_gpu() -> None:
+    found = start(ready(engine={**GPU, "kind": "auto"})).record.engine
+    assert (found["kind"], found["device"]) == ("vectorised", "cuda")
+    assert f"vectorised(chunk={found['chunk']})" in found["seconds_per_client"]

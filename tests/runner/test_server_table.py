@@ -1,0 +1,52 @@
+"""What the server remembers of each client is kept, saved and taken up again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedkeel.runner.start import start
+from fedkeel.runner.progress import Silent
+from fedkeel.cost.memory import estimate
+from fedkeel.records.rows import RoundRecord
+from fedkeel.tree import nbytes
+from toys import prepared, same
+
+
+class Killer(Silent):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def row(self, run: str, row: RoundRecord) -> None:
+        if row.round == self.after:
+            raise KeyError  # as a kill would: nothing is tidied up
+
+
+@pytest.mark.parametrize("method", ["fedvarp", "mifa", "scaffold+fedvarp"])
+@pytest.mark.parametrize("state", ["memory", "disk"])
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_killed_run_goes_on_with_the_same_rows(
+    method: str, state: str, after: int, tmp_path: Path
+) -> None:
+    kind = {"method": method, "rounds": 6, "state": state}
+    whole = start(prepared(**kind))
+    with pytest.raises(KeyError):
+        start(prepared(**kind), tmp_path / "run", watcher=Killer(after))
+    again = start(prepared(**kind), tmp_path / "run", resume=True)
+    assert same(whole, again)
+
+
+def test_memory_and_disk_have_the_same_bits() -> None:
+    runs = [start(prepared(method="mifa", rounds=5, state=s)) for s in ("memory", "disk")]
+    assert same(*runs)
+
+
+def test_the_table_is_reckoned_with() -> None:
+    ready = prepared(method="fedvarp")
+    model = nbytes(dict(ready.world.bench.network.params))
+    needs = estimate(ready)
+    assert needs.table == model
+    assert needs.client_state == 0
+    assert needs.rows == model * needs.clients
+    assert estimate(prepared(method="fedavg")).table == 0

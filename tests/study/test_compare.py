@@ -1,0 +1,460 @@
+"""Methods and seeds: everything else the same, nothing made twice, one failure is not all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedkeel as fk
+from commands import Process, experiment, run
+from fedkeel import config
+from fedkeel.errors import (
+    CompositionError,
+    ConfigError,
+    DataError,
+    ModelError,
+    RunError,
+    TrainingError,
+)
+from fedkeel.study import compare as module
+from fedkeel.study.compare import Comparison, compare
+from fedkeel.runner.start import start
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.loop import Result
+from fedkeel.records.comparison import runs_of
+from fedkeel.records.rows import RoundRecord
+from fedkeel.report.runs import load
+from toys import Net, eventually, federation, held, plain, prepared, same
+
+LOCAL = fk.Local(lr=0.05, epochs=1, batch_size=4)
+
+
+def ingredients(model: object = Net, clients: object = None) -> Ingredients:
+    data = federation()
+    return Ingredients(fk.Task(model), clients or (lambda seed: data), held(), "toy")
+
+
+def settings(**more: object) -> config.Run:
+    values = {"rounds": 2, "local": LOCAL, "cohort": fk.Cohort(clients=3), "name": "toy"}
+    engine = fk.Engine(kind="sequential", checkpoint_seconds=0)
+    return config.Run(**{**values, "engine": engine, **more})
+
+
+def compared(methods: list[str], seeds: int, out: Path | None = None, **more: object) -> Comparison:
+    return compare(settings(**more), ingredients(), methods, seeds, out)
+
+
+def names(found: Comparison) -> list[tuple[str, int]]:
+    return [(r.record.method, r.record.seed) for r in found.results]
+
+
+def written(out: Path) -> dict[str, int]:
+    """When each file of the runs was last written, the page and the list left out."""
+    files = [p for p in out.glob("*/**/*") if p.is_file()]
+    return {str(p.relative_to(out)): p.stat().st_mtime_ns for p in files}
+
+
+def index(out: Path) -> list[tuple[str, int]]:
+    runs = json.loads((out / "comparison.json").read_text())["runs"]
+    return [(run["method"], run["seed"]) for run in runs]
+
+
+# --- one comparison -------------------------------------------------------------------------------
+
+
+def test_every_method_with_every_seed() -> None:
+    found = compared(["fedavg", "scaffold"], 2, seed=5)
+    assert names(found) == [("fedavg", 5), ("fedavg", 6), ("scaffold", 5), ("scaffold", 6)]
+    assert found.complete
+    assert found.failures == []
+    assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
+    assert [row["seeds"] for row in found.rows] == [2, 2]
+    assert "scaffold" in str(found)
+    assert "Not like for like. Weights differ: examples; uniform." in str(found)
+
+
+def test_everything_else_is_the_same() -> None:
+    found = compared(["fedavg", "scaffold", "fedgh"], 2)
+    for seed in (0, 1):
+        runs = [r for r in found.results if r.record.seed == seed]
+        assert len({repr([row.clients for row in r.rows]) for r in runs}) == 1
+        assert len({repr(r.rows[0].test) for r in runs}) == 1
+    assert found.results[0].rows[0].test != found.results[1].rows[0].test
+
+
+def test_a_run_does_not_depend_on_the_others() -> None:
+    alone = compared(["scaffold"], 1).results[0]
+    among = compared(["gradma", "fedavg", "scaffold"], 1).results[-1]
+    assert same(alone, among)
+    single = prepared("scaffold", rounds=2, per_round=3, local=LOCAL, evaluation=fk.Evaluation())
+    assert plain(start(single)) == plain(among)
+
+
+def test_a_method_given_twice_is_run_once() -> None:
+    assert names(compared(["fedavg", "fedavg"], 1)) == [("fedavg", 0)]
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        compared([], 2)
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_a_folder_of_runs(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "er"
+    found = compared(["fedavg", "fedprox(mu=0.1)+gcfed"], 2, out)
+    assert index(out) == names(found)
+    folders = runs_of(out)
+    assert [f.name.rsplit("-", 1)[0] for f in folders] == [
+        "fedavg-seed0",
+        "fedavg-seed1",
+        "fedprox-mu-0.1-gcfed-seed0",
+        "fedprox-mu-0.1-gcfed-seed1",
+    ]
+    entries = load(folders)
+    assert [(e.label, len(e.runs)) for e in entries] == [
+        ("fedavg", 2),
+        ("fedprox(mu=0.1)+gcfed", 2),
+    ]
+    assert runs_of(folders[0]) == [folders[0]]
+    assert repr(found) == str(found)
+    assert "fedavg" in repr(found)
+    shutil.rmtree(out)
+    assert repr(found) == f"Comparison of 4 runs in {out}"  # a notebook outlives its folders
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"runs": [{}]}'])
+def test_a_folder_that_is_no_comparison(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "comparison.json").write_text(text)
+    with pytest.raises(RunError) as found:
+        runs_of(tmp_path)
+    assert len(found.value.lines()) <= 4
+
+
+def test_a_run_is_not_made_into_a_comparison(tmp_path: Path) -> None:
+    start(prepared(), tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with pytest.raises(RunError, match=r"holds a run[^$]*-s name="):
+        compared(["fedavg"], 1, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_what_was_made_is_used_again(tmp_path: Path) -> None:
+    first = compared(["fedavg", "scaffold"], 2, tmp_path)
+    before = written(tmp_path)
+    again = compared(["fedavg", "scaffold"], 2, tmp_path)
+    assert written(tmp_path) == before
+    assert all(same(a, b) for a, b in zip(first.results, again.results, strict=True))
+    assert [r.record for r in first.results] == [r.record for r in again.results]
+
+
+def test_a_new_method_or_seed_trains_only_what_is_new(tmp_path: Path) -> None:
+    compared(["fedavg", "scaffold"], 1, tmp_path)
+    before = written(tmp_path)
+    found = compared(["fedavg", "scaffold", "fedgh"], 1, tmp_path)
+    assert index(tmp_path) == [("fedavg", 0), ("scaffold", 0), ("fedgh", 0)] == names(found)
+    after = written(tmp_path)
+    assert {k: after[k] for k in before} == before
+    assert all(name.startswith("fedgh-seed0") for name in after.keys() - before.keys())
+    compared(["fedavg"], 3, tmp_path)
+    last = written(tmp_path)
+    assert {k: last[k] for k in after} == after
+    new = {name.split("/")[0].rsplit("-", 1)[0] for name in last.keys() - after.keys()}
+    assert new == {"fedavg-seed1", "fedavg-seed2"}
+
+
+def test_another_setting_is_another_run(tmp_path: Path) -> None:
+    compared(["fedavg"], 1, tmp_path)
+    before = written(tmp_path)
+    compared(["fedavg"], 1, tmp_path, local=fk.Local(lr=0.06, epochs=1, batch_size=4))
+    after = written(tmp_path)
+    assert {k: after[k] for k in before} == before
+    assert len({name.split("/")[0] for name in after}) == 2
+
+
+class Kill(BaseException):
+    """Nothing catches it."""
+
+
+class StopAt(Silent):
+    """Ends the second run after its first round."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+
+    def begin(self, run: str, rounds: int, done: int) -> None:
+        self._runs += 1
+
+    def row(self, run: str, row: RoundRecord) -> None:
+        if self._runs == 2 and row.round == 1:
+            raise Kill
+
+
+def test_earlier_runs_of_the_same_settings_stay_in_the_table(tmp_path: Path) -> None:
+    compared(["fedavg"], 1, tmp_path)
+    found = compared(["scaffold"], 2, tmp_path)
+    assert index(tmp_path) == [("fedavg", 0), ("scaffold", 0), ("scaffold", 1)]
+    assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
+    assert found.others == 0
+    other = compared(["fedavg"], 1, tmp_path, rounds=3)
+    assert (len(other.rows), other.others) == (1, 3)
+
+
+def test_runs_of_another_model_data_or_version_are_in_no_row_of_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(seeds: int, width: int = 6, data: int = 0) -> Comparison:
+        def model() -> nn.Module:
+            return nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3))
+
+        made = ingredients(model, lambda seed: federation(seed=data))
+        return compare(settings(rounds=1), made, ["fedavg"], seeds, tmp_path)
+
+    assert again(1).others == 0
+    assert again(2).others == 0
+    for more in ({"width": 9}, {"width": 9, "data": 1}):
+        before = index(tmp_path)
+        found = again(3, **more)
+        assert found.others == len(before)
+        assert [row["seeds"] for row in found.rows] == [3]
+        (entry,) = found.entries
+        assert len({run.record.model["parameters"] for run in entry.runs}) == 1
+        assert len({run.record.data["fingerprint"] for run in entry.runs}) == 1
+    every = load([p for p in tmp_path.iterdir() if p.is_dir()])
+    assert sorted(len(entry.runs) for entry in every) == [2, 3, 3]
+    for name in ("prepare", "manifest"):
+        monkeypatch.setattr(f"fedkeel.experiment.{name}.__version__", "0.0.0")
+    found = again(1, width=9, data=1)
+    assert ([row["seeds"] for row in found.rows], found.others) == ([1], 3)
+
+
+def test_a_method_written_in_two_ways_is_one() -> None:
+    found = compared(["fedprox+gcfed", "fedprox + gcfed", "fedprox(mu=0.01)+gcfed"], 1)
+    assert [row["seeds"] for row in found.rows] == [1, 1]
+
+
+def test_what_was_begun_is_continued(tmp_path: Path) -> None:
+    whole = compared(["fedavg", "scaffold"], 2, rounds=3)
+    with pytest.raises(Kill):
+        compare(settings(rounds=3), ingredients(), ["fedavg", "scaffold"], 2, tmp_path, StopAt())
+    assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
+    found = compared(["fedavg", "scaffold"], 2, tmp_path, rounds=3)
+    assert all(same(a, b) for a, b in zip(whole.results, found.results, strict=True))
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+EXPLODES = partial(nn.Sequential, nn.Linear(5, 6), nn.Linear(6, 3))
+TOO_FAST = {"rounds": 5, "local": fk.Local(lr=1e4, epochs=2, batch_size=4)}
+
+
+def test_a_method_that_diverges_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedkeel.method.parts.fedprox import FedProx
+
+    def explode(self: FedProx, params: dict, step: object) -> dict:
+        return {k: v * float("inf") for k, v in params.items()}
+
+    monkeypatch.setattr(FedProx, "penalty_gradient", explode)
+    found = compared(["fedavg", "fedprox", "scaffold"], 2, tmp_path)
+    assert names(found) == [("fedavg", 0), ("fedavg", 1), ("scaffold", 0), ("scaffold", 1)]
+    assert [line.split(":")[0] for line in found.failures] == [
+        "fedprox, seed 0",
+        "fedprox, seed 1",
+    ]
+    assert "diverged in round 1" in found.failures[0]
+    assert found.complete
+    assert index(tmp_path) == [(m, s) for m in ("fedavg", "fedprox", "scaffold") for s in (0, 1)]
+    assert [row["unfinished"] for row in found.rows] == [0, 2, 0]
+
+
+@pytest.mark.parametrize("typed", ["fedprox", "fedprox(mu=0.1)"])
+def test_a_method_is_marked_where_one_of_its_seeds_diverged(
+    monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    begun = module.start
+
+    def start(prepared: Prepared, *given: object, **more: object) -> Result:
+        made = begun(prepared, *given, **more)  # type: ignore[arg-type]
+        if prepared.plan.expression == "fedprox" and prepared.settings.seed == 1:
+            error = TrainingError("It diverged.")
+            error.result = replace(made, record=replace(made.record, status="failed"))
+            raise error
+        return made
+
+    monkeypatch.setattr(module, "start", start)
+    found = compared(["fedavg", typed], 2)
+    assert [(row["seeds"], row["unfinished"]) for row in found.rows] == [(2, 0), (2, 1)]
+
+
+def test_an_interrupt_in_a_run_that_diverges_ends_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = module.start
+
+    def start(prepared: Prepared, *given: object, **more: object) -> Result:
+        if prepared.settings.method == "fedprox":
+            signal.raise_signal(signal.SIGINT)
+            raise TrainingError("It diverged.")
+        return begun(prepared, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "start", start)
+    found = compared(["fedavg", "fedprox", "scaffold"], 1)
+    assert names(found) == [("fedavg", 0)]
+    assert not found.complete
+
+
+def test_a_method_that_failed_at_once_has_no_score_and_is_named(tmp_path: Path) -> None:
+    """It stood in the table with the score of the untrained model, as if it could go on."""
+    for out in (None, tmp_path / "out"):
+        found = compare(settings(), ingredients(), ["fedavg", "fedprox(mu=1e300)"], 2, out)
+        text = str(found)
+        assert [one.record.method for one in found.failed] == ["fedprox(mu=1e300)"] * 2
+        assert "failed: fedprox(mu=1e300), seed 0: Training diverged in round 1" in text
+        for row in found.rows[1:]:
+            assert (row["best"], row["last"], row["failed"]) == (None, None, 2)
+            assert "fedprox(mu=1e300): 2 runs failed, for training could not go on." in text
+        assert found.rows[0]["best"] is not None
+        assert found.rows[0]["failed"] == 0
+
+
+def test_a_run_that_fails_later_counts_in_memory_as_on_disk(tmp_path: Path) -> None:
+    """In memory the mean was of the seeds that had survived."""
+
+    data = federation()
+    data.data.x[data.client(2)] *= 1e200
+    made = ingredients(clients=lambda seed: data)
+    alone = settings(rounds=8, cohort=fk.Cohort(clients=1))
+    memory = compare(alone, made, ["fedavg"], 3)
+    disk = compare(alone, made, ["fedavg"], 3, tmp_path / "out")
+    ended = [one.record.status for one in (*memory.results, *memory.failed)]
+    assert "failed" in ended
+    assert any(one.rows[-1].round > 0 for one in memory.failed)
+    assert _without_seconds(memory.rows) == _without_seconds(disk.rows)
+
+
+def test_a_method_that_learns_nothing_is_named_beside_the_table() -> None:
+    """In Python too: with units that are dead the score is that of chance, and all is finite."""
+
+    class Dead(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Net.forward(self, x) * 0.0
+
+    found = compare(settings(rounds=6), replace(ingredients(), task=fk.Task(Dead)), ["fedavg"], 1)
+    assert "fedavg, seed 0: nothing was learnt in 6 rounds. The best accuracy is" in str(found)
+    assert "nothing was learnt" not in str(compared(["fedavg"], 1, rounds=6))
+
+
+def test_a_refusal_names_the_method() -> None:
+    model = nn.Sequential(Net(), nn.Dropout(0.5))
+    with pytest.raises(ModelError, match="'dpsgd' takes each example's gradient"):
+        compare(settings(), ingredients(model), ["fedavg", "dpsgd"], 1)
+
+
+def test_all_methods_diverge() -> None:
+    with pytest.raises(TrainingError, match="No run of the comparison") as found:
+        compare(settings(**TOO_FAST), ingredients(EXPLODES), ["fedavg", "fedprox", "fedgh"], 1)
+    assert all(f"{name}, seed 0: " in found.value.got for name in ("fedavg", "fedprox", "fedgh"))
+    assert len(found.value.lines()) <= 4
+
+
+@pytest.mark.parametrize("error", [RunError("The disk is full."), KeyboardInterrupt()])
+def test_what_ends_them_all_leaves_the_list_of_what_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    begun = start
+
+    def ends(made: Prepared, *given: object, **more: object) -> Result:
+        if made.plan.expression == "scaffold":
+            raise error
+        return begun(made, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "start", ends)
+    with pytest.raises(type(error)):
+        compared(["fedavg", "scaffold", "fedprox"], 2, tmp_path / "out")
+    assert index(tmp_path / "out") == [("fedavg", 0)]
+    assert [run.name for run in runs_of(tmp_path / "out")] == [
+        path.parent.name for path in (tmp_path / "out").glob("*/run.json")
+    ]
+
+
+def test_an_error_before_the_first_run_leaves_the_list_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared(["fedavg"], 2, tmp_path / "out")
+    before = (tmp_path / "out" / "comparison.json").read_text()
+
+    def ends(*given: object, **more: object) -> Result:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "start", ends)
+    with pytest.raises(KeyboardInterrupt):
+        compared(["scaffold"], 2, tmp_path / "out", rounds=3)
+    assert (tmp_path / "out" / "comparison.json").read_text() == before
+
+
+def test_what_cannot_be_composed_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(CompositionError, match="which takes one"):
+        compared(["fedavg", "momentum+gradma.s"], 2, out)
+    assert not out.exists()
+
+
+def test_so_is_a_seed_whose_clients_cannot_be_made(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = federation()
+
+    def clients(seed: int) -> fk.Federation:
+        if seed == 2:
+            raise DataError("No partition with this seed.")
+        return data
+
+    with pytest.raises(DataError, match="No partition"):
+        compare(settings(), ingredients(clients=clients), ["fedavg"], 3, out)
+    assert not out.exists()
+
+
+# --- as a process ---------------------------------------------------------------------------------
+
+
+def test_an_interrupted_comparison_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    file = experiment(tmp_path)
+    words = ("compare", file, "--methods", "fedavg,scaffold", "--seeds", "2", "-s", "rounds=12")
+    words = (*words, "-s", "engine.kind=workers", "--json")
+    whole = run(*words, "--out", "whole", folder=tmp_path)
+    assert whole.code == 0, whole.err
+    process = Process(*words, "--out", "out", folder=tmp_path)
+    assert eventually(lambda: len(list((tmp_path / "out").glob("*/rounds.jsonl"))) == 2, 40)
+    process.send(2)
+    first = process.wait()
+    assert first.code == 130, first.err
+    assert "interrupted; the same command goes on where it stopped" in first.err
+    assert (tmp_path / "out" / "report.html").exists()
+    process = Process(*words, "--out", "out", folder=tmp_path)
+    assert eventually(lambda: len(list((tmp_path / "out").glob("*/rounds.jsonl"))) == 4, 40)
+    process.send(9)
+    process.wait()
+    last = run(*words, "--out", "out", folder=tmp_path)
+    assert last.code == 0, last.err
+    for a, b in zip(_without_seconds(last.json), _without_seconds(whole.json), strict=True):
+        assert a == b
+    assert "taken from an earlier run" in last.err
+    shutil.rmtree(tmp_path / "whole")
+
+
+def _without_seconds(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Which method is fastest is marked too, and is different each time."""
+    return [{k: v for k, v in row.items() if "seconds" not in k and k != "marked"} for row in rows]
