@@ -24,11 +24,11 @@ import torch.nn.functional as F
 
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError, TrainingError
-from fedkeel.study.compare import compare
-from fedkeel.runner.prepare import gather
-from fedkeel.runner.progress import Silent
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
+from fedkeel.runner.prepare import gather
+from fedkeel.runner.progress import Silent
+from fedkeel.study.compare import compare
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 TUNING, SEEDS = 100, 3

@@ -19,11 +19,11 @@ from torch import nn
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import prepare
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.runner.progress import Silent
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from fedkeel.task.models import make
 
 

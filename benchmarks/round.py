@@ -24,13 +24,13 @@ from torch import nn
 from fedkeel import Cohort, Engine, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
 from fedkeel.data.cohort import select
+from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.malloc import kept
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
+from fedkeel.method.server_round import owned, server_message, server_round
 from fedkeel.runner.manifest import environment
 from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients
-from fedkeel.method.server_round import owned, server_message, server_round
 from fedkeel.task.models import make
 
 CLIENTS, EXAMPLES, BATCH, LR = 20, 640, 128, 0.01
@@ -85,13 +85,13 @@ class Ours:
         self.server = owned(self.p.server)
         message = server_message(self.p.plan, self.server, LR)
         if workers:
-            self.engine: Engines = Workers(self.p.world, self.p.spec, CLIENTS, message, workers)
+            self.engine: Engines = Workers(self.p.setup, self.p.spec, CLIENTS, message, workers)
         else:
-            self.engine = Sequential(self.p.world, self.p.spec, CLIENTS)
+            self.engine = Sequential(self.p.setup, self.p.spec, CLIENTS)
 
     def round(self) -> None:
         p, number = self.p, self.server.round
-        chosen = select(p.settings.cohort, p.world.federation.sizes, 0, number)
+        chosen = select(p.settings.cohort, p.setup.federation.sizes, 0, number)
         message = server_message(p.plan, self.server, LR)
         trained = self.engine.train(message, chosen.clients, lambda _: None)
         began = time.perf_counter()

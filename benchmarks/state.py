@@ -21,12 +21,12 @@ from population import children, proportional, two_nn
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Engine, Run
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients
-from fedkeel.runner.progress import Silent
 from fedkeel.cost.memory import check_disk, estimate, size
+from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 
 
 class Meter(Silent):
@@ -79,7 +79,7 @@ def main() -> None:
         cohort=Cohort(clients=given.per_round),
         evaluation=Evaluation(every=given.rounds),
         engine=Engine(
-            kind="vectorised" if given.chunk else "auto", state=given.state, chunk=given.chunk
+            kind="vectorized" if given.chunk else "auto", state=given.state, chunk=given.chunk
         ),
     )
     held = dataset(x[:1000], y[:1000])

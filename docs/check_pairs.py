@@ -24,9 +24,9 @@ from pathlib import Path
 import fedkeel
 from fedkeel.config import Weights
 from fedkeel.conformance import check_method
-from fedkeel.runner.prepare import cores
 from fedkeel.method.legality import WEIGHTS, verdict
 from fedkeel.method.registry import REGISTRY
+from fedkeel.runner.prepare import cores
 
 Job = tuple[str, Weights | None]
 

@@ -24,19 +24,19 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from pydantic.fields import FieldInfo
 
 from fedkeel.config.base import Settings
-from fedkeel.config.settings import Experiment
 from fedkeel.config.search_space import Range, Value
+from fedkeel.config.settings import Experiment
 from fedkeel.errors import FedkeelError
-from fedkeel.study.footprint import footprint, told
-from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.context import Cohort, Facts, Outcome, Population, Round, Step
-from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
+from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import markdown, page
+from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, RunRecord, Scores
 from fedkeel.solve.span import Span
+from fedkeel.study.footprint import footprint, told
 from fedkeel.task.network import Batch, Output
 
 COMMAND = "python docs/generate.py"

@@ -38,7 +38,7 @@ class Slow(GradientTransform, ClientState):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the mixture."""
-        return tree.blend(tree.leaves(step.mine, "last"), grads, self.rate)
+        return tree.blend(tree.leaves(step.client_state, "last"), grads, self.rate)
 
     def init_client(self, start: Tree) -> State:
         """Return no gradient, for a first round."""

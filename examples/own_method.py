@@ -40,8 +40,8 @@ class Agreement(AggregateTransform):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
     aggregate_stage: ClassVar[Stage] = Stage.LIMIT
 
-    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the aggregate, each entry scaled by the clients' agreement on its sign."""
         signs = {k: rows.sign() for k, rows in updates.materialise().items()}
         votes = {k: combine(cohort.weights[None], rows)[0] for k, rows in signs.items()}
-        return {k: v * votes[k].abs() ** self.power for k, v in delta.items()}
+        return {k: v * votes[k].abs() ** self.power for k, v in update.items()}

@@ -16,17 +16,17 @@ from torch import nn
 
 from fedkeel import tree
 from fedkeel.config import Local
+from fedkeel.method.compose import SIMULATION
+from fedkeel.method.context import ClientInfo, Message, Population
+from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import (
-    Bench,
+    LocalTraining,
     Reply,
     client_finish,
     client_start,
     client_step,
     client_survey,
 )
-from fedkeel.method.compose import SIMULATION
-from fedkeel.method.context import Facts, Message, Population
-from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.method.server_round import (
     Remembered,
@@ -83,8 +83,8 @@ class Played:
 
     server: Server
     deltas: dict[int, Tree] = field(default_factory=dict)
-    mine: dict[int, dict[str, State]] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
+    client_state: dict[int, dict[str, State]] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
 
 
@@ -112,7 +112,7 @@ class Federation:
         per_round: int | None = None,
     ) -> None:
         self.plan = parse(expression, EVERYTHING, weights)
-        self.bench = Bench(self.plan, network, self.plan.work(local), buffers, autograd)
+        self.training = LocalTraining(self.plan, network, self.plan.work(local), buffers, autograd)
         self.network, self.batches, self.seed = network, batches, seed
         self.data = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
         self.population = Population(len(clients), per_round or len(clients))
@@ -122,7 +122,7 @@ class Federation:
 
     def message(self, selected: Sequence[int]) -> Message:
         """What the selected clients receive, with the mean of their answers to surveys."""
-        message = server_message(self.plan, self.played.server, self.bench.local.lr)
+        message = server_message(self.plan, self.played.server, self.training.local.lr)
         if not self.plan.surveys:
             return message
         with torch.no_grad():
@@ -133,14 +133,16 @@ class Federation:
 
     def survey(self, k: int, message: Message) -> dict[str, State]:
         x, y = self.data[k]
-        mine = self.played.mine.get(k)
-        return client_survey(self.bench, message, mine, self.facts(k), lambda: Batch(x, y))
+        client_state = self.played.client_state.get(k)
+        return client_survey(
+            self.training, message, client_state, self.client_info(k), lambda: Batch(x, y)
+        )
 
-    def facts(self, k: int) -> Facts:
+    def client_info(self, k: int) -> ClientInfo:
         y = self.data[k][1]
         if Capability.CLASS_COUNTS not in self.plan.needs:
-            return Facts(k, len(y))
-        return Facts(k, len(y), torch.bincount(y, minlength=self.classes))
+            return ClientInfo(k, len(y))
+        return ClientInfo(k, len(y), torch.bincount(y, minlength=self.classes))
 
     def noise(self, k: int) -> Callable[[], Tree | None]:
         """Gives the random numbers of each step; tests may replace it."""
@@ -168,10 +170,14 @@ class Federation:
         x, y = self.data[k]
         normal = self.noise(k)
         positions = list(self.batches(k, self.played.server.round))
-        facts = self.facts(k)
+        client_info = self.client_info(k)
         with torch.no_grad():
             client, progress = client_start(
-                self.bench, message, self.played.mine.get(k), facts, lambda: Batch(x, y)
+                self.training,
+                message,
+                self.played.client_state.get(k),
+                client_info,
+                lambda: Batch(x, y),
             )
             real = torch.tensor(True)
             for index in positions:
@@ -205,10 +211,13 @@ class Federation:
                 part: tree.map_tensors(lambda t, i=i: t[i], rows)
                 for part, rows in done.rows.items()
             }
-        mine = {**self.played.mine, **{k: found[k][0].mine for k in clients}}
-        deltas = {k: found[k][0].delta for k in clients}
+        client_state = {
+            **self.played.client_state,
+            **{k: found[k][0].client_state for k in clients},
+        }
+        deltas = {k: found[k][0].update for k in clients}
         self.played = Played(
-            done.server, deltas, mine, done.notes, {k: found[k][0] for k in clients}
+            done.server, deltas, client_state, done.diagnostics, {k: found[k][0] for k in clients}
         )
         return self.played
 
@@ -230,7 +239,7 @@ def stack(
         examples=np.array(sizes, dtype=np.int64),
         processed=np.array([found[k][2] for k in clients], dtype=np.int64),
         finite=np.array([bool(found[k][0].finite) for k in clients]),
-        delta=rows(lambda r: dict(r.delta)),
+        update=rows(lambda r: dict(r.update)),
         buffers=rows(lambda r: dict(r.buffers)),
         uploads=rows(lambda r: dict(r.uploads)),
     )

@@ -17,14 +17,14 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedkeel.config import Flower
-from fedkeel.errors import FedkeelError
-from fedkeel.runner.start import start
 from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.loop import Result
-from fedkeel.flower.server.exchange import Exchange
-from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.server.membership import Roster
+from fedkeel.errors import FedkeelError
 from fedkeel.flower.node.node import Site
+from fedkeel.flower.server.engine import Nodes
+from fedkeel.flower.server.exchange import Exchange
+from fedkeel.flower.server.membership import Roster
+from fedkeel.runner.loop import Result
+from fedkeel.runner.start import start
 
 HANDLERS: dict[str, Callable[[Site, RecordDict], RecordDict]] = {
     "query.hello": lambda site, content: site.hello(),

@@ -1,6 +1,6 @@
 """Imports point one way: the test parses them, and fails on an arrow that runs back.
 
-    config -> data -> task -> method -> engine -> experiment -> conformance, reproduce, cli
+    config -> data -> task -> method -> engine -> cost -> runner -> study -> reproduce, cli
 
 `solve` is pure mathematics, used by method; `report` reads records and knows no engine. `errors`,
 `clock`, `rng`, `tree`, `version` and `records` are leaves that anybody may use.
@@ -19,15 +19,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
 LEAVES = frozenset(
-    {"clock", "errors", "matrices", "own", "rng", "tree", "version", "records", "written"}
+    {"clock", "errors", "matmul", "user_code", "rng", "tree", "version", "records", "source_digest"}
 )
+DOMAIN = LEAVES | {"config", "data", "task", "method"}
 
 ALLOWED: dict[str, frozenset[str]] = {
     "clock": frozenset(),
     "errors": frozenset(),
-    "matrices": frozenset(),
-    "own": frozenset({"errors"}),
-    "written": frozenset({"own"}),
+    "matmul": frozenset(),
+    "user_code": frozenset({"errors"}),
+    "source_digest": frozenset({"user_code"}),
     "version": frozenset(),
     "rng": frozenset(),
     "tree": frozenset(),
@@ -38,11 +39,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "task": LEAVES | {"config", "data"},
     "solve": LEAVES,
     "method": LEAVES | {"config", "data", "task", "solve"},
-    "engine": LEAVES | {"config", "data", "task", "method"},
-    "experiment": LEAVES | {"config", "data", "task", "method", "engine", "report"},
-    "flower": LEAVES | {"config", "data", "task", "method", "engine", "experiment", "report"},
-    "conformance": LEAVES | {"config", "data", "task", "method", "engine", "experiment"},
-    "reproduce": LEAVES | {"config", "data", "task", "method", "experiment", "report"},
+    "engine": DOMAIN,
+    "cost": DOMAIN | {"engine"},
+    "runner": DOMAIN | {"engine", "cost", "report"},
+    "study": DOMAIN | {"engine", "cost", "runner", "report"},
+    "flower": DOMAIN | {"engine", "cost", "runner", "report"},
+    "conformance": DOMAIN | {"engine", "cost", "runner"},
+    "reproduce": DOMAIN | {"engine", "cost", "runner", "study", "report"},
 }
 """Room -> the rooms it may import besides itself."""
 ALLOWED["cli"] = LEAVES | frozenset(ALLOWED)
@@ -114,7 +117,7 @@ def test_every_room_is_known() -> None:
 def test_the_test_sees_the_imports() -> None:
     """A parser that saw nothing would find nothing wrong."""
     found = {(source, target) for _, source, target in every()}
-    assert {("engine", "method"), ("cli", "experiment"), ("method", "tree")} <= found
+    assert {("engine", "method"), ("cli", "runner"), ("method", "tree")} <= found
     assert not any(target == "cli" for source, target in found if source not in ("cli", "__main__"))
 
 

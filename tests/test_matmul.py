@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
 from fedkeel import matmul
-from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.runner.start import start
 from toys import of_sizes, prepared
 
@@ -39,8 +39,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         made.append((*a.shape, b.shape[1]))
         return product(a, b, bias)
 
-    monkeypatch.setattr(matrices, "faster", lambda: True)
-    monkeypatch.setattr(matrices, "_product", watched)
+    monkeypatch.setattr(matmul, "faster", lambda: True)
+    monkeypatch.setattr(matmul, "_product", watched)
     return made
 
 
@@ -179,13 +179,13 @@ def test_runs_agree_with_one_by_one_and_repeat_bit_for_bit(calls: list[tuple[int
     local = fk.Local(lr=0.05, batch_size=600, epochs=2)
 
     def play(kind: str) -> fk.Result:
-        chunk = {"chunk": 1, "workers": 1} if kind == "vectorised" else {}
+        chunk = {"chunk": 1, "workers": 1} if kind == "vectorized" else {}
         clients = of_sizes(700, 650)
         return start(
             prepared(model=model, clients=clients, per_round=2, local=local, kind=kind, **chunk)
         )
 
-    side, again = play("vectorised"), play("vectorised")
+    side, again = play("vectorized"), play("vectorized")
     assert calls
     plain = play("sequential")
     for name, tensor in side.params.items():
@@ -212,7 +212,7 @@ def test_which_processors(
 ) -> None:
     told = tmp_path / "cpuinfo"
     told.write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
-    monkeypatch.setattr(matrices, "Path", lambda _: told)
+    monkeypatch.setattr(matmul, "Path", lambda _: told)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     matmul.faster.cache_clear()

@@ -46,7 +46,12 @@ def record(**more: object) -> RunRecord:
 
 def row(round: int, **more: object) -> RoundRecord:
     scores = Scores(examples=10, top1=0.5, top3=1.0, loss=0.25)
-    values = {"clients": [1, 2], "test": scores, "sources": {"a": scores}, "notes": {"p.x": 1.5}}
+    values = {
+        "clients": [1, 2],
+        "test": scores,
+        "sources": {"a": scores},
+        "diagnostics": {"p.x": 1.5},
+    }
     return RoundRecord(round, **{**values, **more})
 
 
@@ -121,7 +126,7 @@ def test_rows_of_a_run_that_wrote_none(tmp_path: Path) -> None:
 
 def test_nan_and_infinity_become_null_which_json_has(folder: RunFolder) -> None:
     scores = Scores(examples=1, top1=0.0, top3=0.0, loss=math.nan)
-    folder.append(row(1, train_loss=math.inf, test=scores, notes={"p.x": np.float64("nan")}))
+    folder.append(row(1, train_loss=math.inf, test=scores, diagnostics={"p.x": np.float64("nan")}))
 
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is not JSON")
@@ -130,14 +135,14 @@ def test_nan_and_infinity_become_null_which_json_has(folder: RunFolder) -> None:
     values = json.loads(text, parse_constant=refuse)
     assert values["train_loss"] is None
     assert values["test"]["loss"] is None
-    assert values["notes"] == {"p.x": None}
+    assert values["diagnostics"] == {"p.x": None}
     assert folder.rows()[0].train_loss is None
 
 
 def test_numpy_numbers_are_written_as_numbers(folder: RunFolder) -> None:
-    folder.append(row(1, clients=[np.int64(4)], notes={"p.x": np.float32(0.5)}))
+    folder.append(row(1, clients=[np.int64(4)], diagnostics={"p.x": np.float32(0.5)}))
     found = folder.rows()[0]
-    assert (found.clients, found.notes) == ([4], {"p.x": 0.5})
+    assert (found.clients, found.diagnostics) == ([4], {"p.x": 0.5})
 
 
 # --- run.json ------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_groups_of_names(groups: str, expected: list[list[str]]) -> None:
     assert tree.group_names([], groups) == ([[]] if groups == "model" else [])
 
 
-def test_all_of_it_can_be_vectorised() -> None:
+def test_all_of_it_can_be_vectorized() -> None:
     rows = {"w": torch.arange(6.0).reshape(3, 2), "b": torch.ones(3)}
     one = {"w": torch.tensor([1.0, -1.0]), "b": torch.tensor(2.0)}
 

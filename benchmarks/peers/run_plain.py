@@ -83,10 +83,10 @@ def main() -> None:
             other.start = trainers[0].start
         context, pipes, helpers = multiprocessing.get_context("fork"), [], []
         for number, trainer in enumerate(trainers[1:], start=1):
-            mine, its = context.Pipe()
+            client_state, its = context.Pipe()
             helpers.append(context.Process(target=helper, args=(trainer, its, number), daemon=True))
             helpers[-1].start()
-            pipes.append(mine)
+            pipes.append(client_state)
         clock = Clock(given.device)
         start = time.perf_counter() - began
         examples, score = rounds(given.rounds or recipe.rounds, recipe, trainers, pipes, clock)

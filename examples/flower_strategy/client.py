@@ -17,8 +17,8 @@ def examples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
     """The digits of two classes and a half: each node has others."""
     x, y = load_digits(return_X_y=True)
     first, of = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    mine = [(label * of) // 10 == first for label in y]
-    return torch.tensor(x[mine] / 16, dtype=torch.float32), torch.tensor(y[mine])
+    client_state = [(label * of) // 10 == first for label in y]
+    return torch.tensor(x[client_state] / 16, dtype=torch.float32), torch.tensor(y[client_state])
 
 
 @app.train()

@@ -30,17 +30,23 @@ if TYPE_CHECKING:
     from fedkeel.data.partition.from_arrays import from_clients as from_clients
     from fedkeel.data.partition.from_arrays import iid as iid
     from fedkeel.errors import FedkeelError as FedkeelError
-    from fedkeel.study.api import compare as compare
-    from fedkeel.study.api import run as run
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
+    from fedkeel.study.api import compare as compare
+    from fedkeel.study.api import run as run
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.task import Task as Task
 
 _HOMES = {
     "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
     "fedkeel.data.dataset": ("Dataset", "Federation", "dataset", "federation"),
-    "fedkeel.data.partition.from_arrays": ("by_classes", "by_client", "dirichlet", "from_clients", "iid"),
+    "fedkeel.data.partition.from_arrays": (
+        "by_classes",
+        "by_client",
+        "dirichlet",
+        "from_clients",
+        "iid",
+    ),
     "fedkeel.errors": ("FedkeelError",),
     "fedkeel.study.api": ("compare", "run"),
     "fedkeel.method.docs.cite": ("cite",),

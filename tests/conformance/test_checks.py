@@ -15,8 +15,7 @@ from torch import Tensor
 from fedkeel.conformance import CHECKS, ConformanceError, check_method
 from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
-from fedkeel.method import (grammar, registry)
-from fedkeel.method import server_round
+from fedkeel.method import grammar, registry, server_round
 from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
 from fedkeel.method.registry import Recipe
 from fedkeel.method.roles import (
@@ -71,7 +70,7 @@ class MutatesInput(Broken, ClientState):
         return {"n": torch.zeros(1)}
 
     def next_client(self, round: Round) -> State:
-        return {"n": round.mine["n"].add_(1.0)}
+        return {"n": round.client_state["n"].add_(1.0)}
 
 
 class MutatesEnd(Broken, Upload):
@@ -80,7 +79,7 @@ class MutatesEnd(Broken, Upload):
 
 
 class MutatesCarry(Broken, Carry):
-    def init_carry(self, start: Tree, mine: State) -> State:
+    def init_carry(self, start: Tree, client_state: State) -> State:
         return {"n": torch.zeros(1)}
 
     def next_carry(self, before: Tree, carry: State) -> State:
@@ -103,7 +102,7 @@ class KeepsNaN(Broken, ClientState):
         return {"best": torch.full((2,), float("nan"))}
 
     def next_client(self, round: Round) -> State:
-        return {"best": round.mine["best"] + 1.0}
+        return {"best": round.client_state["best"] + 1.0}
 
 
 class MutatesMessage(Gradient):
@@ -160,11 +159,11 @@ class GrowingState(Broken, ClientState, UpdateTransform):
         return {"seen": torch.zeros(1)}
 
     def next_client(self, round: Round) -> State:
-        seen = round.mine["seen"]
+        seen = round.client_state["seen"]
         return {"seen": torch.cat([seen, seen])}
 
-    def transform_update(self, delta: Tree, round: Round) -> Tree:
-        return delta
+    def transform_update(self, update: Tree, round: Round) -> Tree:
+        return update
 
 
 class OtherType(Broken, ServerState):
@@ -181,13 +180,13 @@ class Forgets(Broken, AggregateTransform):
     aggregate_stage: ClassVar[Stage] = Stage.CORRECT
     rounds: ClassVar[dict[int, int]] = {}
 
-    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         if cohort.round == 0:
             self.rounds.clear()
         if self.rounds.get(-1) == cohort.round:  # the round that a kill took back is made again
-            return {k: 2 * v for k, v in delta.items()}
+            return {k: 2 * v for k, v in update.items()}
         self.rounds[-1] = cohort.round
-        return delta
+        return update
 
 
 class FirstReply(Broken, Reduction):
@@ -276,7 +275,9 @@ def replies_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_weightless_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave clients that weigh nothing among the others."""
-    monkeypatch.setattr(server_round, "raw_weights", lambda kind, examples, processed: examples + 1e-3)
+    monkeypatch.setattr(
+        server_round, "raw_weights", lambda kind, examples, processed: examples + 1e-3
+    )
 
 
 def half_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

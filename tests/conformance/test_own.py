@@ -102,7 +102,7 @@ def test_its_numbers(here: Path) -> None:
     """Of three entries: all agree on one, half on another, and two cancel in the last."""
     rows = {"w": torch.tensor([[1.0, 2.0, 3.0], [4.0, -1.0, 0.0], [1.0, 2.0, -3.0]])}
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).numpy()
-    delta = {"w": torch.tensor([2.0, 2.0, 8.0])}
+    update = {"w": torch.tensor([2.0, 2.0, 8.0])}
 
     class Cohort:
         pass
@@ -110,7 +110,7 @@ def test_its_numbers(here: Path) -> None:
     cohort = Cohort()
     cohort.weights = weights
     (part,) = parse(f"{METHOD}(power=2.0)").parts
-    found = part.transform_aggregate(delta, Span(rows), cohort)
+    found = part.transform_aggregate(update, Span(rows), cohort)
     assert torch.allclose(found["w"], torch.tensor([2.0, 0.5, 0.5]))
 
 

@@ -19,37 +19,37 @@ from toys import four_each
         # heavy clients: all cores, exact unless a recorded step is worth it
         (20, {EXACT: 0.1}, ("workers", 2, 1)),
         (20, {EXACT: 0.1, 1: 0.097}, ("workers", 2, 1)),
-        (20, {EXACT: 0.1, 1: 0.08}, ("vectorised", 2, 1)),
+        (20, {EXACT: 0.1, 1: 0.08}, ("vectorized", 2, 1)),
         # a chunk of all clients keeps one process busy, however fast it is for each
         (
             20,
             {EXACT: 0.1, 1: 0.05, 20: 0.04},
-            ("vectorised", 2, 1),
+            ("vectorized", 2, 1),
         ),
         # rounds so short that handing them to others takes longer
         (20, {EXACT: 1e-4}, ("sequential", 1, 1)),
         (
             20,
             {EXACT: 1e-3, 10: 3e-4, 20: 2e-4},
-            ("vectorised", 1, 20),
+            ("vectorized", 1, 20),
         ),
         # many clients: side by side in both
         (
             200,
             {EXACT: 1e-3, 100: 2e-4, 8: 4e-4},
-            ("vectorised", 2, 100),
+            ("vectorized", 2, 100),
         ),
         # and not by what a measurement differs from itself
         (
             200,
             {EXACT: 1e-3, 32: 2e-4, 8: 1.9e-4},
-            ("vectorised", 2, 32),
+            ("vectorized", 2, 32),
         ),
         # which decides between sizes, not whether there is a gain
         (
             200,
             {EXACT: 1e-3, 32: 9.6e-4, 8: 8.8e-4},
-            ("vectorised", 2, 32),
+            ("vectorized", 2, 32),
         ),
     ],
 )
@@ -63,7 +63,7 @@ def test_the_shortest_round_wins(
     monkeypatch.setattr(module, "_measured", lambda *_: Measured(dict(seconds)))
     chosen = choose(four_each(clients))
     assert (chosen["kind"], chosen["workers"], chosen["chunk"]) == found
-    names = {c: f"vectorised(chunk={c})" if c else "sequential" for c in seconds}
+    names = {c: f"vectorized(chunk={c})" if c else "sequential" for c in seconds}
     assert chosen["seconds_per_client"] == {names[c]: s for c, s in seconds.items()}
 
 
@@ -71,8 +71,8 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "_measured", lambda *_: Measured({EXACT: 1e-4}))
     assert choose(four_each(20, workers=3))["workers"] == 3
-    chosen = choose(four_each(20, kind="vectorised"))
-    assert (chosen["kind"], chosen["chunk"]) == ("vectorised", 1)
+    chosen = choose(four_each(20, kind="vectorized"))
+    assert (chosen["kind"], chosen["chunk"]) == ("vectorized", 1)
 
 
 def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.Monk
         monkeypatch.setattr(timing, "_seconds", lambda *_, each=each: each)
         assert choose(four_each(20))["device"] == device
     monkeypatch.setattr(timing, "_seconds", lambda *_: 1e-5)
-    for engine in ({"device": "cuda"}, {"kind": "vectorised"}):
+    for engine in ({"device": "cuda"}, {"kind": "vectorized"}):
         found = choose(four_each(20, **engine))
-        assert (found["device"], found["kind"], found["chunk"]) == ("cuda", "vectorised", 20)
+        assert (found["device"], found["kind"], found["chunk"]) == ("cuda", "vectorized", 20)
 
 
 def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
@@ -95,5 +95,5 @@ def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
     assert module.begun_with(before, engine) == {"kind": "sequential", "workers": 1, "chunk": 1}
     there = {"kind": "ray", "workers": 4, "chunk": None, "address": "10.0.0.7:6379"}
     assert module.begun_with(there, engine) == {"kind": "sequential", "workers": 1, "chunk": None}
-    chunked = {"kind": "vectorised", "workers": 2, "chunk": 8}
+    chunked = {"kind": "vectorized", "workers": 2, "chunk": 8}
     assert module.begun_with(chunked, engine) == {**chunked, "workers": 1}

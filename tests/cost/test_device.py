@@ -8,21 +8,21 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.engine.base import World
-from fedkeel.errors import RunError
 from fedkeel.cost.device import device_for, refusal
-from fedkeel.runner.prepare import prepare
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import RunError
+from fedkeel.runner.prepare import prepare
 
-AUTO, CUDA = fk.Engine(), fk.Engine(kind="vectorised", device="cuda")
+AUTO, CUDA = fk.Engine(), fk.Engine(kind="vectorized", device="cuda")
 
 
-def world(loss: object = None) -> World:
+def setup(loss: object = None) -> TrainingSetup:
     data = fk.dataset(torch.randn(12, 3), torch.arange(12) % 2)
     task = fk.Task(lambda: nn.Linear(3, 2), **({"loss": loss} if loss else {}))
     settings = config.Run(method="fedavg", rounds=1, local=fk.Local(lr=0.1, epochs=1, batch_size=4))
     federation = fk.federation(data, [torch.arange(12).numpy()])
-    return prepare(settings, Ingredients(task, lambda _: federation, data, "net")).world
+    return prepare(settings, Ingredients(task, lambda _: federation, data, "net")).setup
 
 
 def on_the_processor(logits: Tensor, y: Tensor) -> Tensor:
@@ -33,8 +33,8 @@ def on_the_processor(logits: Tensor, y: Tensor) -> Tensor:
 
 def test_a_loss_that_makes_tensors_on_the_processor_is_found_out() -> None:
     elsewhere = torch.device("meta")
-    assert refusal(world(), elsewhere) == ""
-    assert "same device" in refusal(world(on_the_processor), elsewhere)
+    assert refusal(setup(), elsewhere) == ""
+    assert "same device" in refusal(setup(on_the_processor), elsewhere)
 
 
 def test_a_model_that_does_not_run_on_a_gpu_is_trained_without(
@@ -42,19 +42,19 @@ def test_a_model_that_does_not_run_on_a_gpu_is_trained_without(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("fedkeel.cost.device.refusal", lambda *_: "it is said why")
-    assert device_for(AUTO, world()) == (
+    assert device_for(AUTO, setup()) == (
         "cpu",
         ["clients are not trained on the GPU: it is said why"],
     )
-    assert device_for(fk.Engine(device="cpu"), world()) == ("cpu", [])
+    assert device_for(fk.Engine(device="cpu"), setup()) == ("cpu", [])
     with pytest.raises(RunError, match=r"(?s)does not run on a GPU.*it is said why.*x.device"):
-        device_for(CUDA, world())
+        device_for(CUDA, setup())
     monkeypatch.setattr("fedkeel.cost.device.refusal", lambda *_: "")
-    assert device_for(AUTO, world()) == ("cuda", [])
+    assert device_for(AUTO, setup()) == ("cuda", [])
 
 
 def test_no_gpu_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_for(AUTO, world()) == ("cpu", [])
+    assert device_for(AUTO, setup()) == ("cpu", [])
     with pytest.raises(RunError, match="no GPU that torch can use"):
-        device_for(CUDA, world())
+        device_for(CUDA, setup())

@@ -13,12 +13,12 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.engine.local import OneByOne
-from fedkeel.engine.base import Job
 from fedkeel.cost import timing as module
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients
 from fedkeel.cost.timing import EXACT
+from fedkeel.engine.base import Job
+from fedkeel.engine.local import SequentialTrainer
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.runner.prepare import prepare
 from toys import four_each
 
 
@@ -43,7 +43,13 @@ def test_engines_are_compared_by_the_same_work(
 
     def seconds(train: object, _: object, jobs: list[Job], *__: object) -> float:
         first.append([sizes[job.client] for job in jobs][:3])
-        each = 2e-3 if isinstance(train, OneByOne) else 1e-3 if len(jobs) <= 3 else lanes * 2e-3
+        each = (
+            2e-3
+            if isinstance(train, SequentialTrainer)
+            else 1e-3
+            if len(jobs) <= 3
+            else lanes * 2e-3
+        )
         return each * sum(sizes[job.client] for job in jobs) / len(jobs)
 
     monkeypatch.setattr(module, "_seconds", seconds)
@@ -61,16 +67,16 @@ def test_a_pause_is_not_the_engines() -> None:
 
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:
-    dense = four_each(200).world
+    dense = four_each(200).setup
     assert module._sizes(dense, 200, 2, "cpu") == [25, 1, 100, 8]  # four chunks of 25, not 32
     assert module._sizes(dense, 10, 2, "cpu") == [5, 1, 10]
     assert module._sizes(dense, 20, 2, "cpu") == [10, 1, 5, 20]  # a share, before one does all
     task = fk.Task(lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten()))
-    world = four_each(200).world
+    setup = four_each(200).setup
     other = prepare(
         four_each(200).settings,
-        Ingredients(task, lambda _: world.federation, world.test, "net"),
-    ).world
+        Ingredients(task, lambda _: setup.federation, setup.test, "net"),
+    ).setup
     assert module._sizes(other, 200, 2, "cpu") == [1, 8, 25, 100]
 
 
@@ -78,22 +84,22 @@ def test_convolutions_are_tried_with_few_lanes_first() -> None:
 def test_convolutions_that_fill_a_processor_are_not_tried_side_by_side(
     step: float, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = four_each(10).world
+    setup = four_each(10).setup
     layers = (nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten())
     task = fk.Task(lambda: nn.Sequential(*layers))
     settings = four_each(10).settings.model_copy(update={"rounds": 1000})
-    given = Ingredients(task, lambda _: world.federation, world.test, "net")
+    given = Ingredients(task, lambda _: setup.federation, setup.test, "net")
     each = 2 * step  # four examples in batches of two
     monkeypatch.setattr(
         module,
         "_seconds",
-        lambda train, *_: 1.5 * each if isinstance(train, OneByOne) else each,
+        lambda train, *_: 1.5 * each if isinstance(train, SequentialTrainer) else each,
     )
     assert list(module.time_engines(prepare(settings, given), 2, "cpu").seconds) == tried
 
 
 def test_a_gpu_is_given_as_many_lanes_as_there_are_first() -> None:
-    dense = four_each(200).world
+    dense = four_each(200).setup
     assert module._sizes(dense, 50, 1, "cuda") == [50, 25, 8, 1]
     assert module._sizes(dense, 1000, 1, "cuda") == [500, 125, 32, 8, 1]
     assert module._sizes(dense, 1, 1, "cuda") == [1]
@@ -108,7 +114,7 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
     ragged = fk.federation(data, [np.arange(0, 19), np.arange(19, 40), np.arange(40, 60)])
     even = fk.federation(data, [np.arange(20 * k, 20 * k + 20) for k in range(3)])
     one, two = (
-        prepare(settings, Ingredients(task, lambda _, f=f: f, data, "net")).world
+        prepare(settings, Ingredients(task, lambda _, f=f: f, data, "net")).setup
         for f in (ragged, even)
     )
     assert module._forms(one, one.federation.sizes) == 4  # of 8, 3, 5 and 4 examples
@@ -117,7 +123,7 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
     assert module._sizes(one, 3, 1, "cpu") == [1]
     assert module._sizes(two, 3, 1, "cpu") == [3, 1]
     averaged = fk.Task(lambda: nn.Sequential(*layers), buffers="average")
-    padded = prepare(settings, Ingredients(averaged, lambda _: ragged, data, "net")).world
+    padded = prepare(settings, Ingredients(averaged, lambda _: ragged, data, "net")).setup
     assert module._forms(padded, padded.federation.sizes) == 2  # of 8 and of 4
     assert module._sizes(padded, 3, 1, "cpu") == [3, 1]
 
@@ -128,15 +134,15 @@ def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
     federation = fk.federation(data, [np.arange(a, b) for a, b in pairwise(ends)])
     task = fk.Task(lambda: nn.Sequential(nn.Linear(6, 3)))
     settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
-    world = prepare(settings, Ingredients(task, lambda _: federation, data, "net")).world
-    jobs, share = module._chunk(world, 2, 4)  # a round of 5, 10, 30 and 50, say
+    setup = prepare(settings, Ingredients(task, lambda _: federation, data, "net")).setup
+    jobs, share = module._chunk(setup, 2, 4)  # a round of 5, 10, 30 and 50, say
     assert [job.client for job in jobs] == [5, 2]
     assert share == pytest.approx((50 + 30) / 2 / (155 / 6))
-    assert len(module._chunk(world, 8, 6)[0]) == 6
-    sizes = world.federation.sizes
-    assert module._forms(world, sizes) == 3  # batches of 8, of 4, and of 2
-    assert module._forms(world, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
-    assert module._forms(world, sizes[:1], lanes=4) == 2
+    assert len(module._chunk(setup, 8, 6)[0]) == 6
+    sizes = setup.federation.sizes
+    assert module._forms(setup, sizes) == 3  # batches of 8, of 4, and of 2
+    assert module._forms(setup, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
+    assert module._forms(setup, sizes[:1], lanes=4) == 2
 
 
 def test_clients_that_are_prepared_together_record_one_form(
@@ -158,5 +164,5 @@ def test_clients_that_are_prepared_together_record_one_form(
     monkeypatch.setattr(module, "_seconds", lambda *given: next(times))
     monkeypatch.setattr(module, "_sizes", lambda *given: [2])
     found = module.time_engines(prepared, 1, "cpu")
-    share = module._chunk(prepared.world, 2, 4)[1]
+    share = module._chunk(prepared.setup, 2, 4)[1]
     assert found.seconds[2] == pytest.approx((1.0 + 9.0 * 2 * 4 / 12) / share)

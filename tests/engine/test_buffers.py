@@ -27,7 +27,10 @@ ALLOCATORS = [private, shared, segment]
 
 def filled(value: float) -> dict[str, object]:
     return {
-        "delta": {"w": torch.full((3, 5), value), "b": torch.full((1,), value, dtype=torch.double)},
+        "update": {
+            "w": torch.full((3, 5), value),
+            "b": torch.full((1,), value, dtype=torch.double),
+        },
         "seen": torch.tensor(int(value)),
         "finite": torch.tensor(value > 0),
         "none": torch.zeros(0, 4),
@@ -72,17 +75,17 @@ def test_a_row_is_written_and_read_alone() -> None:
     buffers.write(stack([filled(7.0), filled(7.0)]), [1, 1])
     for row, value in enumerate((0.0, 7.0, 2.0)):
         state = buffers.row(row)
-        assert (state["delta"]["w"] == value).all()
+        assert (state["update"]["w"] == value).all()
         assert state["seen"] == int(value)
         assert state["finite"] == (value > 0)
-    assert buffers.nested(2)["delta"]["w"].shape == (2, 3, 5)
-    assert buffers.nested(0)["delta"]["w"].shape == (0, 3, 5)
+    assert buffers.nested(2)["update"]["w"].shape == (2, 3, 5)
+    assert buffers.nested(0)["update"]["w"].shape == (0, 3, 5)
 
 
 def test_a_row_is_a_view() -> None:
     buffers = Buffers(SPEC, 2, private)
-    buffers.row(1)["delta"]["w"].fill_(4.0)
-    buffers.nested(2)["delta"]["b"].fill_(5.0)
+    buffers.row(1)["update"]["w"].fill_(4.0)
+    buffers.nested(2)["update"]["b"].fill_(5.0)
     assert (buffers.tensors["delta/w"][1] == 4.0).all()
     assert (buffers.tensors["delta/b"] == 5.0).all()
 

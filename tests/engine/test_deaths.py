@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import TrainingError
-from fedkeel.runner.start import start
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import Silent
 from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from toys import Kills, Net, Raises, Slow, alive, children, eventually, federation, prepared, same
 
 EVERYONE = np.arange(6)
@@ -29,7 +29,7 @@ EVERYONE = np.arange(6)
 
 def pool(ready: Prepared, workers: int, how: str = "fork") -> Workers:
     message = server_message(ready.plan, ready.server, 0.05)
-    return Workers(ready.world, ready.spec, 6, message, workers, start=how)
+    return Workers(ready.setup, ready.spec, 6, message, workers, start=how)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_workers_killed_at_any_moment_leave_no_trace(workers: int) -> None:
 
 def test_a_killed_evaluation_is_made_again() -> None:
     ready = prepared()
-    network = ready.world.bench.network
+    network = ready.setup.training.network
     with pool(ready, 3) as engine:
         before = engine.evaluate(network.params, {}, "test")
         kill_all()

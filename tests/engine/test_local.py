@@ -12,28 +12,28 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.local import OneByOne, evaluate, evaluated, train_client
-from fedkeel.engine.round_buffers import RoundBuffers, flat, rehearse, unflat
-from fedkeel.engine.base import Job, World
-from fedkeel.errors import FedkeelError, TrainingError
-from fedkeel.runner.start import start
+from fedkeel.engine.base import Job, TrainingSetup
+from fedkeel.engine.local import SequentialTrainer, evaluate, evaluated, train_client
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.round_buffers import RoundBuffers, flat, rehearse, unflat
+from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.context import Message
 from fedkeel.method.parts.fedprox import FedProx
 from fedkeel.method.server_round import server_message
+from fedkeel.runner.start import start
 from fedkeel.task.network import Network
 from toys import MODELS, NaN, Net, Raises, federation, held, prepared, same
 
 
 def message(ready: Prepared) -> Message:
-    return server_message(ready.plan, ready.server, ready.world.bench.local.lr)
+    return server_message(ready.plan, ready.server, ready.setup.training.local.lr)
 
 
-def delta(ready: Prepared, client: int = 2, round: int = 0, seed: int = 0) -> dict[str, Tensor]:
+def update(ready: Prepared, client: int = 2, round: int = 0, seed: int = 0) -> dict[str, Tensor]:
     sent = replace(message(ready), round=round)
-    world = replace(ready.world, seed=seed)
-    return train_client(world, sent, Job(0, client, 0), None)[0].delta
+    setup = replace(ready.setup, seed=seed)
+    return train_client(setup, sent, Job(0, client, 0), None)[0].update
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -45,10 +45,10 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def test_steps_and_examples_are_counted() -> None:
     ready = prepared()  # two epochs, batches of 4
-    for client, n in enumerate(ready.world.federation.sizes):
-        _, steps, seen = train_client(ready.world, message(ready), Job(0, client, 0), None)
+    for client, n in enumerate(ready.setup.federation.sizes):
+        _, steps, seen = train_client(ready.setup, message(ready), Job(0, client, 0), None)
         assert (steps, seen) == (2 * -(-n // 4), 2 * n)
-    _, steps, seen = train_client(ready.world, message(ready), Job(0, 3, 0), None, limit=1)
+    _, steps, seen = train_client(ready.setup, message(ready), Job(0, 3, 0), None, limit=1)
     assert (steps, seen) == (1, 4)
 
 
@@ -57,19 +57,19 @@ def test_a_client_draws_from_its_own_streams(model: str) -> None:
     """By seed, round and client; from nothing that happened before."""
     local = fk.Local(lr=0.05, epochs=2, batch_size=4, drop_last="single")
     ready = prepared(model=MODELS[model], buffers="average", local=local)
-    first = delta(ready)
+    first = update(ready)
     torch.manual_seed(12345)
     np.random.seed(12345)
     state = torch.random.get_rng_state()
-    assert equal(first, delta(ready))
+    assert equal(first, update(ready))
     assert torch.equal(state, torch.random.get_rng_state())  # and leaves no trace
-    assert not equal(first, delta(ready, round=1))
-    assert not equal(first, delta(ready, seed=1))
+    assert not equal(first, update(ready, round=1))
+    assert not equal(first, update(ready, seed=1))
 
 
 def test_dropout_differs_from_step_to_step_and_client_to_client() -> None:
     plain, dropped = prepared(), prepared(model=MODELS["dropout"])
-    assert not equal(delta(plain), delta(dropped))
+    assert not equal(update(plain), update(dropped))
 
 
 def test_images_are_cropped_anew_in_every_round() -> None:
@@ -84,21 +84,21 @@ def test_images_are_cropped_anew_in_every_round() -> None:
         local=fk.Local(lr=0.1, steps=1, batch_size="all"),
     )
     before = data.data.x.clone()
-    still = delta(ready, client=0)
-    assert equal(still, delta(ready, client=0, round=1))
-    moving = replace(ready, world=replace(ready.world, augment=True))
-    one, two = delta(moving, client=0), delta(moving, client=0, round=1)
+    still = update(ready, client=0)
+    assert equal(still, update(ready, client=0, round=1))
+    moving = replace(ready, setup=replace(ready.setup, augment=True))
+    one, two = update(moving, client=0), update(moving, client=0, round=1)
     assert not equal(still, one)
     assert not equal(one, two)
-    assert equal(one, delta(moving, client=0))
+    assert equal(one, update(moving, client=0))
     assert torch.equal(before, data.data.x)
 
 
 def test_a_client_goes_on_where_it_stopped() -> None:
     local = fk.Local(lr=0.05, steps=2, batch_size=4)
     ready = prepared(local=local)
-    first = train_client(ready.world, message(ready), Job(0, 5, 0), None)[0].delta
-    again = train_client(ready.world, message(ready), Job(0, 5, 2), None)[0].delta
+    first = train_client(ready.setup, message(ready), Job(0, 5, 0), None)[0].update
+    again = train_client(ready.setup, message(ready), Job(0, 5, 2), None)[0].update
     assert not equal(first, again)
 
 
@@ -108,7 +108,7 @@ def test_a_client_goes_on_where_it_stopped() -> None:
 def test_an_error_names_client_and_step() -> None:
     ready = prepared(model=Raises, clients=federation(marked=3))
     with pytest.raises(TrainingError, match=r"failed at client 3, step 1\.") as found:
-        train_client(ready.world, message(ready), Job(0, 3, 0), None)
+        train_client(ready.setup, message(ready), Job(0, 3, 0), None)
     assert found.value.got == "ArithmeticError: this example is marked"
     assert "toys.py" in found.value.why
     assert isinstance(found.value.__cause__, ArithmeticError)
@@ -120,7 +120,7 @@ def test_an_error_names_the_step_at_which_it_happened() -> None:
     clients.data.x[rows[7], 0] = 100.0
     ready = prepared(model=Raises, clients=clients)
     with pytest.raises(TrainingError, match=r"client 5, step [2-5]\."):
-        train_client(ready.world, message(ready), Job(0, 5, 0), None)
+        train_client(ready.setup, message(ready), Job(0, 5, 0), None)
 
 
 def test_an_error_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_an_error_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FedProx, "penalty_gradient", broken)
     with pytest.raises(TrainingError, match=r"client 1, step 1, in fedprox\.") as found:
-        train_client(ready.world, message(ready), Job(0, 1, 0), None)
+        train_client(ready.setup, message(ready), Job(0, 1, 0), None)
     assert "test_loop.py" in found.value.why
 
 
@@ -144,7 +144,7 @@ def test_an_error_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None
     part = type(ready.plan.parts[0])
     monkeypatch.setattr(part, "init_client", broken)
     with pytest.raises(TrainingError, match=r"client 1, before its first step, in scaffold\."):
-        train_client(ready.world, message(ready), Job(0, 1, 0), None)
+        train_client(ready.setup, message(ready), Job(0, 1, 0), None)
 
 
 def test_a_user_can_act_on_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_user_can_act_on_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(FedProx, "penalty_gradient", broken)
     with pytest.raises(FedkeelError, match=r"^FedkeelError: This is what to do\.$"):
-        train_client(ready.world, message(ready), Job(0, 1, 0), None)
+        train_client(ready.setup, message(ready), Job(0, 1, 0), None)
 
 
 def test_a_model_that_cannot_train_is_found_before_the_run() -> None:
@@ -180,7 +180,7 @@ def test_a_model_that_cannot_train_is_found_before_the_run() -> None:
 def test_a_reply_that_is_not_finite_says_so() -> None:
     ready = prepared(model=NaN, clients=federation(marked=2))
     for client, finite in ((1, True), (2, False)):
-        reply, _, _ = train_client(ready.world, message(ready), Job(0, client, 0), None)
+        reply, _, _ = train_client(ready.setup, message(ready), Job(0, client, 0), None)
         assert bool(reply.finite) is finite
 
 
@@ -202,11 +202,11 @@ def test_a_part_whose_reply_changes_its_form_is_refused(monkeypatch: pytest.Monk
 
     def odd(self: object, round: object) -> dict[str, object]:
         sent = dict(upload(self, round))
-        return {**sent, "more": torch.zeros(())} if round.facts.client == 4 else sent
+        return {**sent, "more": torch.zeros(())} if round.client_info.client == 4 else sent
 
     monkeypatch.setattr(part, "upload", odd)
-    buffers = RoundBuffers(ready.world, ready.spec, 4, lambda n: torch.empty(n, dtype=torch.uint8))
-    train, (one, other) = OneByOne(ready.world), buffers.begin(np.array([1, 4]))
+    buffers = RoundBuffers(ready.setup, ready.spec, 4, lambda n: torch.empty(n, dtype=torch.uint8))
+    train, (one, other) = SequentialTrainer(ready.setup), buffers.begin(np.array([1, 4]))
     buffers.run(train, message(ready), [one], print)
     with pytest.raises(TrainingError, match="client 4 has another form") as found:
         buffers.run(train, message(ready), [other], print)
@@ -215,18 +215,18 @@ def test_a_part_whose_reply_changes_its_form_is_refused(monkeypatch: pytest.Monk
 
 def test_a_rehearsal_says_what_a_reply_looks_like() -> None:
     ready = prepared("scaffold", MODELS["norm"], buffers="local", local=fk.Local(lr=0.1, epochs=1))
-    found = {path.split("/")[0] for path in rehearse(ready.world, message(ready))}
-    assert found == {"delta", "uploads", "mine"}
+    found = {path.split("/")[0] for path in rehearse(ready.setup, message(ready))}
+    assert found == {"update", "uploads", "client_state"}
     assert any(path.startswith("mine/buffers/") for path in ready.spec)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
 
 
-def shards(world: World, split: str) -> Tensor:
-    network = world.bench.network
+def shards(setup: TrainingSetup, split: str) -> Tensor:
+    network = setup.training.network
     with arithmetic("float32"):
-        return evaluate(world, network.params, network.buffers, split)
+        return evaluate(setup, network.params, network.buffers, split)
 
 
 @pytest.mark.parametrize(
@@ -238,20 +238,20 @@ def shards(world: World, split: str) -> Tensor:
     ],
 )
 def test_convolutions_are_evaluated_in_small_shards(module: nn.Module, shard: int) -> None:
-    world = prepared().world
-    bench = replace(world.bench, network=Network(module))
-    assert replace(world, bench=bench, eval_batch=400).shard == shard
-    assert replace(world, bench=bench, eval_batch=7).shard == 7
+    setup = prepared().setup
+    training = replace(setup.training, network=Network(module))
+    assert replace(setup, training=training, eval_batch=400).shard == shard
+    assert replace(setup, training=training, eval_batch=7).shard == 7
 
 
 @pytest.mark.parametrize("split", ["test", "clients"])
 def test_every_example_is_evaluated_once(split: str) -> None:
     ready = prepared()
-    world = ready.world
-    found = shards(world, split)
-    data = world.test if split == "test" else world.federation.data
-    rows = np.arange(len(data)) if split == "test" else world.federation.rows
-    module = world.bench.network
+    setup = ready.setup
+    found = shards(setup, split)
+    data = setup.test if split == "test" else setup.federation.data
+    rows = np.arange(len(data)) if split == "test" else setup.federation.rows
+    module = setup.training.network
     logits = module.logits(module.params, {}, data.x[torch.from_numpy(rows)], train=False)
     hits = (logits.argmax(1) == data.y[torch.from_numpy(rows)]).double()
     assert found.shape == (len(rows), 3)
@@ -260,8 +260,8 @@ def test_every_example_is_evaluated_once(split: str) -> None:
 
 def test_clients_are_evaluated_on_what_they_held_out() -> None:
     clients = federation().hold_out(0.5, seed=0)
-    world = prepared(clients=clients).world
-    rows, owner, groups = evaluated(world, "clients")
+    setup = prepared(clients=clients).setup
+    rows, owner, groups = evaluated(setup, "clients")
     assert rows is not None
     assert groups == 6
     assert set(rows).isdisjoint(clients.rows)

@@ -22,15 +22,15 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.ray import cluster
 from fedkeel.engine.ray import engine as module
 from fedkeel.engine.ray.engine import Ray
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.runner.start import start
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import Silent
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
 
 LOCAL = fk.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5, drop_last="single")
@@ -131,7 +131,7 @@ def test_so_do_they_with_buffers_a_clients_evaluation_and_state_in_a_file(
 
 def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nodes) -> None:
     more = {"chunk": 3, "workers": 2, "per_round": 6}
-    one = start(prepared("scaffold", kind="vectorised", **more))
+    one = start(prepared("scaffold", kind="vectorized", **more))
     two = start(on_ray(nodes, "scaffold", **more))
     assert two.record.engine["chunk"] == 3
     for name, tensor in one.params.items():  # a first step and its recording differ in rounding
@@ -141,11 +141,11 @@ def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nod
 
 def test_actors_stand_on_both_nodes_and_one_too_many_harms_nobody(nodes: Nodes) -> None:
     ready = prepared()
-    params = ready.world.bench.network.params
+    params = ready.setup.training.network.params
     message = server_message(ready.plan, ready.server, 0.05)
-    with Ray(ready.world, ready.spec, 6, message, 3, nodes.address) as engine:
+    with Ray(ready.setup, ready.spec, 6, message, 3, nodes.address) as engine:
         assert engine.evaluate(params, {}, "test").shape == (60, 3)
-        assert engine.evaluate(params, {}, "clients").shape == (len(ready.world.federation.rows), 3)
+        assert engine.evaluate(params, {}, "clients").shape == (len(ready.setup.federation.rows), 3)
         assert nodes.ray.available_resources().get("CPU", 0.0) == 0.0  # of one core on each
 
 
@@ -222,12 +222,12 @@ def test_a_cluster_without_a_free_core_is_refused(
     monkeypatch.setattr(module, "PATIENCE", 1.0)
     ready = prepared(per_round=6)
     message = server_message(ready.plan, ready.server, 0.05)
-    network = ready.world.bench.network
+    network = ready.setup.training.network
     full = nodes.ray.util.placement_group([{"CPU": 1}] * 2, strategy="SPREAD")
     assert full.wait(30)
     try:
         with (
-            Ray(ready.world, ready.spec, 6, message, 1, nodes.address) as engine,
+            Ray(ready.setup, ready.spec, 6, message, 1, nodes.address) as engine,
             pytest.raises(RunError, match="no room"),
         ):
             engine.evaluate(network.params, {}, "test")
@@ -289,7 +289,7 @@ def test_modules_that_others_cannot_import_go_along(
     with monkeypatch.context() as here:
         here.syspath_prepend(tmp_path)
         net = importlib.import_module("own_net").Net
-    carried = cluster.carried(prepared(model=net).world)
+    carried = cluster.carried(prepared(model=net).setup)
     (tmp_path / "world").write_bytes(pickle.dumps(carried, protocol=4))
     code = (
         "import pickle, pathlib, sys; from fedkeel.engine.ray.cluster import opened; "

@@ -487,10 +487,10 @@ def test_a_run_of_many_clients_is_as_large_as_those_who_took_part() -> None:
         per_round=10,
         local=fk.Local(lr=0.01, steps=1, batch_size=4),
     )
-    one = sum(s.nbytes for path, s in ready.spec.items() if path.startswith("mine/"))
+    one = sum(s.nbytes for path, s in ready.spec.items() if path.startswith("client_state/"))
     assert 0.5e6 < one < 0.6e6
     before = resident()
-    with Sequential(ready.world, ready.spec, 10) as engine:
+    with Sequential(ready.setup, ready.spec, 10) as engine:
         message = server_message(ready.plan, ready.server, 0.01)
         for start in range(0, 50, 10):
             clients = np.arange(start, start + 10) * 200

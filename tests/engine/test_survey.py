@@ -19,14 +19,14 @@ def test_a_client_that_answers_otherwise_is_named(monkeypatch: pytest.MonkeyPatc
 
     def survey(self: Mime, step: object) -> dict[str, object]:
         found = dict(plain(self, step))
-        if step.facts.client % 2:
+        if step.client_info.client % 2:
             found.popitem()
         return found
 
     monkeypatch.setattr(Mime, "survey", survey)
     message = server_message(ready.plan, ready.server, 0.1)
     with (
-        Sequential(ready.world, ready.spec, 4) as engine,
+        Sequential(ready.setup, ready.spec, 4) as engine,
         pytest.raises(TrainingError, match="client 1 has another form"),
     ):
         engine.survey(message, np.array([0, 1]))
@@ -45,6 +45,6 @@ def test_numbers_have_a_mean_and_clients_without_one_are_left_out() -> None:
     message = server_message(ready.plan, ready.server, 0.1)
     given = {"mime": {"n": torch.tensor([1.0, 4.0, torch.nan])}}
     found = surveyed(message, given, np.array([1.0, 2.0, 5.0]))
-    assert float(found.sent["mime"]["survey"]["n"]) == pytest.approx(3.0)
+    assert float(found.broadcast["mime"]["survey"]["n"]) == pytest.approx(3.0)
     with pytest.raises(TrainingError, match="no client's answer"):
         surveyed(message, given, np.array([0.0, 0.0, 1.0]))

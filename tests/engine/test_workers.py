@@ -16,15 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
 from fedkeel.engine import workers as module
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.round_buffers import RoundBuffers, Trained
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
-from fedkeel.runner.start import start
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.loop import Result
 from fedkeel.method.context import Ints
 from fedkeel.method.server_round import server_message
+from fedkeel.runner.loop import Result
+from fedkeel.runner.start import start
 from toys import MODELS, Kills, NaN, Noisy, Raises, children, federation, held, prepared, same
 
 METHODS = ["fedavg", "scaffold", "gradma", "fedgc", "fedreg", "fednova+fedgh", "fedprox+momentum"]
@@ -37,7 +37,7 @@ def quiet(trained: int) -> None:
 
 def pool(ready: Prepared, workers: int, how: str = "fork") -> Workers:
     message = server_message(ready.plan, ready.server, 0.05)
-    return Workers(ready.world, ready.spec, 4, message, workers, start=how)
+    return Workers(ready.setup, ready.spec, 4, message, workers, start=how)
 
 
 # --- the same bits --------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_gathering_a_round_leaves_torchs_other_threads_asleep(
 
     plain = RoundBuffers.gather
     monkeypatch.setattr(RoundBuffers, "gather", gather)
-    start(prepared("fedavg", local=LOCAL, rounds=2, kind="vectorised", chunk=2, workers=2))
+    start(prepared("fedavg", local=LOCAL, rounds=2, kind="vectorized", chunk=2, workers=2))
     assert "index_select" in called  # there are several sums
     assert "index" not in called
 
@@ -167,15 +167,15 @@ def test_a_round_is_gathered_in_the_order_of_the_cohort() -> None:
     message = server_message(ready.plan, ready.server, 0.05)
     clients = np.array([1, 3, 4, 5])
     ticks: list[int] = []
-    with Sequential(ready.world, ready.spec, 4) as one, pool(ready, 3) as two:
+    with Sequential(ready.setup, ready.spec, 4) as one, pool(ready, 3) as two:
         a = one.train(message, clients, quiet)
         b = two.train(message, clients, ticks.append)
         assert a.replies.clients.tolist() == b.replies.clients.tolist() == [1, 3, 4, 5]
         assert a.steps.tolist() == b.steps.tolist()
         assert a.loss.tolist() == b.loss.tolist()
         assert a.replies.processed.tolist() == b.replies.processed.tolist()
-        for name, rows in a.replies.delta.items():
-            assert torch.equal(rows, b.replies.delta[name])
+        for name, rows in a.replies.update.items():
+            assert torch.equal(rows, b.replies.update[name])
         assert sum(ticks) == 4
         one.commit(a, clients[1:])
         two.commit(b, clients[1:])
@@ -192,16 +192,16 @@ def test_state_is_written_only_when_the_round_is_taken() -> None:
         trained = engine.train(message, np.array([0, 1]), quiet)
         assert engine.state()["clients/index"].tolist() == []
         again = engine.train(message, np.array([0, 1]), quiet)
-        assert torch.equal(trained.replies.delta["fc1.bias"], again.replies.delta["fc1.bias"])
+        assert torch.equal(trained.replies.update["fc1.bias"], again.replies.update["fc1.bias"])
 
 
 def test_a_round_of_nobody() -> None:
     ready = prepared("scaffold")
     message = server_message(ready.plan, ready.server, 0.05)
-    for engine in (Sequential(ready.world, ready.spec, 4), pool(ready, 2)):
+    for engine in (Sequential(ready.setup, ready.spec, 4), pool(ready, 2)):
         with engine:
             trained = engine.train(message, np.array([], dtype=np.int64), quiet)
-            assert trained.replies.delta["fc1.bias"].shape == (0, 6)
+            assert trained.replies.update["fc1.bias"].shape == (0, 6)
             engine.commit(trained, trained.replies.clients)
             assert engine.state()["clients/index"].tolist() == []
 
@@ -211,10 +211,10 @@ def test_a_round_of_nobody() -> None:
 def test_evaluations_agree(split: str, buffers: str) -> None:
     model = MODELS["plain" if buffers == "refuse" else "norm"]
     ready = prepared(model=model, buffers=buffers, test=held(61), local=LOCAL)
-    network = ready.world.bench.network
+    network = ready.setup.training.network
     params = {k: v + 0.1 for k, v in network.params.items()}
     moved = {k: v + 1 if buffers == "average" else v for k, v in network.buffers.items()}
-    with Sequential(ready.world, ready.spec, 4) as one, pool(ready, 3) as two:
+    with Sequential(ready.setup, ready.spec, 4) as one, pool(ready, 3) as two:
         a = one.evaluate(params, moved, split)
         assert torch.equal(a, two.evaluate(params, moved, split))
         assert a.shape[1] == 3
@@ -224,17 +224,17 @@ def test_evaluations_agree(split: str, buffers: str) -> None:
 @pytest.mark.parametrize("split", ["test", "clients"])
 def test_noise_in_evaluation_is_that_of_the_seed(split: str) -> None:
     ready = prepared(model=Noisy, test=held(61))
-    network = ready.world.bench.network
+    network = ready.setup.training.network
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    with Sequential(ready.world, ready.spec, 4) as one, pool(ready, 3) as two:
+    with Sequential(ready.setup, ready.spec, 4) as one, pool(ready, 3) as two:
         found = one.evaluate(network.params, {}, split)
         assert torch.equal(torch.random.get_rng_state(), before)
         torch.manual_seed(2)
         assert torch.equal(found, one.evaluate(network.params, {}, split))
         assert torch.equal(found, two.evaluate(network.params, {}, split))
     other = prepared(model=Noisy, test=held(61), seed=1)
-    with Sequential(other.world, other.spec, 4) as three:
+    with Sequential(other.setup, other.spec, 4) as three:
         assert not torch.equal(found, three.evaluate(network.params, {}, split))
 
 

@@ -14,8 +14,8 @@ import pytest
 from commands import EXPERIMENT, experiment
 from fedkeel.config import load
 from fedkeel.flower.export import export
-from fedkeel.flower.local.processes import Federation
 from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.processes import Federation
 
 
 @pytest.fixture(scope="session")

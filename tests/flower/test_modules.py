@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.errors import ModelError, TrainingError
-from fedkeel.runner.start import start
 from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import ModelError, TrainingError
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.node.node import Site
+from fedkeel.runner.start import start
 from fedkeel.user_code import Wanted, find
 from near import Near, played, sites
 from toys import Net, federation, prepared, same

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.runner.start import start
 from fedkeel.method.registry import REGISTRY
+from fedkeel.runner.start import start
 from near import Near, played, sites
 from toys import prepared, same
 

@@ -12,8 +12,8 @@ from cryptography import x509
 
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
-from fedkeel.flower.local.processes import Federation
 from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.processes import Federation
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from toys import eventually

@@ -15,12 +15,12 @@ from flwr.app import Message
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
-from fedkeel.runner.start import start
-from fedkeel.flower.server import exchange
-from fedkeel.flower.local.processes import Federation
-from fedkeel.flower.server.membership import Roster
 from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.processes import Federation
+from fedkeel.flower.server import exchange
+from fedkeel.flower.server.membership import Roster
 from fedkeel.records.folder import RunFolder
+from fedkeel.runner.start import start
 from near import Near, played, sites
 from toys import alive, deadline, eventually, federation, prepared, same
 

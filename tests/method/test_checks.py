@@ -48,14 +48,14 @@ PART = Mine()
 )
 def test_what_is_made_of_parameters_has_their_form(found: Tree, got: str, expected: str) -> None:
     with pytest.raises(TrainingError, match=r"mine \(Mine\) does not return a tensor for") as said:
-        checks.whole(PART, found, PARAMS)
+        checks.tree_of(PART, found, PARAMS)
     assert (said.value.got, said.value.expected) == (got, expected)
     assert len(said.value.lines()) <= 4
 
 
 def test_what_has_the_form_is_taken() -> None:
     other = {k: v + 1 for k, v in reversed(PARAMS.items())}
-    assert checks.whole(PART, other, PARAMS) is other
+    assert checks.tree_of(PART, other, PARAMS) is other
     span, sums = Span(ROWS), Sums(ROWS, weights=np.ones(9))
     assert checks.span(PART, span, Span(ROWS)) is span
     assert checks.span(PART, sums, sums) is sums
@@ -117,19 +117,19 @@ def test_a_loss_is_one_value_for_each_example_or_one_for_all(value: Tensor) -> N
 
 
 def test_what_a_part_raises_names_it_and_the_line_of_its_file() -> None:
-    with pytest.raises(TrainingError) as said, checks.named("It failed"):
+    with pytest.raises(TrainingError) as said, checks.raised_in("It failed"):
         PART.raises()
     assert said.value.what == "It failed, in mine."
     assert said.value.got.startswith("RuntimeError: The size of tensor a (2)")
     assert Path(__file__).name in said.value.why
     ours = FedkeelError("as it is")
-    with pytest.raises(FedkeelError) as same, checks.named("It failed"):
+    with pytest.raises(FedkeelError) as same, checks.raised_in("It failed"):
         raise ours
     assert same.value is ours
 
 
 def test_what_a_library_raises_is_told_with_the_line_that_called_it() -> None:
-    with pytest.raises(TrainingError) as said, checks.named("It failed"):
+    with pytest.raises(TrainingError) as said, checks.raised_in("It failed"):
         np.linalg.inv(np.zeros((2, 2)))
     assert said.value.why.endswith(str(Path(__file__)))
     assert "test_what_a_library_raises" in said.value.why

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError, TrainingError
+from fedkeel.method.compose import compose
+from fedkeel.method.context import ClientInfo, Message, Round, Step
+from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import (
-    Bench,
     Client,
+    LocalTraining,
     Progress,
     Reply,
     client_finish,
     client_start,
     client_step,
 )
-from fedkeel.method.compose import compose
-from fedkeel.method.context import Facts, Message, Round, Step
-from fedkeel.method.grammar import parse
 from fedkeel.method.roles import (
     Capability,
     GradientRule,
@@ -69,11 +69,11 @@ def with_buffers(*policies: str) -> list[tuple[str, str]]:
 def said(reply: Reply) -> State:
     """Everything a reply holds, as one state."""
     return {
-        "delta": dict(reply.delta),
+        "update": dict(reply.update),
         "buffers": dict(reply.buffers),
         "uploads": dict(reply.uploads),
-        "mine": dict(reply.mine),
-        "notes": dict(reply.notes),
+        "client_state": dict(reply.client_state),
+        "notes": dict(reply.diagnostics),
         "loss": reply.loss,
     }
 
@@ -82,8 +82,10 @@ def begun(played: Federation, k: int) -> tuple[Client, Progress]:
     """A client at the start of its round."""
     x, y = played.data[k]
     message = played.message(range(len(played.data)))
-    mine = played.played.mine.get(k)
-    return client_start(played.bench, message, mine, played.facts(k), lambda: Batch(x, y))
+    client_state = played.played.client_state.get(k)
+    return client_start(
+        played.training, message, client_state, played.client_info(k), lambda: Batch(x, y)
+    )
 
 
 def drawn(played: Federation, steps: int) -> Tree:
@@ -98,9 +100,9 @@ def drawn(played: Federation, steps: int) -> Tree:
     }
 
 
-def about(y: Tensor) -> Facts:
+def about(y: Tensor) -> ClientInfo:
     """What a client with these labels knows about itself, where clients run side by side."""
-    return Facts(0, len(y), (y[:, None] == torch.arange(3)).sum(dim=0))
+    return ClientInfo(0, len(y), (y[:, None] == torch.arange(3)).sum(dim=0))
 
 
 # --- padded steps ----------------------------------------------------------------------------
@@ -145,17 +147,19 @@ def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None
     played.round()
     x, y = played.data[0]
     message = played.message(range(len(played.data)))
-    mine = played.played.mine[0]
+    client_state = played.played.client_state[0]
     given: State = {
         "params": dict(message.params),
         "buffers": dict(message.buffers),
-        "sent": dict(message.sent),
-        "mine": dict(mine),
+        "broadcast": dict(message.broadcast),
+        "client_state": dict(client_state),
         "data": {"x": x, "y": y},
         "network": {**played.network.params, **played.network.buffers},
     }
     before = copied(given)
-    client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
+    client, progress = client_start(
+        played.training, message, client_state, about(y), lambda: Batch(x, y)
+    )
     for rows in (torch.arange(4), torch.arange(4, 8)):
         state: State = {
             "prepared": dict(client.prepared),
@@ -206,7 +210,7 @@ def stacked(states: list[State]) -> State:
 
 
 def examined(entry: str, n: int = 8) -> Federation:
-    """Clients of one size, after a round; gradients that can be vectorised."""
+    """Clients of one size, after a round; gradients that can be vectorized."""
     played = federation(entry, skewed((n, n, n)), local=MOMENTUM, autograd="functional")
     played.round()
     return played
@@ -214,22 +218,24 @@ def examined(entry: str, n: int = 8) -> Federation:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @torch.no_grad()
-def test_a_clients_round_can_be_vectorised(entry: str) -> None:
+def test_a_clients_round_can_be_vectorized(entry: str) -> None:
     """The axis rule: start, steps and end are written for one client, and serve for many."""
     played = examined(entry)
     batches = torch.as_tensor(np.stack(played.batches(0, 1)))
     message = played.message(range(len(played.data)))
-    mine = stacked([played.played.mine[k] for k in range(3)])
+    client_state = stacked([played.played.client_state[k] for k in range(3)])
     x, y = (torch.stack([d[i] for d in played.data]) for i in (0, 1))
 
-    def one(mine: State, x: Tensor, y: Tensor, noise: Tree) -> State:
-        client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
+    def one(client_state: State, x: Tensor, y: Tensor, noise: Tree) -> State:
+        client, progress = client_start(
+            played.training, message, client_state, about(y), lambda: Batch(x, y)
+        )
         for s, rows in enumerate(batches):
             batch, normal = Batch(x[rows], y[rows]), {k: t[s] for k, t in noise.items()}
             progress = client_step(client, progress, batch, rows, rows, noise=normal)
         return said(client_finish(client, progress, len(batches)))
 
-    together = torch.func.vmap(one)(mine, x, y, drawn(played, len(batches)))
+    together = torch.func.vmap(one)(client_state, x, y, drawn(played, len(batches)))
     for k in range(3):
         alone = said(played.reply(k, message=message)[0])
         assert gap(tree.map_tensors(lambda t, k=k: t[k], together), alone) < 1e-12
@@ -237,23 +243,25 @@ def test_a_clients_round_can_be_vectorised(entry: str) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @torch.no_grad()
-def test_clients_with_unequal_steps_can_be_vectorised(entry: str) -> None:
+def test_clients_with_unequal_steps_can_be_vectorized(entry: str) -> None:
     """The shorter ones make padded steps, on whatever stands there."""
     played = examined(entry)
     batches = torch.as_tensor(np.stack(played.batches(0, 1)))
     counts = torch.tensor([len(batches), 1, len(batches) - 1])
     message = played.message(range(len(played.data)))
-    mine = stacked([played.played.mine[k] for k in range(3)])
+    client_state = stacked([played.played.client_state[k] for k in range(3)])
     x, y = (torch.stack([d[i] for d in played.data]) for i in (0, 1))
 
-    def one(mine: State, x: Tensor, y: Tensor, count: Tensor, noise: Tree) -> State:
-        client, progress = client_start(played.bench, message, mine, about(y), lambda: Batch(x, y))
+    def one(client_state: State, x: Tensor, y: Tensor, count: Tensor, noise: Tree) -> State:
+        client, progress = client_start(
+            played.training, message, client_state, about(y), lambda: Batch(x, y)
+        )
         for s, rows in enumerate(batches):
             batch, normal = Batch(x[rows], y[rows]), {k: t[s] for k, t in noise.items()}
             progress = client_step(client, progress, batch, rows, rows, s < count, normal)
         return {**progress.params, "loss": progress.loss, "carry": dict(progress.carry)}
 
-    together = torch.func.vmap(one)(mine, x, y, counts, drawn(played, len(batches)))
+    together = torch.func.vmap(one)(client_state, x, y, counts, drawn(played, len(batches)))
     for k, count in enumerate(counts.tolist()):
         client, progress = begun(played, k)
         normal = played.noise(k)
@@ -303,7 +311,7 @@ def test_fedavgs_client_is_torchs_sgd(rho: float, nesterov: bool, decay: float) 
         sgd.zero_grad()
         nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
         sgd.step()
-    ours = tree.add(start, played.reply(2)[0].delta)
+    ours = tree.add(start, played.reply(2)[0].update)
     theirs = dict(zip(start, (p.data for p in module.parameters()), strict=True))
     assert gap(ours, theirs) < 1e-13
 
@@ -327,7 +335,7 @@ def test_the_recorded_loss_is_a_mean_over_steps() -> None:
 
     played = federation("fedavg")
     x, y = played.data[0]
-    points = [played.params, *(tree.add(played.params, after(s).delta) for s in (1, 2))]
+    points = [played.params, *(tree.add(played.params, after(s).update) for s in (1, 2))]
     losses = [float(played.network.loss(p, {}, Batch(x[:7], y[:7]))) for p in points]
     assert float(after(3).loss) == pytest.approx(sum(losses) / 3, rel=1e-13)
     assert losses[0] > losses[1] > losses[2]
@@ -340,7 +348,7 @@ def test_every_step_updates_the_statistics_once(entry: str, policy: str) -> None
     played = federation(entry, network=normed(), buffers=policy)
     for k in range(4):
         reply, steps, _ = played.reply(k)
-        kept = reply.buffers if policy == "average" else tree.leaves(reply.mine, "buffers")
+        kept = reply.buffers if policy == "average" else tree.leaves(reply.client_state, "buffers")
         assert int(kept["norm.num_batches_tracked"]) == steps
         assert (reply.buffers == {}) == (policy == "local")
 
@@ -359,9 +367,9 @@ def test_what_is_sent_is_looked_at(value: float, finite: bool) -> None:
 
 @torch.no_grad()
 def test_numbers_that_are_finite_one_by_one_may_be_too_large_to_add_up() -> None:
-    bench = Bench(parse("fedavg"), toy_network(), LOCAL)
+    training = LocalTraining(parse("fedavg"), toy_network(), LOCAL)
     start = {"w": torch.zeros(4)}
-    client = Client(bench, Message(start, {}, {}, 0, 0.1), Facts(0, 1), {}, {}, dict)
+    client = Client(training, Message(start, {}, {}, 0, 0.1), ClientInfo(0, 1), {}, {}, dict)
     for size, finite in ((1e37, True), (3e38, False)):
         end = Progress({"w": torch.full((4,), size)}, {}, {}, {}, torch.zeros(()))
         assert bool(client_finish(client, end, 1).finite) == finite
@@ -384,13 +392,13 @@ def test_only_methods_that_prepare_ask_for_the_examples() -> None:
         raise AssertionError("examples were asked for")
 
     for entry in ENTRIES:
-        bench = Bench(parse(entry, EVERYTHING), toy_network(), LOCAL)
-        message = Message(bench.network.params, {}, {}, 0, 0.1)
+        training = LocalTraining(parse(entry, EVERYTHING), toy_network(), LOCAL)
+        message = Message(training.network.params, {}, {}, 0, 0.1)
         if entry in PREPARE:
             with pytest.raises(AssertionError):
-                client_start(bench, message, None, Facts(0, 4), never)
+                client_start(training, message, None, ClientInfo(0, 4), never)
         else:
-            client_start(bench, message, None, Facts(0, 4), never)
+            client_start(training, message, None, ClientInfo(0, 4), never)
 
 
 def test_position_and_example_pair_rows_differently_from_the_second_pass_on() -> None:
@@ -434,7 +442,7 @@ def test_a_mean_gradient_that_means_nothing_is_refused(beside: str) -> None:
     client, progress = begun(federation(beside, FEW), 0)
     plan = compose([*parse(beside).parts, Forgets()])
     with pytest.raises(CompositionError, match=f"'{beside}' breaks LINEAR_ACCUMULATION"):
-        client_finish(replace(client, bench=replace(client.bench, plan=plan)), progress, 1)
+        client_finish(replace(client, training=replace(client.training, plan=plan)), progress, 1)
 
 
 def replace_momentum(rho: float) -> Local:
@@ -444,12 +452,12 @@ def replace_momentum(rho: float) -> Local:
 def test_a_client_that_comes_back_goes_on_with_what_it_kept() -> None:
     played = federation("gradma.w")
     first = played.reply(0)[0]
-    end = tree.add(played.params, first.delta)
-    assert gap(tree.leaves(first.mine["gradma.w"], "last"), end) < 1e-15
+    end = tree.add(played.params, first.update)
+    assert gap(tree.leaves(first.client_state["gradma.w"], "last"), end) < 1e-15
     played.round([0])
     client, progress = begun(played, 0)
     assert equal(
-        tree.leaves(progress.carry["gradma.w"], "previous"), client.mine["gradma.w"]["last"]
+        tree.leaves(progress.carry["gradma.w"], "previous"), client.client_state["gradma.w"]["last"]
     )
 
 
@@ -490,8 +498,8 @@ class WrongCorrection(Wrong, StepCorrection):
 
 
 class WrongUpdate(Wrong, UpdateTransform):
-    def transform_update(self, delta: Tree, round: Round) -> Tree:
-        return self.made_of(delta)
+    def transform_update(self, update: Tree, round: Round) -> Tree:
+        return self.made_of(update)
 
 
 def first_only(given: Tree) -> Tree:
@@ -518,7 +526,7 @@ def test_a_part_that_leaves_out_parameters_is_named(
     part = dataclass(frozen=True)(type("Mine", (kind,), {"made": staticmethod(made)}))()
     played = federation("fedavg", FEW)
     client, progress = begun(played, 0)
-    client = replace(client, bench=replace(client.bench, plan=compose([part])))
+    client = replace(client, training=replace(client.training, plan=compose([part])))
     x, y = played.data[0]
     with pytest.raises(TrainingError) as caught:
         client_finish(client, client_step(client, progress, Batch(x, y)), 1)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.local_loop import Bench, client_finish, client_start, client_step
-from fedkeel.method.context import Cohort, Facts, Message, Population
+from fedkeel.method.context import ClientInfo, Cohort, Message, Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_loop import LocalTraining, client_finish, client_start, client_step
 from fedkeel.solve.projections import centralise
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Batch
@@ -58,8 +58,8 @@ def follow(name: str, expression: str, check: object = None) -> None:
     for t in range(1, rounds_of(o) + 1):
         selected = o[f"r{t}.selected"].astype(int).tolist() if f"r{t}.selected" in o else None
         played = federation.round(selected)
-        for k, delta in played.deltas.items():
-            assert distance(delta, tensors(o, f"r{t}.client{k}.delta.")) < 1e-12
+        for k, update in played.deltas.items():
+            assert distance(update, tensors(o, f"r{t}.client{k}.delta.")) < 1e-12
         assert distance(federation.params, tensors(o, f"r{t}.")) < 1e-12
         if callable(check):
             check(o, t, played)
@@ -89,9 +89,9 @@ def test_scaffold_follows_the_gcfed_repository(case: str) -> None:
     def check(o: dict[str, np.ndarray], t: int, played: object) -> None:
         server = tree.leaves(played.server.memory["scaffold"], "c")
         assert distance(server, tensors(o, f"r{t}.c.")) < 1e-12
-        for k, mine in played.mine.items():
+        for k, client_state in played.client_state.items():
             if f"r{t}.client{k}.c.fc1.bias" in o:
-                ours = tree.leaves(mine["scaffold"], "c")
+                ours = tree.leaves(client_state["scaffold"], "c")
                 assert distance(ours, tensors(o, f"r{t}.client{k}.c.")) < 1e-12
 
     follow(f"gcfed_scaffold_{case}", "scaffold", check)
@@ -136,9 +136,9 @@ def test_fednova_follows_its_authors(name: str) -> None:
     for t in range(1, rounds_of(o) + 1):
         taus = o["taus"][t - 1]
         played = federation.round()
-        for k, delta in played.deltas.items():
+        for k, update in played.deltas.items():
             length = o["a"][t - 1][k]
-            ours = tree.scale(delta, float(length))
+            ours = tree.scale(update, float(length))
             theirs = tree.sub(tensors(o, f"r{t}.client{k}."), received)
             assert distance(ours, theirs) < 1e-12
             if not mu:
@@ -164,10 +164,12 @@ def test_fedreg_follows_its_authors(name: str) -> None:
     x, y = torch.from_numpy(o["x"]), torch.from_numpy(o["y"].astype(np.int64))
     gamma, eta_s = hp(o, "gamma"), hp(o, "eta_s")
     plan = parse(f"fedreg(gamma={gamma!r}, eta_s={eta_s!r})")
-    bench = Bench(plan, toy_network(start, loss=loss), Local(lr=hp(o, "lr"), epochs=1))
+    training = LocalTraining(plan, toy_network(start, loss=loss), Local(lr=hp(o, "lr"), epochs=1))
     message = Message(start, {}, {}, 0, hp(o, "lr"))
     with torch.no_grad():
-        client, progress = client_start(bench, message, None, Facts(0, len(y)), lambda: Batch(x, y))
+        client, progress = client_start(
+            training, message, None, ClientInfo(0, len(y)), lambda: Batch(x, y)
+        )
         made = client.prepared["fedreg"]
         assert np.abs(made["pseudo_x"].numpy() - o["batch0.pseudo_x"]).max() < 1e-12
         assert np.abs(made["pseudo_y"].numpy() - o["batch0.pseudo_y"]).max() < 1e-12
@@ -206,6 +208,6 @@ def test_server_momentum_is_flowers_fedavgm() -> None:
             0,
             state=state,
         )
-        delta = plan.reduction.reduce(Span(rows), cohort)
-        params, state = plan.server_optimiser.apply(params, delta, Span(rows), cohort)
+        update = plan.reduction.reduce(Span(rows), cohort)
+        params, state = plan.server_optimiser.apply(params, update, Span(rows), cohort)
         assert distance(params, {n: torch.from_numpy(o[f"r{t}.{n}"]) for n in names}) < 1e-12

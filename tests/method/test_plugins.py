@@ -14,13 +14,13 @@ import pytest
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.errors import CompositionError
-from fedkeel.runner.prepare import prepare
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.grammar import parse, read
 from fedkeel.method.roles import Part
+from fedkeel.runner.prepare import prepare
 from toys import deadline, forget
 
 PARTS = '''
@@ -331,7 +331,7 @@ def test_the_real_entry_points_can_be_read() -> None:
         ("mine:Cites", "cites 'nobody2030'"),
         ("mine:Shaped", "declares 'shape' as tuple[float, ...], which no expression can give"),
         ("mine:Unread", "cannot be read: NameError: name 'NoSuchType' is not defined"),
-        ("mine:Short", "transform_update(self, delta), which is called with (delta, round)"),
+        ("mine:Short", "transform_update(self, delta), which is called with (update, round)"),
         ("mine:Choosy(mode=fast)", "choosy (Choosy) cannot be made with mode='fast'."),
         ("mine:Ready+mime", "mime needs SURVEYS, which ready breaks"),
         ("mine:Ready+dpsgd", "dpsgd needs EXAMPLE_LOSSES, which ready breaks"),

@@ -112,11 +112,11 @@ def test_fedgh_without_conflict_is_fedavg(rule: str, groups: str) -> None:
     ours = federation(f"fedgh(rule='{rule}', groups='{groups}')", alike())
     theirs = federation("fedavg", alike(), weights="uniform")
     for _ in range(3):
-        assert ours.round().notes["fedgh.conflicts"] == 0.0
+        assert ours.round().diagnostics["fedgh.conflicts"] == 0.0
         theirs.round()
         assert equal(ours.params, theirs.params)
     skew = federation(f"fedgh(rule='{rule}', groups='{groups}')")
-    assert skew.round().notes["fedgh.conflicts"] > 0.0
+    assert skew.round().diagnostics["fedgh.conflicts"] > 0.0
     assert gap(skew.params, play("fedavg", rounds=1, weights="uniform")) > 1e-3
 
 
@@ -125,11 +125,11 @@ def test_sgc_without_conflict_is_fedavg(groups: str) -> None:
     ours = federation(f"fedgc.sgc(margin=0.0, groups='{groups}')", alike())
     theirs = federation("fedavg", alike(), weights="processed")
     for _ in range(3):
-        assert ours.round().notes == {"fedgc.sgc.infeasible": 0.0, "fedgc.sgc.active": 0.0}
+        assert ours.round().diagnostics == {"fedgc.sgc.infeasible": 0.0, "fedgc.sgc.active": 0.0}
         theirs.round()
         assert equal(ours.params, theirs.params)
     torn = federation(f"fedgc.sgc(groups='{groups}')", contrary())
-    assert torn.round().notes["fedgc.sgc.active"] > 0.0
+    assert torn.round().diagnostics["fedgc.sgc.active"] > 0.0
     assert gap(torn.params, play("fedavg", contrary(), rounds=1, weights="processed")) > 1e-3
 
 
@@ -186,7 +186,7 @@ def test_minibatch_sgd_is_the_mean_gradient_at_the_received_model() -> None:
     start = played.params
     played.round()
     network = played.network
-    for k, delta in played.played.deltas.items():
+    for k, update in played.played.deltas.items():
         x, y = played.data[k]
         batches = [torch.as_tensor(rows) for rows in played.batches(k, 0)]
         found = [
@@ -194,7 +194,7 @@ def test_minibatch_sgd_is_the_mean_gradient_at_the_received_model() -> None:
             for rows in batches
         ]
         mean = {n: sum(g[n] for g in found) / len(found) for n in start}
-        assert gap(delta, tree.scale(mean, -LOCAL.lr)) < 1e-14
+        assert gap(update, tree.scale(mean, -LOCAL.lr)) < 1e-14
 
 
 def test_minibatch_sgd_does_not_mind_the_order_of_its_batches() -> None:

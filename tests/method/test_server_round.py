@@ -83,7 +83,7 @@ def picked(replies: Replies, rows: list[int]) -> Replies:
         examples=replies.examples[rows],
         processed=replies.processed[rows],
         finite=replies.finite[rows],
-        delta=take(replies.delta),
+        update=take(replies.update),
         buffers=take(replies.buffers),
         uploads=take(replies.uploads),
     )
@@ -100,7 +100,7 @@ def test_the_order_of_replies_does_not_matter(entry: str) -> None:
     for order in ([3, 2, 1, 0], [2, 0, 3, 1]):
         again = aggregate(played, picked(replies, order))
         assert equal(known(again.server), known(done.server))
-        assert again.notes == done.notes
+        assert again.diagnostics == done.diagnostics
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -111,19 +111,19 @@ def test_replies_that_weigh_nothing_or_are_not_finite_change_nothing(
     played = begun(entry, weights=weights)
     replies = answers(played, CLIENTS)
     few = aggregate(played, picked(replies, [0, 2]))
-    garbage = tree.map_tensors(torch.clone, replies.delta)
+    garbage = tree.map_tensors(torch.clone, replies.update)
     for rows in garbage.values():
         rows[1], rows[3] = 1e9, float("nan")
     mixed = replace(
         replies,
-        delta=garbage,
+        update=garbage,
         examples=replies.examples * np.array([1, 0, 1, 1]),
         processed=replies.processed * np.array([1, 0, 1, 1]),
         finite=np.array([True, True, True, False]),
     )
     done = aggregate(played, mixed)
     assert equal(known(done.server), known(few.server))
-    assert done.notes == few.notes
+    assert done.diagnostics == few.diagnostics
     assert done.excluded == [3]
     assert few.excluded == []
 
@@ -138,7 +138,7 @@ def test_a_round_of_nobody_changes_only_the_round_number(entry: str) -> None:
         done = aggregate(played, empty)
         assert equal(known(done.server), known(played.played.server))
         assert done.server.round == played.played.server.round + 1 == 3
-        assert (done.excluded, done.notes) == ([], {})
+        assert (done.excluded, done.diagnostics) == ([], {})
 
 
 def test_a_round_without_any_finite_reply_is_an_error_that_names_the_way_out() -> None:
@@ -220,10 +220,11 @@ def test_buffers_that_stay_local_are_the_clients_own() -> None:
     for _ in range(2):
         done = played.round()
     assert done.server.buffers == {}
-    means = [tree.leaves(m, "buffers")["norm.running_mean"] for m in done.mine.values()]
+    means = [tree.leaves(m, "buffers")["norm.running_mean"] for m in done.client_state.values()]
     assert all(not torch.equal(a, b) for i, a in enumerate(means) for b in means[:i])
     counts = [
-        int(tree.leaves(m, "buffers")["norm.num_batches_tracked"]) for m in done.mine.values()
+        int(tree.leaves(m, "buffers")["norm.num_batches_tracked"])
+        for m in done.client_state.values()
     ]
     assert counts == [2 * len(played.batches(k, 0)) for k in CLIENTS]
 
@@ -239,7 +240,7 @@ def test_no_reply_and_no_model_is_changed(entry: str) -> None:
     server = own(played.played.server)
     optimiser = played.plan.server_optimiser.name
     given: State = {
-        "delta": dict(replies.delta),
+        "update": dict(replies.update),
         "uploads": dict(replies.uploads),
         "params": dict(server.params),
         "memory": {k: v for k, v in server.memory.items() if k != optimiser},
@@ -275,7 +276,7 @@ def test_clients_receive_the_model_and_what_parts_broadcast(entry: str) -> None:
         memory = played.played.server.memory[dispatch.name]
         assert equal(message.params, dispatch.dispatch(played.params, memory, 0.3))
         assert not equal(message.params, played.params)
-    assert list(message.sent) == [part.name for part in played.plan.broadcasts]
+    assert list(message.broadcast) == [part.name for part in played.plan.broadcasts]
     assert (message.round, message.lr, message.buffers) == (2, 0.3, {})
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.local_loop import client_start
-from fedkeel.method.context import Facts, Step
+from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_loop import client_start
 from fedkeel.method.local_optimiser import LocalSGD, path_length
 from fedkeel.method.parts.gradma import GradMAW
 from fedkeel.method.server_round import server_message
@@ -243,16 +243,18 @@ def test_fedgc_keeps_angles_acute(groups: str) -> None:
         start = played.params
         done = played.round()
         moved = tree.scale(tree.sub(played.params, start), 1 / lr)
-        clients = [tree.scale(delta, 1 / lr) for delta in done.deltas.values()]
-        mean = {k: sum(mine[k] for mine in clients) / len(clients) for k in start}
+        clients = [tree.scale(update, 1 / lr) for update in done.deltas.values()]
+        mean = {k: sum(client_state[k] for client_state in clients) / len(clients) for k in start}
         for names in group_names(list(start), groups):
-            for mine in clients if last is not None and of(names, last, last) > 0.0 else []:
-                assert of(names, mine, last) > margin - 1e-12
+            for client_state in clients if last is not None and of(names, last, last) > 0.0 else []:
+                assert of(names, client_state, last) > margin - 1e-12
             if gap({k: moved[k] for k in names}, {k: mean[k] for k in names}) > 1e-12:
                 mended += 1  # otherwise the mean itself: it meets the constraints, or nothing does
-                least = min(of(names, moved, mine) for mine in clients)
+                least = min(of(names, moved, client_state) for client_state in clients)
                 assert least == pytest.approx(margin, rel=1e-6)  # and no further than it has to
-        turned += sum(float(reply.notes["fedgc.cgc.active"]) for reply in done.replies.values())
+        turned += sum(
+            float(reply.diagnostics["fedgc.cgc.active"]) for reply in done.replies.values()
+        )
         last = moved
     assert mended > 0
     assert turned > 0.0
@@ -267,7 +269,7 @@ def test_fedgh_leaves_no_conflict_between_two() -> None:
     played = federation("fedgh", data)
     start = played.params
     done = played.round()
-    assert done.notes["fedgh.conflicts"] == 1.0
+    assert done.diagnostics["fedgh.conflicts"] == 1.0
     calm = [tree.add(a, b, -conflict / tree.dot(b, b)), tree.add(b, a, -conflict / tree.dot(a, a))]
     assert abs(float(tree.dot(calm[0], b))) < 1e-15
     assert float(tree.dot(calm[0], calm[1])) > 0.0
@@ -294,9 +296,9 @@ def test_gradmas_server_steps_against_no_memory(groups: str) -> None:
             for memory in memories.values():
                 size = (of(names, step, step) * of(names, memory, memory)) ** 0.5
                 assert of(names, step, memory) > -1e-7 * size - 1e-16
-        assert done.notes["gradma.s.stored"] == len(memories)
-        assert done.notes["gradma.s.infeasible"] == 0.0
-        active += done.notes["gradma.s.active"]
+        assert done.diagnostics["gradma.s.stored"] == len(memories)
+        assert done.diagnostics["gradma.s.infeasible"] == 0.0
+        active += done.diagnostics["gradma.s.active"]
     assert active > 0.0
 
 
@@ -311,9 +313,9 @@ def test_gcfed_steps_within_its_subspace(vectors: bool) -> None:
         means = centralise(moved, vectors=True) - moved
         within = moved.ndim > 1 or vectors or name == "fc2.bias"  # softmax does it to this bias
         assert (float(means.abs().max()) < 1e-15) == within
-    for delta in done.deltas.values():
-        assert float(delta["fc1.weight"].mean(dim=1).abs().max()) < 1e-16
-        assert float(delta["fc2.weight"].mean(dim=1).abs().max()) > 1e-4
+    for update in done.deltas.values():
+        assert float(update["fc1.weight"].mean(dim=1).abs().max()) < 1e-16
+        assert float(update["fc2.weight"].mean(dim=1).abs().max()) > 1e-4
 
 
 def test_gradmas_worker_turns_at_a_right_angle_after_a_full_batch_step() -> None:
@@ -365,13 +367,13 @@ def test_gradmas_worker_keeps_its_three_angles_in_every_step(groups: str) -> Non
     played.round()
     start, network = played.params, played.network
     x, y = played.data[1]
-    previous = tree.leaves(played.played.mine[1]["gradma.w"], "last")
+    previous = tree.leaves(played.played.client_state[1]["gradma.w"], "last")
 
     def stop(steps: int) -> Tree:
         batches = played.batches
         played.batches = lambda k, t: list(batches(k, t))[:steps]
         try:
-            return tree.add(start, played.reply(1)[0].delta)
+            return tree.add(start, played.reply(1)[0].update)
         finally:
             played.batches = batches
 
@@ -405,9 +407,9 @@ def test_fedregs_privacy_gradient_has_nothing_of_the_meaning() -> None:
     rule = played.plan.gradient_rule
     assert rule is not None
     message = server_message(played.plan, played.played.server, LOCAL.lr)
-    client, _ = client_start(played.bench, message, None, Facts(0, 6), lambda: Batch(x, y))
-    states = (message.sent, client.mine, {}, client.prepared)
-    view = Step(Batch(x, y), start, Facts(0, 6), network, {}, states=states).view("fedreg")
+    client, _ = client_start(played.training, message, None, ClientInfo(0, 6), lambda: Batch(x, y))
+    states = (message.broadcast, client.client_state, {}, client.prepared)
+    view = Step(Batch(x, y), start, ClientInfo(0, 6), network, {}, states=states).view("fedreg")
     found = rule.gradient(start, view)
     size = float((tree.dot(plain, plain) * tree.dot(meaning, meaning)).sqrt())
     assert abs(float(tree.dot(found, meaning))) < 1e-12 * size

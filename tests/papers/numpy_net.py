@@ -114,7 +114,7 @@ def flat(tree: Mapping[str, object]) -> Vector:
 
 
 @dataclass
-class World:
+class TrainingSetup:
     """Clients of unequal size and label mix, with given mini-batches."""
 
     sizes: Sequence[int] = (9, 5, 12, 7)
@@ -205,8 +205,8 @@ def agree(
         seen = look(ours) if look else {}
         assert set(told.kept) <= set(seen)
         pairs += [(name, seen[name], v) for name, v in told.kept.items()]
-        for what, mine, theirs in pairs:
-            worst = float(np.abs(mine - theirs).max())
+        for what, client_state, theirs in pairs:
+            worst = float(np.abs(client_state - theirs).max())
             MEASURED.append(worst)
             assert worst < tol, f"round {rounds}, {what}: {worst:.3e}"
         assert float(np.abs(told.model - flat(ours.network.params)).max()) > 1e-3  # it moved
@@ -217,8 +217,8 @@ def agree(
 def paced(ours: Federation, story: Iterator[Told], rates: Sequence[float]) -> Iterator[Told]:
     """Tell a story while our local learning rate follows it: one for each round."""
     for told, lr in zip(story, rates, strict=True):
-        local = ours.bench.local.model_copy(update={"lr": lr})
-        ours.bench = replace(ours.bench, local=local)
+        local = ours.training.local.model_copy(update={"lr": lr})
+        ours.training = replace(ours.training, local=local)
         yield told
 
 
@@ -244,7 +244,7 @@ def descend(
 
 
 def averaged(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     gradient: Callable[[Vector, Vector, np.ndarray, np.ndarray, int], Vector],
     lr: float,
@@ -256,7 +256,7 @@ def averaged(
 
     `ended` is told where each client's local training ends.
     """
-    x = world.start
+    x = setup.start
     for t, clients in enumerate(cohorts):
         sent = {}
         for i in clients:
@@ -264,11 +264,11 @@ def averaged(
             def at(bx, by, i=i, x=x):
                 return lambda w: gradient(w, x, bx, by, i)
 
-            steps = (at(*batch) for batch in world.examples(i, t))
+            steps = (at(*batch) for batch in setup.examples(i, t))
             end = descend(x, steps, lr, **local)
             ended(i, end)
             sent[i] = end - x
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
         yield Told(x, sent)
 

@@ -12,15 +12,15 @@ from fedkeel.config import Local
 from fedkeel.method.grammar import parse
 from fedkeel.tree import Tree
 from method.players import LOCAL, equal, gap, play
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2]]
 MOMENTUM = Local(lr=0.05, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.01)
 
 
-def clipped(world: World, bound: float, mu: float = 0.0, **local: object) -> Iterator[Told]:
-    x, cut, all_ = world.start, 0, 0
+def clipped(setup: TrainingSetup, bound: float, mu: float = 0.0, **local: object) -> Iterator[Told]:
+    x, cut, all_ = setup.start, 0, 0
     for t, clients in enumerate(COHORTS):
         sent = {}
         for i in clients:
@@ -28,7 +28,7 @@ def clipped(world: World, bound: float, mu: float = 0.0, **local: object) -> Ite
             def at(bx, by, x=x):
                 def gradient(w: Vector) -> Vector:
                     nonlocal cut, all_
-                    g = world.net.grad(w, bx, by) + mu * (w - x)
+                    g = setup.net.grad(w, bx, by) + mu * (w - x)
                     norm = np.sqrt(sum(float(v) ** 2 for v in g))
                     all_ += 1
                     if norm >= bound:
@@ -38,9 +38,9 @@ def clipped(world: World, bound: float, mu: float = 0.0, **local: object) -> Ite
 
                 return gradient
 
-            steps = [at(*batch) for batch in world.examples(i, t)]
+            steps = [at(*batch) for batch in setup.examples(i, t)]
             sent[i] = descend(x, iter(steps), LR, **local) - x
-        p = world.shares("examples", clients)
+        p = setup.shares("examples", clients)
         x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
         yield Told(x, sent)
     assert 0 < cut < all_  # it acts on some gradients and not on others
@@ -49,10 +49,10 @@ def clipped(world: World, bound: float, mu: float = 0.0, **local: object) -> Ite
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_clip(local: dict, mu: float) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     expression = f"fedprox(mu={mu})+clip(norm=0.8)" if mu else "clip(norm=0.8)"
-    agree(world.ours(expression, LR, **ours), clipped(world, 0.8, mu, **local), COHORTS)
+    agree(setup.ours(expression, LR, **ours), clipped(setup, 0.8, mu, **local), COHORTS)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def test_a_proximal_term_does_not_pull_what_is_clipped() -> None:
 
 def test_one_step_is_no_longer_than_the_bound() -> None:
     """Under plain descent a client with one mini-batch moves by lr times it."""
-    world = World(sizes=(4, 4), batch=4)
-    ours = world.ours("clip(norm=0.05)", LR)
-    for delta in ours.round().deltas.values():
-        length = float(sum(v.square().sum() for v in delta.values())) ** 0.5
+    setup = TrainingSetup(sizes=(4, 4), batch=4)
+    ours = setup.ours("clip(norm=0.05)", LR)
+    for update in ours.round().deltas.values():
+        length = float(sum(v.square().sum() for v in update.values())) ** 0.5
         assert length == pytest.approx(LR * 0.05, rel=1e-12)

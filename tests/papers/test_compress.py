@@ -13,7 +13,7 @@ from fedkeel.method.parts.compress import Quantise, TopK
 from fedkeel.tree import Tree
 from harness import toy_network
 from method.players import equal, play
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2, 0]]
@@ -27,18 +27,18 @@ def largest(v: Vector, k: int) -> Vector:
     return out
 
 
-def sparsified(world: World, fraction: float, feedback: bool) -> Iterator[Told]:
+def sparsified(setup: TrainingSetup, fraction: float, feedback: bool) -> Iterator[Told]:
     """Stich et al., Algorithm 1, lines 4 to 6, for a client's update in place of a step."""
-    x = world.start
-    e = [np.zeros_like(x) for _ in world.sizes]
+    x = setup.start
+    e = [np.zeros_like(x) for _ in setup.sizes]
     for t, clients in enumerate(COHORTS):
         sent = {}
         for i in clients:
-            steps = (lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t))
+            steps = (lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t))
             v = e[i] + (descend(x, iter(steps), LR) - x)
             sent[i] = largest(v, int(fraction * len(x) + 0.5))
             e[i] = v - sent[i] if feedback else e[i]
-        p = world.shares("examples", clients)
+        p = setup.shares("examples", clients)
         x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
         yield Told(x, sent)
 
@@ -46,17 +46,17 @@ def sparsified(world: World, fraction: float, feedback: bool) -> Iterator[Told]:
 @pytest.mark.parametrize("fraction", [0.05, 0.3])
 @pytest.mark.parametrize("feedback", [0, 1])
 def test_topk(fraction: float, feedback: int) -> None:
-    world = World(epochs=2)
-    ours = world.ours(f"topk(fraction={fraction}, feedback={feedback})", LR)
-    assert agree(ours, sparsified(world, fraction, bool(feedback)), COHORTS) == 4
+    setup = TrainingSetup(epochs=2)
+    ours = setup.ours(f"topk(fraction={fraction}, feedback={feedback})", LR)
+    assert agree(ours, sparsified(setup, fraction, bool(feedback)), COHORTS) == 4
 
 
-def quantised(world: World) -> Iterator[Told]:
-    x, names = world.start, {k: v.shape for k, v in world.network().params.items()}
+def quantised(setup: TrainingSetup) -> Iterator[Told]:
+    x, names = setup.start, {k: v.shape for k, v in setup.network().params.items()}
     for t, clients in enumerate(COHORTS):
         sent = {}
         for i in clients:
-            steps = (lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t))
+            steps = (lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t))
             delta, parts, start = descend(x, iter(steps), LR) - x, [], 0
             for shape in names.values():
                 one = delta[start : start + int(np.prod(shape))]
@@ -64,14 +64,14 @@ def quantised(world: World) -> Iterator[Told]:
                 s = np.abs(one).max() / 127
                 parts.append(s * np.rint(one / s))
             sent[i] = np.concatenate(parts)
-        p = world.shares("examples", clients)
+        p = setup.shares("examples", clients)
         x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
         yield Told(x, sent)
 
 
 def test_quantise() -> None:
-    world = World(epochs=2)
-    assert agree(world.ours("quantise", LR), quantised(world), COHORTS) == 4
+    setup = TrainingSetup(epochs=2)
+    assert agree(setup.ours("quantise", LR), quantised(setup), COHORTS) == 4
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Kept:
     """Stands for a round of which only what a codec looks at is there."""
 
     def __init__(self, delta: Tree, e: Tree) -> None:
-        self.delta, self.mine = delta, {"e": e}
+        self.update, self.client_state = delta, {"e": e}
 
 
 def flat(params: Tree) -> torch.Tensor:

@@ -14,7 +14,7 @@ from fedkeel.config import Local
 from harness import Federation
 from method.players import LOCAL, gap, play
 from method.test_theory import Quadratics
-from papers.numpy_net import Told, Vector, World, agree, descend, flat, paced
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, paced
 
 LR = 0.1
 COHORTS = [[0, 1], [0, 2], [2, 3], [0, 1, 3], [1, 2], [0, 3]]
@@ -22,7 +22,7 @@ FALLING = [0.1, 0.08, 0.08, 0.05, 0.05, 0.03]
 
 
 def domo(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     rates: Sequence[float],
     fusion: float,
@@ -33,17 +33,17 @@ def domo(
     **local: object,
 ) -> Iterator[Told]:
     """K = 1 says that m is a sum over the steps, however many there are."""
-    x = world.start
+    x = setup.start
     m = np.zeros_like(x)
     for t, clients in enumerate(cohorts):
         eta = rates[t]
         fused = x - fusion * eta * K * m
         y = {}
         for i in clients:
-            steps = [lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t)]
+            steps = [lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t)]
             assert K in (1, len(steps))
             y[i] = descend(fused, iter(steps), eta, **local)
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         d = sum(s * (fused - y[i]) for s, i in zip(p, clients, strict=True)) / (eta * K)
         m = beta * m + d
         x = x - gamma * eta * K * m
@@ -59,17 +59,17 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
 def test_domo(given: tuple[float, float, float], rates: list[float], local: dict) -> None:
     """Unequal clients that make four steps each."""
-    world = World(sizes=(8, 5, 7, 6), epochs=2)
-    ours = world.ours("domo(fusion={}, beta={}, lr={})".format(*given), LR, **local)
-    story = domo(world, COHORTS, rates, *given, K=4, **local)
+    setup = TrainingSetup(sizes=(8, 5, 7, 6), epochs=2)
+    ours = setup.ours("domo(fusion={}, beta={}, lr={})".format(*given), LR, **local)
+    story = domo(setup, COHORTS, rates, *given, K=4, **local)
     assert agree(ours, paced(ours, story, rates), COHORTS, look) == 6
 
 
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 def test_domo_with_unequal_work(weights: str) -> None:
-    world = World(sizes=(9, 3, 12, 7))
-    story = domo(world, COHORTS, [LR] * 6, 0.5, 0.8, 1.0, weights=weights)
-    ours = world.ours("domo(fusion=0.5, beta=0.8)", LR, weights=weights)
+    setup = TrainingSetup(sizes=(9, 3, 12, 7))
+    story = domo(setup, COHORTS, [LR] * 6, 0.5, 0.8, 1.0, weights=weights)
+    ours = setup.ours("domo(fusion=0.5, beta=0.8)", LR, weights=weights)
     agree(ours, story, COHORTS, look)
 
 

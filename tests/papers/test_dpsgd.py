@@ -14,34 +14,34 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.errors import CompositionError
-from fedkeel.method.local_loop import Bench, client_start, client_step
-from fedkeel.method.context import Facts, Population
+from fedkeel.method.context import ClientInfo, Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_loop import LocalTraining, client_start, client_step
 from fedkeel.method.roles import Capability
 from fedkeel.method.server_round import server_message, server_start
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
 from harness import EVERYTHING, Federation, toy_network
 from method.players import LOCAL, gap, play
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.2
 COHORTS = [[0, 1], [0, 2], [2, 3], [1, 2, 3]]
 
 
-def normal(world: World, k: int, t: int, s: int) -> Vector:
+def normal(setup: TrainingSetup, k: int, t: int, s: int) -> Vector:
     """z of client k in step s of round t."""
-    return np.random.default_rng([7, k, t, s]).normal(size=world.start.shape)
+    return np.random.default_rng([7, k, t, s]).normal(size=setup.start.shape)
 
 
-def given(world: World, ours: Federation) -> Federation:
+def given(setup: TrainingSetup, ours: Federation) -> Federation:
     """Our federation with the noise of `normal`."""
 
     def noise(k: int) -> Callable[[], Tree]:
         t, taken = ours.played.server.round, iter(range(1000))
 
         def draw() -> Tree:
-            z = world.net.split(normal(world, k, t, next(taken)))
+            z = setup.net.split(normal(setup, k, t, next(taken)))
             return {name: torch.from_numpy(v.copy()) for name, v in z.items()}
 
         return draw
@@ -55,7 +55,7 @@ def shortened(g: Vector, norm: float) -> Vector:
 
 
 def dpsgd(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     norm: float,
     sigma: float,
@@ -64,7 +64,7 @@ def dpsgd(
     mu: float = 0.0,
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
+    x = setup.start
     for t, clients in enumerate(cohorts):
         sent = {}
         for k in clients:
@@ -72,20 +72,20 @@ def dpsgd(
             def at(s, bx, by, k=k, t=t, x=x):
                 def gradient(w: Vector) -> Vector:
                     B = len(bx)
-                    found = [world.net.grad(w, bx[b : b + 1], by[b : b + 1]) for b in range(B)]
+                    found = [setup.net.grad(w, bx[b : b + 1], by[b : b + 1]) for b in range(B)]
                     if clipped == "example":
                         total = sum(shortened(g, norm) for g in found)
                     else:
                         total = B * shortened(sum(found) / B, norm)
-                    z = sigma * norm * normal(world, k, t, s)
+                    z = sigma * norm * normal(setup, k, t, s)
                     g = (total + z) / B if noise_on == "sum" else total / B + z
                     return g + mu * (w - x)
 
                 return gradient
 
-            steps = (at(s, *batch) for s, batch in enumerate(world.examples(k, t)))
+            steps = (at(s, *batch) for s, batch in enumerate(setup.examples(k, t)))
             sent[k] = descend(x, steps, LR, **local) - x
-        p = world.shares("examples", clients, t)
+        p = setup.shares("examples", clients, t)
         x = x + sum(s * sent[k] for s, k in zip(p, clients, strict=True))
         yield Told(x, sent)
 
@@ -95,20 +95,20 @@ def dpsgd(
 @pytest.mark.parametrize("size", [(0.5, 0.1), (1.5, 0.01)])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "weight_decay": 0.1}])
 def test_dpsgd(clipped: str, noise_on: str, size: tuple[float, float], local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7), epochs=2)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7), epochs=2)
     theirs = dict(local)
     theirs["decay"] = theirs.pop("weight_decay", 0.0)
     expression = (
         f"dpsgd(norm={size[0]}, sigma={size[1]}, clipped='{clipped}', noise_on='{noise_on}')"
     )
-    ours = given(world, world.ours(expression, LR, **local))
-    agree(ours, dpsgd(world, COHORTS, *size, clipped, noise_on, **theirs), COHORTS)
+    ours = given(setup, setup.ours(expression, LR, **local))
+    agree(ours, dpsgd(setup, COHORTS, *size, clipped, noise_on, **theirs), COHORTS)
 
 
 def test_a_proximal_term_is_neither_clipped_nor_noisy() -> None:
-    world = World(epochs=2)
-    ours = given(world, world.ours("dpsgd(norm=0.3, sigma=0.1)+fedprox(mu=0.7)", LR))
-    agree(ours, dpsgd(world, COHORTS, 0.3, 0.1, mu=0.7), COHORTS)
+    setup = TrainingSetup(epochs=2)
+    ours = given(setup, setup.ours("dpsgd(norm=0.3, sigma=0.1)+fedprox(mu=0.7)", LR))
+    agree(ours, dpsgd(setup, COHORTS, 0.3, 0.1, mu=0.7), COHORTS)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ def gradient(expression: str, batch: Batch, noise: Tree | None = None, scale: fl
     network = toy_network()
     network.params = tree.scale(network.params, scale)
     plan = parse(expression, EVERYTHING)
-    bench = Bench(plan, network, Local(lr=1.0, steps=1))
+    training = LocalTraining(plan, network, Local(lr=1.0, steps=1))
     message = server_message(plan, server_start(plan, network, Population(1, 1), False), 1.0)
     zero = tree.zeros_like(network.params)
     with torch.no_grad():
-        client, progress = client_start(bench, message, None, Facts(0, 1), lambda: batch)
+        client, progress = client_start(training, message, None, ClientInfo(0, 1), lambda: batch)
         after = client_step(client, progress, batch, noise=zero if noise is None else noise)
     return tree.sub(message.params, after.params)
 

@@ -18,7 +18,7 @@ from fedkeel.task.network import Network
 from harness import Federation
 from method.players import LOCAL, equal, federation, gap, play
 from method.test_theory import Line, Quadratics, squares
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.2
 COHORTS = [[0, 1], [0, 2], [2, 3], [0, 3], [1, 2, 3], [0, 1]]
@@ -26,7 +26,7 @@ MOMENTUM = Local(lr=0.05, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.0
 
 
 def fedacg(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     lam: float,
     beta: float,
@@ -34,7 +34,7 @@ def fedacg(
     weights: str = "uniform",
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
+    x = setup.start
     m = np.zeros_like(x)
     for t, clients in enumerate(cohorts):
         ahead = x + lam * m  # what is sent
@@ -42,11 +42,11 @@ def fedacg(
         for i in clients:
 
             def at(bx, by, ahead=ahead):  # the derivative of f + beta |y - ahead|^2
-                return lambda w: world.net.grad(w, bx, by) + 2 * beta * (w - ahead)
+                return lambda w: setup.net.grad(w, bx, by) + 2 * beta * (w - ahead)
 
-            steps = (at(*batch) for batch in world.examples(i, t))
+            steps = (at(*batch) for batch in setup.examples(i, t))
             y[i] = descend(ahead, steps, LR, **local)
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         mean = sum(s * y[i] for s, i in zip(p, clients, strict=True))
         m = lam * m + (mean - ahead)
         x = mean if step == "momentum" else x + (mean - ahead)
@@ -61,19 +61,19 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("given", [(0.85, 0.001), (0.5, 0.3)])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
 def test_fedacg(step: str, given: tuple[float, float], local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     theirs = dict(local)
     theirs["decay"] = theirs.pop("weight_decay", 0.0)
-    story = fedacg(world, COHORTS, *given, step, **theirs)
+    story = fedacg(setup, COHORTS, *given, step, **theirs)
     expression = f"fedacg(lam={given[0]}, beta={given[1]}, step='{step}')"
-    agree(world.ours(expression, LR, **local), story, COHORTS, look)
+    agree(setup.ours(expression, LR, **local), story, COHORTS, look)
 
 
 def test_fedacg_weighted_by_examples() -> None:
-    world = World()
+    setup = TrainingSetup()
     cohorts = [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1, 2, 3]]
-    story = fedacg(world, cohorts, 0.85, 0.01, weights="examples")
-    agree(world.ours("fedacg(beta=0.01)", LR, weights="examples"), story, cohorts, look)
+    story = fedacg(setup, cohorts, 0.85, 0.01, weights="examples")
+    agree(setup.ours("fedacg(beta=0.01)", LR, weights="examples"), story, cohorts, look)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def test_the_penalty_holds_clients_to_what_was_sent() -> None:
     played.round()
     ahead = played.message([0]).params
     assert gap(ahead, played.params) > 1e-4
-    strong = max(float(d.abs().max()) for d in played.reply(0)[0].delta.values())
+    strong = max(float(d.abs().max()) for d in played.reply(0)[0].update.values())
     played.plan = parse("fedacg(beta=0.0)")
-    played.bench = federation("fedacg(beta=0.0)", local=played.bench.local).bench
-    free = max(float(d.abs().max()) for d in played.reply(0)[0].delta.values())
+    played.training = federation("fedacg(beta=0.0)", local=played.training.local).training
+    free = max(float(d.abs().max()) for d in played.reply(0)[0].update.values())
     assert strong < 0.7 * free
 
 

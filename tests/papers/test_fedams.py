@@ -10,14 +10,14 @@ import pytest
 from fedkeel.method.grammar import parse
 from harness import Federation
 from method.players import federation, gap, play
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2], [0, 1]]
 
 
 def fedams(
-    world: World,
+    setup: TrainingSetup,
     *,
     eta: float = 0.1,
     beta1: float = 0.9,
@@ -27,17 +27,17 @@ def fedams(
     start: float | None = None,
     correction: bool = False,
 ) -> Iterator[Told]:
-    x = world.start
+    x = setup.start
     m, v = np.zeros_like(x), np.zeros_like(x)
     hat = np.full_like(x, eps if start is None else start)
     for t, clients in enumerate(COHORTS):
         sent = {}
         for i in clients:
-            steps = [lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t)]
+            steps = [lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t)]
             sent[i] = descend(x, iter(steps), LR) - x
-        delta = np.mean([sent[i] for i in clients], axis=0)
-        m = beta1 * m + (1 - beta1) * delta
-        v = beta2 * v + (1 - beta2) * delta**2
+        update = np.mean([sent[i] for i in clients], axis=0)
+        m = beta1 * m + (1 - beta1) * update
+        v = beta2 * v + (1 - beta2) * update**2
         hat = np.array([max(a, b) for a, b in zip(hat, v, strict=True)])
         if option == 1:
             hat = np.array([max(a, eps) for a in hat])
@@ -65,10 +65,10 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     ],
 )
 def test_fedams(option: int, correction: bool, given: dict) -> None:
-    world = World(epochs=2)
-    story = fedams(world, option=option, correction=correction, **given)
+    setup = TrainingSetup(epochs=2)
+    story = fedams(setup, option=option, correction=correction, **given)
     text = "".join(f", {'lr' if k == 'eta' else k}={v!r}" for k, v in given.items())
-    ours = world.ours(
+    ours = setup.ours(
         f"fedams(option={option}, correction={correction}{text})", LR, weights="uniform"
     )
     agree(ours, story, COHORTS, look)

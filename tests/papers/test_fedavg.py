@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from papers.numpy_net import Told, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, agree, descend
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2]]
 
 
 def fedavg(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     weights: str = "examples",
     mu: float = 0.0,
@@ -28,17 +28,17 @@ def fedavg(
     ahead: bool = False,
     **local: object,
 ) -> Iterator[Told]:
-    theta, v = world.start, np.zeros_like(world.start)
+    theta, v = setup.start, np.zeros_like(setup.start)
     for t, clients in enumerate(cohorts):
         sent = {}
         for k in clients:  # mcmahan2017, ClientUpdate(k, w)
 
             def at(x, y, theta=theta):  # li2020fedprox: grad of F_k(w) + mu/2 |w - w^t|^2
-                return lambda w: world.net.grad(w, x, y) + mu * (w - theta)
+                return lambda w: setup.net.grad(w, x, y) + mu * (w - theta)
 
-            steps = (at(x, y) for x, y in world.examples(k, t))
+            steps = (at(x, y) for x, y in setup.examples(k, t))
             sent[k] = descend(theta, steps, LR, **local) - theta
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         mean = sum(share * sent[k] for share, k in zip(p, clients, strict=True))
         # hsu2019: v <- beta v + mean, w <- w + v, with what public codes add to it
         entering = (1 - damping) * mean
@@ -59,36 +59,36 @@ def fedavg(
     ],
 )
 def test_fedavg(weights: str, local: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     theirs = {**local, "decay": local.get("weight_decay", 0.0)}
     theirs.pop("weight_decay", None)
-    story = fedavg(world, COHORTS, weights, **theirs)
-    agree(world.ours("fedavg", LR, weights=weights, **local), story, COHORTS)
+    story = fedavg(setup, COHORTS, weights, **theirs)
+    agree(setup.ours("fedavg", LR, weights=weights, **local), story, COHORTS)
 
 
 def test_fedavg_counts_processed_examples_where_passes_differ() -> None:
     """Clients make 1, 2, 3 and 4 mini-batches of unequal size, as FedGC's n_k allows."""
-    world = World()
-    world.batches = lambda k, t: [np.arange(t % 2 + 2 + s) for s in range(k + 1)]  # type: ignore
-    assert len(set(world.shares("processed", range(4)))) == 4
+    setup = TrainingSetup()
+    setup.batches = lambda k, t: [np.arange(t % 2 + 2 + s) for s in range(k + 1)]  # type: ignore
+    assert len(set(setup.shares("processed", range(4)))) == 4
     agree(
-        world.ours("fedavg", LR, weights="processed"),
-        fedavg(world, [range(4)] * 3, "processed"),
+        setup.ours("fedavg", LR, weights="processed"),
+        fedavg(setup, [range(4)] * 3, "processed"),
     )
 
 
 def test_fedsgd_is_one_step_on_everything() -> None:
     """theta <- theta - eta sum_k p_k grad F_k(theta), mcmahan2017 section 2."""
-    world = World(batch=1000)
-    ours = world.ours("fedsgd", LR, epochs=5, batch_size=3)
-    assert (ours.bench.local.steps, ours.bench.local.epochs) == (1, None)
-    assert ours.bench.local.batch_size == "all"
+    setup = TrainingSetup(batch=1000)
+    ours = setup.ours("fedsgd", LR, epochs=5, batch_size=3)
+    assert (ours.training.local.steps, ours.training.local.epochs) == (1, None)
+    assert ours.training.local.batch_size == "all"
 
     def story() -> Iterator[Told]:
-        theta = world.start
+        theta = setup.start
         for clients in COHORTS:
-            p = world.shares("examples", clients)
-            full = [world.net.grad(theta, *world.data[k]) for k in clients]
+            p = setup.shares("examples", clients)
+            full = [setup.net.grad(theta, *setup.data[k]) for k in clients]
             theta = theta - LR * sum(s * g for s, g in zip(p, full, strict=True))
             yield Told(theta)
 
@@ -98,30 +98,30 @@ def test_fedsgd_is_one_step_on_everything() -> None:
 @pytest.mark.parametrize("weights", ["examples", "uniform"])
 def test_minibatch_sgd_takes_every_gradient_at_the_received_model(weights: str) -> None:
     """woodworth2020 section 3; fedgc.txt line 62: (1/B) sum_b g_{k,b} at theta_{k,0}."""
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
 
     def story() -> Iterator[Told]:
-        theta = world.start
+        theta = setup.start
         for t, clients in enumerate(COHORTS):
             sent = {
-                k: -LR * np.mean([world.net.grad(theta, x, y) for x, y in world.examples(k, t)], 0)
+                k: -LR * np.mean([setup.net.grad(theta, x, y) for x, y in setup.examples(k, t)], 0)
                 for k in clients
             }
-            p = world.shares(weights, clients)
+            p = setup.shares(weights, clients)
             theta = theta + sum(s * sent[k] for s, k in zip(p, clients, strict=True))
             yield Told(theta, sent)
 
-    agree(world.ours("minibatch_sgd", LR, weights=weights), story(), COHORTS)
+    agree(setup.ours("minibatch_sgd", LR, weights=weights), story(), COHORTS)
 
 
 @pytest.mark.parametrize(
     "local", [{}, {"momentum": 0.9, "decay": 0.03}, {"momentum": 0.6, "nesterov": True}]
 )
 def test_fedprox(local: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     agree(
-        world.ours("fedprox(mu=0.7)", LR, **ours), fedavg(world, COHORTS, mu=0.7, **local), COHORTS
+        setup.ours("fedprox(mu=0.7)", LR, **ours), fedavg(setup, COHORTS, mu=0.7, **local), COHORTS
     )
 
 
@@ -137,5 +137,5 @@ def test_fedprox(local: dict) -> None:
     ],
 )
 def test_server_momentum(expression: str, server: dict) -> None:
-    world = World()
-    agree(world.ours(expression, LR), fedavg(world, COHORTS, **server), COHORTS)
+    setup = TrainingSetup()
+    agree(setup.ours(expression, LR), fedavg(setup, COHORTS, **server), COHORTS)

@@ -17,7 +17,7 @@ from fedkeel.method.server_round import server_message, server_round
 from harness import Federation, consecutive, stack
 from method.players import LOCAL, SIZE, equal, federation, gap, play, skewed
 from method.test_theory import Quadratics
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2], [0, 1]]
@@ -25,24 +25,28 @@ MOMENTUM = Local(lr=0.05, epochs=2, batch_size=SIZE, momentum=0.9, weight_decay=
 
 
 def fedcm(
-    world: World, alpha: float, server_lr: float = 1.0, weights: str = "uniform", **local: float
+    setup: TrainingSetup,
+    alpha: float,
+    server_lr: float = 1.0,
+    weights: str = "uniform",
+    **local: float,
 ) -> Iterator[Told]:
-    x, past = world.start, np.zeros_like(world.start)
+    x, past = setup.start, np.zeros_like(setup.start)
     rho = local.get("momentum", 0.0)
     for t, clients in enumerate(COHORTS):
         sent, lengths = {}, []
         for i in clients:
 
             def at(bx, by, past=past):  # v = alpha g + (1 - alpha) Delta
-                return lambda w: alpha * world.net.grad(w, bx, by) + (1 - alpha) * past
+                return lambda w: alpha * setup.net.grad(w, bx, by) + (1 - alpha) * past
 
-            steps = [at(*batch) for batch in world.examples(i, t)]
+            steps = [at(*batch) for batch in setup.examples(i, t)]
             sent[i] = descend(x, iter(steps), LR, **local) - x
             lengths.append(sum((1 - rho ** (s + 1)) / (1 - rho) for s in range(len(steps))))
-        p = world.shares(weights, clients, t)
-        delta = sum(s * sent[i] for s, i in zip(p, clients, strict=True))
+        p = setup.shares(weights, clients, t)
+        update = sum(s * sent[i] for s, i in zip(p, clients, strict=True))
         K = sum(s * length for s, length in zip(p, lengths, strict=True))
-        past = -delta / (K * LR)  # -1 / (eta_l K |S|) sum over S
+        past = -update / (K * LR)  # -1 / (eta_l K |S|) sum over S
         x = x - server_lr * K * LR * past  # x - eta_g Delta, with the paper's eta_g = K eta_l
         yield Told(x, sent, {"mean": past})
 
@@ -56,16 +60,16 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 def test_fedcm(alpha: float, local: dict, weights: str) -> None:
     """Clients of 3, 2, 3 and 2 mini-batches: their paths are unequal."""
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
-    story = fedcm(world, alpha, weights=weights, **local)
-    agree(world.ours(f"fedcm(alpha={alpha})", LR, weights=weights, **ours), story, COHORTS, look)
+    story = fedcm(setup, alpha, weights=weights, **local)
+    agree(setup.ours(f"fedcm(alpha={alpha})", LR, weights=weights, **ours), story, COHORTS, look)
 
 
 def test_fedcm_with_a_server_learning_rate() -> None:
-    world = World()
-    story = fedcm(world, 0.3, server_lr=0.5)
-    agree(world.ours("fedcm(alpha=0.3, lr=0.5)", LR), story, COHORTS, look)
+    setup = TrainingSetup()
+    story = fedcm(setup, 0.3, server_lr=0.5)
+    agree(setup.ours("fedcm(alpha=0.3, lr=0.5)", LR), story, COHORTS, look)
 
 
 # --- laws and reductions ---------------------------------------------------------------------
@@ -119,7 +123,9 @@ def test_with_fednova_the_mean_gradient_is_a_mean_of_clients_gradients() -> None
     before = played.played.server.memory["fedcm"]["mean"]
     done = played.round()
     after = done.server.memory["fedcm"]["mean"]
-    per_step = {k: sum(delta[k] for delta in done.deltas.values()) / (4 * -LOCAL.lr) for k in start}
+    per_step = {
+        k: sum(update[k] for update in done.deltas.values()) / (4 * -LOCAL.lr) for k in start
+    }
     assert gap(after, per_step) < 1e-12  # type: ignore[arg-type]
     assert gap(after, before) > 1e-2  # type: ignore[arg-type]
 

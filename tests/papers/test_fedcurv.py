@@ -10,37 +10,37 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method import per_example
-from fedkeel.method.context import Facts, Round, Step
+from fedkeel.method.context import ClientInfo, Round, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.parts.fedcurv import fisher
 from fedkeel.task.network import Batch
 from harness import toy_network
 from method.players import LOCAL, equal, federation, gap, normed, play, skewed
-from papers.numpy_net import Told, Vector, World, agree, averaged, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, flat
 from papers.test_fedsam import MOMENTUM
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2], [0, 1]]
 
 
-def fedcurv(world: World, lam: float, memory: str, **local: object) -> Iterator[Told]:
+def fedcurv(setup: TrainingSetup, lam: float, memory: str, **local: object) -> Iterator[Told]:
     """Every term stands by itself: (theta_j, I_j) of each client that counts."""
     known: dict[int, tuple[Vector, Vector]] = {}
     fresh: dict[int, tuple[Vector, Vector]] = {}
 
     def gradient(w: Vector, x: Vector, bx: np.ndarray, by: np.ndarray, i: int) -> Vector:
-        g = world.net.grad(w, bx, by)
+        g = setup.net.grad(w, bx, by)
         for j, (model, information) in known.items():
             if memory == "round" or j != i:
                 g = g + 2 * lam * information * (w - model)
         return g
 
     def ended(i: int, end: Vector) -> None:
-        x, y = world.data[i]
-        squares = [world.net.grad(end, x[n : n + 1], y[n : n + 1]) ** 2 for n in range(len(x))]
+        x, y = setup.data[i]
+        squares = [setup.net.grad(end, x[n : n + 1], y[n : n + 1]) ** 2 for n in range(len(x))]
         fresh[i] = end, np.mean(squares, axis=0)
 
-    for told in averaged(world, COHORTS, gradient, LR, ended, **local):
+    for told in averaged(setup, COHORTS, gradient, LR, ended, **local):
         if memory == "round":
             known.clear()
         known.update(fresh)
@@ -59,10 +59,10 @@ def look(ours: object) -> dict[str, Vector]:
 @pytest.mark.parametrize("lam", [1e-3, 0.3])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.5, "decay": 0.05}])
 def test_fedcurv(memory: str, lam: float, local: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
-    story = fedcurv(world, lam, memory, **local)
-    agree(world.ours(f"fedcurv(lam={lam}, memory='{memory}')", LR, **ours), story, COHORTS, look)
+    story = fedcurv(setup, lam, memory, **local)
+    agree(setup.ours(f"fedcurv(lam={lam}, memory='{memory}')", LR, **ours), story, COHORTS, look)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_what_is_sent() -> None:
         played = federation(f"fedcurv(memory='{memory}')").round()
         assert list(played.replies[0].uploads["fedcurv"]) == names
         assert list(played.server.memory["fedcurv"]) == ["u", "v"]
-        assert bool(played.mine[0]["fedcurv"]) == (memory == "clients")
+        assert bool(played.client_state[0]["fedcurv"]) == (memory == "clients")
 
 
 def test_its_gradient_counts_as_any_other() -> None:
@@ -115,8 +115,8 @@ def ended(weight: torch.Tensor | None = None, rows: int = 11) -> Round:
     network = toy_network()
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(rows, 8)))
     batch = Batch(x, torch.arange(rows) % 3, weight)
-    step = Step(batch, network.params, Facts(0, rows), network, {})
-    return Round(network.params, network.params, Facts(0, rows), 1, 1.0, 0.1, lambda: step)
+    step = Step(batch, network.params, ClientInfo(0, rows), network, {})
+    return Round(network.params, network.params, ClientInfo(0, rows), 1, 1.0, 0.1, lambda: step)
 
 
 def test_information_does_not_depend_on_how_many_examples_are_held(
@@ -135,8 +135,8 @@ def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
     weight[6:] = 0.0
     six = ended(rows=11)
     real = Batch(six.whole().batch.x[:6], six.whole().batch.y[:6])
-    alone = Step(real, six.start, Facts(0, 6), toy_network(), {})
-    plain = fisher(Round(six.start, six.end, Facts(0, 6), 1, 1.0, 0.1, lambda: alone))
+    alone = Step(real, six.start, ClientInfo(0, 6), toy_network(), {})
+    plain = fisher(Round(six.start, six.end, ClientInfo(0, 6), 1, 1.0, 0.1, lambda: alone))
     for entries in (1 << 22, 4 * tree.numel(plain)):
         monkeypatch.setattr(per_example, "ENTRIES", entries)
         assert gap(fisher(ended(weight)), plain) < 1e-14
@@ -147,8 +147,10 @@ def test_batch_statistics_are_those_of_evaluation() -> None:
     network = normed()
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 8)))
     y = torch.arange(5) % 3
-    step = Step(Batch(x, y), network.params, Facts(0, 5), network, network.buffers)
-    found = fisher(Round(network.params, network.params, Facts(0, 5), 1, 1.0, 0.1, lambda: step))
+    step = Step(Batch(x, y), network.params, ClientInfo(0, 5), network, network.buffers)
+    found = fisher(
+        Round(network.params, network.params, ClientInfo(0, 5), 1, 1.0, 0.1, lambda: step)
+    )
     total = tree.zeros_like(network.params)
     for n in range(5):
         leaves = {k: v.clone().requires_grad_() for k, v in network.params.items()}

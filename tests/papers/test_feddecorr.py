@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.context import Facts, Step
+from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
 from fedkeel.task.network import Batch, Output
 from harness import toy_network
 from method.players import LOCAL, equal, gap, play
-from papers.numpy_net import Told, Vector, World, agree, averaged, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, softmax
 from papers.test_fedsam import MOMENTUM
 
 LR = 0.1
@@ -43,13 +43,13 @@ def decorrelation(z: np.ndarray, scale: str) -> tuple[float, np.ndarray]:
     return value, by_c - by_c.mean(axis=0)
 
 
-def feddecorr(world: World, beta: float, scale: str, **local: object) -> Iterator[Told]:
+def feddecorr(setup: TrainingSetup, beta: float, scale: str, **local: object) -> Iterator[Told]:
     def gradient(w: Vector, x: Vector, bx: np.ndarray, by: np.ndarray, i: int) -> Vector:
-        hidden, scores = world.net.outputs(w, bx)
+        hidden, scores = setup.net.outputs(w, bx)
         slopes = (softmax(scores) - np.eye(3)[by]) / len(bx)
-        return world.net.pull_back(w, bx, slopes, beta * decorrelation(hidden, scale)[1])
+        return setup.net.pull_back(w, bx, slopes, beta * decorrelation(hidden, scale)[1])
 
-    return averaged(world, COHORTS, gradient, LR, **local)
+    return averaged(setup, COHORTS, gradient, LR, **local)
 
 
 @pytest.mark.parametrize("beta", [0.1, 2.0])
@@ -57,11 +57,11 @@ def feddecorr(world: World, beta: float, scale: str, **local: object) -> Iterato
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_feddecorr(beta: float, scale: str, local: dict) -> None:
     """The clients of 9 and 5 examples have a last batch of one."""
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
-    story = feddecorr(world, beta, scale, **local)
+    story = feddecorr(setup, beta, scale, **local)
     expression = f"feddecorr(beta={beta}, scale='{scale}')"
-    agree(world.ours(expression, LR, **ours), story, COHORTS, tol=1e-10)
+    agree(setup.ours(expression, LR, **ours), story, COHORTS, tol=1e-10)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ def test_no_weight_is_fedavg_bit_for_bit(local: object) -> None:
 def term(z: np.ndarray, scale: str = "code", weight: torch.Tensor | None = None) -> float:
     features = torch.as_tensor(z)
     batch = Batch(torch.zeros(len(z), 8), torch.zeros(len(z), dtype=torch.int64), weight)
-    step = Step(batch, {}, Facts(0, len(z)), toy_network(), {})
-    part = parse(f"feddecorr(beta=1.0, scale='{scale}')").aim.terms[0]
+    step = Step(batch, {}, ClientInfo(0, len(z)), toy_network(), {})
+    part = parse(f"feddecorr(beta=1.0, scale='{scale}')").objective.terms[0]
     return float(part.loss_term(Output(features, features), {}, step))
 
 
@@ -116,8 +116,8 @@ def test_padding_is_left_out() -> None:
 def test_features_that_are_all_alike_have_no_gradient(rows: int) -> None:
     features = torch.full((rows, 5), 2.0, dtype=torch.float64, requires_grad=True)
     batch = Batch(torch.zeros(rows, 8), torch.zeros(rows, dtype=torch.int64))
-    step = Step(batch, {}, Facts(0, rows), toy_network(), {})
-    value = parse("feddecorr").aim.terms[0].loss_term(Output(features, features), {}, step)
+    step = Step(batch, {}, ClientInfo(0, rows), toy_network(), {})
+    value = parse("feddecorr").objective.terms[0].loss_term(Output(features, features), {}, step)
     value.backward()
     assert not value.detach().any()
     assert features.grad is not None

@@ -22,7 +22,7 @@ from fedkeel.tree import State
 from harness import Federation
 from method.players import LOCAL, equal, federation, gap
 from method.test_theory import STEPS, Line, Quadratics, squares
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.2
 # client 1 returns after three rounds with a stale state, client 4 never takes part
@@ -30,14 +30,14 @@ COHORTS = [[0, 1], [0, 2], [2, 3], [0, 3], [1, 2, 3], [0, 1]]
 
 
 def feddyn(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     alpha: float,
     divisor: str = "clients",
     weights: str = "uniform",
     **local: object,
 ) -> Iterator[Told]:
-    x, count = world.start, len(world.sizes)
+    x, count = setup.start, len(setup.sizes)
     h = np.zeros_like(x)
     own = {k: np.zeros_like(x) for k in range(count)}
     for t, clients in enumerate(cohorts):
@@ -45,9 +45,9 @@ def feddyn(
         for k in clients:
 
             def at(bx, by, x=x, h_k=own[k]):  # gradient of L_k(y) - <h_k, y> + alpha/2 |y - x|^2
-                return lambda y: world.net.grad(y, bx, by) - h_k + alpha * (y - x)
+                return lambda y: setup.net.grad(y, bx, by) - h_k + alpha * (y - x)
 
-            steps = [at(*batch) for batch in world.examples(k, t)]
+            steps = [at(*batch) for batch in setup.examples(k, t)]
             ends[k] = descend(x, iter(steps), LR, **local)
             own[k] = own[k] - alpha * (ends[k] - x)
         total = sum(ends[k] - x for k in clients)
@@ -55,7 +55,7 @@ def feddyn(
             h = h - alpha * total / count
         else:  # public code: the mean over the cohort, divided by the cohort again
             h = h - (alpha / len(clients)) * (total / len(clients))
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         sent = {k: ends[k] - x for k in clients}
         x = sum(s * ends[k] for s, k in zip(p, clients, strict=True)) - h / alpha
         yield Told(x, sent, {"h": h, **{f"h{k}": own[k] for k in clients}})
@@ -65,7 +65,10 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     played = ours.played
     return {
         "h": flat(played.server.memory["feddyn"]["h"]),
-        **{f"h{k}": flat(mine["feddyn"]["h"]) for k, mine in played.mine.items()},
+        **{
+            f"h{k}": flat(client_state["feddyn"]["h"])
+            for k, client_state in played.client_state.items()
+        },
     }
 
 
@@ -75,19 +78,19 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     "local", [{}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}, {"weight_decay": 0.1}]
 )
 def test_feddyn(alpha: float, divisor: str, local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     theirs = dict(local)
     theirs["decay"] = theirs.pop("weight_decay", 0.0)
-    story = feddyn(world, COHORTS, alpha, divisor, **theirs)
+    story = feddyn(setup, COHORTS, alpha, divisor, **theirs)
     expression = f"feddyn(alpha={alpha}, divisor='{divisor}')"
-    agree(world.ours(expression, LR, **local), story, COHORTS, look)
+    agree(setup.ours(expression, LR, **local), story, COHORTS, look)
 
 
 def test_feddyn_weighted_by_examples_keeps_h_an_equal_mean() -> None:
     """The paper's objective is an equal mean; with other weights only x is weighted."""
-    world = World(sizes=(9, 5, 12, 7, 6))
-    story = feddyn(world, COHORTS, 0.5, weights="examples")
-    agree(world.ours("feddyn(alpha=0.5)", LR, weights="examples"), story, COHORTS, look)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6))
+    story = feddyn(setup, COHORTS, 0.5, weights="examples")
+    agree(setup.ours("feddyn(alpha=0.5)", LR, weights="examples"), story, COHORTS, look)
 
 
 # --- laws and reductions ---------------------------------------------------------------------
@@ -95,12 +98,12 @@ def test_feddyn_weighted_by_examples_keeps_h_an_equal_mean() -> None:
 
 def test_h_is_the_mean_of_the_clients_states() -> None:
     """Over all clients, those that never took part too: theirs is 0."""
-    world = World(sizes=(9, 5, 12, 7, 6))
-    ours = world.ours("feddyn(alpha=0.3)", LR)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6))
+    ours = setup.ours("feddyn(alpha=0.3)", LR)
     for cohort in COHORTS:
         ours.round(cohort)
         seen = look(ours)
-        mean = sum(v for name, v in seen.items() if name != "h") / len(world.sizes)
+        mean = sum(v for name, v in seen.items() if name != "h") / len(setup.sizes)
         assert np.abs(seen["h"] - mean).max() < 1e-15
         assert np.abs(mean).max() > 1e-3
 
@@ -138,7 +141,7 @@ def test_the_quadratic_term_pulls_and_the_linear_one_does_not(
     kept = FedDyn.next_client
 
     def told(part: FedDyn, round: Round) -> State:
-        units.append(float(round.unit))
+        units.append(float(round.path_length))
         return kept(part, round)
 
     monkeypatch.setattr(FedDyn, "next_client", told)
@@ -161,9 +164,9 @@ def test_a_linear_loss_shows_that_the_state_acts_like_a_gradient() -> None:
     length = path_length(LocalSGD(0.9), 6, 0.1, 2.0)
     h = np.zeros(3)
     for _ in range(3):
-        delta = played.round().deltas[0]["w"].numpy()
-        np.testing.assert_allclose(delta, -0.1 * length * (np.ones(3) / 3 - h), rtol=1e-12)
-        h = h - 2.0 * delta
+        update = played.round().deltas[0]["w"].numpy()
+        np.testing.assert_allclose(update, -0.1 * length * (np.ones(3) / 3 - h), rtol=1e-12)
+        h = h - 2.0 * update
 
 
 # --- where it ends ---------------------------------------------------------------------------

@@ -14,16 +14,16 @@ import pytest
 from scipy.optimize import minimize
 
 from harness import Federation
-from papers.numpy_net import Told, Vector, World, agree, descend, flat, nearest
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, nearest
 
 LR = 0.6
 EVERYONE = [range(4)] * 4
 
 
-def conflict(**changes: object) -> World:
+def conflict(**changes: object) -> TrainingSetup:
     """Clients whose gradients conflict often, for every kind of group."""
     kind = {"sizes": (4, 12, 12, 5), "labels": [[0, 1], [1, 2], [1], [2]], "seed": 14, "epochs": 2}
-    return World(**{**kind, **changes})
+    return TrainingSetup(**{**kind, **changes})
 
 
 def cgc(h: Vector, z: Vector, C: float, seen: Counter) -> Vector:
@@ -50,7 +50,7 @@ def sgc(mean: Vector, G: np.ndarray, C: float, seen: Counter, singular: str = "s
 
 
 def fedgc(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     seen: Counter,
     client: bool = True,
@@ -61,22 +61,22 @@ def fedgc(
     weights: str = "processed",
     singular: str = "solve",
 ) -> Iterator[Told]:
-    theta, last = world.start, None  # 1: initialise
-    spans = world.net.groups(groups)
-    server_spans = world.net.groups(server_groups or groups)
+    theta, last = setup.start, None  # 1: initialise
+    spans = setup.net.groups(groups)
+    server_spans = setup.net.groups(server_groups or groups)
     for t, clients in enumerate(cohorts):  # 2: for t = 1 to T
         g = {}
         for k in clients:  # 9-10; 3-8: theta_{k,0} is the server's model
 
             def at(x, y):
-                return lambda w: world.net.grad(w, x, y)
+                return lambda w: setup.net.grad(w, x, y)
 
-            end = descend(theta, (at(*b) for b in world.examples(k, t)), LR)  # 11-15
+            end = descend(theta, (at(*b) for b in setup.examples(k, t)), LR)  # 11-15
             pseudo = (end - theta) / LR  # 16, Eq. (4)
             g[k] = pseudo
             if client and last is not None:  # 18, with the server's g^{t-1} (Eq. 5)
                 g[k] = np.concatenate([cgc(pseudo[s], last[s], C, seen) for s in spans])
-        p = world.shares(weights, clients, t)  # n_k: examples of the mini-batches used
+        p = setup.shares(weights, clients, t)  # n_k: examples of the mini-batches used
         mean = sum(share * g[k] for share, k in zip(p, clients, strict=True))  # 21
         G = np.stack([g[k] for k in clients])
         before = Counter(seen)
@@ -94,8 +94,8 @@ def fedgc(
 
 
 def look(ours: Federation) -> Mapping[str, Vector]:
-    memory, notes = ours.played.server.memory, ours.played.notes
-    counts = {k.removeprefix("fedgc.sgc."): np.array(v) for k, v in notes.items()}
+    memory, diagnostics = ours.played.server.memory, ours.played.diagnostics
+    counts = {k.removeprefix("fedgc.sgc."): np.array(v) for k, v in diagnostics.items()}
     return counts | ({"g": flat(memory["fedgc.cgc"]["g"])} if "fedgc.cgc" in memory else {})
 
 
@@ -124,9 +124,9 @@ def test_the_programme_is_solved() -> None:
 @pytest.mark.parametrize("groups", ["tensor", "layer", "model"])
 @pytest.mark.parametrize("margin", [0.0, 1e-3, 0.5])
 def test_fedgc(groups: str, margin: float) -> None:
-    world, seen = conflict(), Counter()
-    story = fedgc(world, EVERYONE, seen, C=margin, groups=groups)
-    agree(world.ours(f"fedgc(margin={margin}, groups='{groups}')", LR), story, look=look)
+    setup, seen = conflict(), Counter()
+    story = fedgc(setup, EVERYONE, seen, C=margin, groups=groups)
+    agree(setup.ours(f"fedgc(margin={margin}, groups='{groups}')", LR), story, look=look)
     assert seen["sgc"] > 0
     assert seen["cgc"] > 0
 
@@ -134,54 +134,54 @@ def test_fedgc(groups: str, margin: float) -> None:
 @pytest.mark.parametrize("groups", ["tensor", "layer", "model"])
 def test_fedgc_without_sgc(groups: str) -> None:
     """The tables' "FedGC(w/o)": PGD and CGC, and the weighted mean."""
-    world, seen = conflict(), Counter()
-    story = fedgc(world, EVERYONE, seen, server=False, C=0.1, groups=groups)
-    agree(world.ours(f"fedgc.cgc(margin=0.1, groups='{groups}')", LR), story, look=look)
+    setup, seen = conflict(), Counter()
+    story = fedgc(setup, EVERYONE, seen, server=False, C=0.1, groups=groups)
+    agree(setup.ours(f"fedgc.cgc(margin=0.1, groups='{groups}')", LR), story, look=look)
     assert seen["cgc"] > 0
     assert seen["sgc"] == 0
 
 
 @pytest.mark.parametrize("groups", ["tensor", "layer", "model"])
 def test_fedgc_without_cgc(groups: str) -> None:
-    world, seen = conflict(), Counter()
-    story = fedgc(world, EVERYONE, seen, client=False, groups=groups)
-    agree(world.ours(f"fedavg+fedgc.sgc(groups='{groups}')", LR), story, look=look)
+    setup, seen = conflict(), Counter()
+    story = fedgc(setup, EVERYONE, seen, client=False, groups=groups)
+    agree(setup.ours(f"fedavg+fedgc.sgc(groups='{groups}')", LR), story, look=look)
     assert seen["sgc"] > 0
     assert seen["cgc"] == 0
 
 
 def test_dependent_updates_may_count_as_unsolvable() -> None:
     """Four clients' gradients of the three entries of the output bias are always dependent."""
-    world, seen = conflict(), Counter()
-    story = fedgc(world, EVERYONE, seen, client=False, singular="keep")
-    agree(world.ours("fedavg+fedgc.sgc(singular='keep')", LR), story, look=look)
+    setup, seen = conflict(), Counter()
+    story = fedgc(setup, EVERYONE, seen, client=False, singular="keep")
+    agree(setup.ours("fedavg+fedgc.sgc(singular='keep')", LR), story, look=look)
     assert seen["sgc singular"] > 0
     assert seen["sgc"] > 0
 
 
 def test_fedgc_with_groups_of_its_own_at_the_server_and_partial_participation() -> None:
     """The server's gradient of a round binds whoever takes part in the next one."""
-    world, seen = conflict(), Counter()
+    setup, seen = conflict(), Counter()
     cohorts = [[0, 1], [2, 3], [0, 3], [1, 2, 3], [0, 1]]
-    story = fedgc(world, cohorts, seen, groups="tensor", server_groups="model")
-    agree(world.ours("fedgc.cgc+fedgc.sgc(groups='model')", LR), story, cohorts, look)
+    story = fedgc(setup, cohorts, seen, groups="tensor", server_groups="model")
+    agree(setup.ours("fedgc.cgc+fedgc.sgc(groups='model')", LR), story, cohorts, look)
     assert seen["cgc"] > 0
 
 
 def test_n_k_counts_the_examples_of_the_mini_batches() -> None:
-    world, seen = conflict(), Counter()
-    world.batches = lambda k, t: [np.arange(2 + (s + t) % 3) for s in range(k + 1)]  # type: ignore
-    by_data, by_use = world.shares("examples", range(4)), world.shares("processed", range(4), 0)
+    setup, seen = conflict(), Counter()
+    setup.batches = lambda k, t: [np.arange(2 + (s + t) % 3) for s in range(k + 1)]  # type: ignore
+    by_data, by_use = setup.shares("examples", range(4)), setup.shares("processed", range(4), 0)
     assert np.abs(by_data - by_use).max() > 0.1
-    agree(world.ours("fedgc", LR), fedgc(world, EVERYONE, seen), look=look)
-    again = fedgc(world, EVERYONE, seen, weights="uniform")
-    agree(world.ours("fedgc", LR, weights="uniform"), again, look=look)
+    agree(setup.ours("fedgc", LR), fedgc(setup, EVERYONE, seen), look=look)
+    again = fedgc(setup, EVERYONE, seen, weights="uniform")
+    agree(setup.ours("fedgc", LR, weights="uniform"), again, look=look)
 
 
 def test_an_answer_of_zero_binds_nobody() -> None:
     """Without a margin, clients that pull all ways leave z = 0, and g^{t-1} = 0 constrains none."""
-    world, seen = World(seed=3), Counter()
-    agree(world.ours("fedgc(margin=0.0)", LR), fedgc(world, EVERYONE, seen, C=0.0), look=look)
+    setup, seen = TrainingSetup(seed=3), Counter()
+    agree(setup.ours("fedgc(margin=0.0)", LR), fedgc(setup, EVERYONE, seen, C=0.0), look=look)
     assert seen["sgc zero"] > 0
 
 
@@ -192,9 +192,9 @@ def test_one_client_for_each_class_falls_back_on_the_output_bias(groups: str, me
 
     That is so in every round for SGC alone, and in the first for FedGC: then CGC changes g_k.
     """
-    world, seen = World(sizes=(8, 8, 8), labels=[[0], [1], [2]], seed=1), Counter()
-    story = fedgc(world, [range(3)] * 5, seen, client=method == "fedgc", groups=groups)
-    rounds = agree(world.ours(f"{method}(groups='{groups}')", LR), story, look=look)
+    setup, seen = TrainingSetup(sizes=(8, 8, 8), labels=[[0], [1], [2]], seed=1), Counter()
+    story = fedgc(setup, [range(3)] * 5, seen, client=method == "fedgc", groups=groups)
+    rounds = agree(setup.ours(f"{method}(groups='{groups}')", LR), story, look=look)
     if groups == "tensor":
         assert seen["sgc infeasible"] == (1 if method == "fedgc" else rounds)
     else:
@@ -205,14 +205,14 @@ def test_one_client_for_each_class_falls_back_on_the_output_bias(groups: str, me
 @pytest.mark.parametrize("method", ["fedgc", "fedavg+fedgc.sgc"])
 def test_opposite_clients_fall_back_to_the_weighted_mean(groups: str, method: str) -> None:
     """Two classes, one each, from a model of zeros: the gradients of round 1 are (b, -b)."""
-    world = World(sizes=(4, 12), labels=[[0], [1]], classes=2, batch=100)
-    world.start = np.zeros_like(world.start)
-    network = world.network()
+    setup = TrainingSetup(sizes=(4, 12), labels=[[0], [1]], classes=2, batch=100)
+    setup.start = np.zeros_like(setup.start)
+    network = setup.network()
     network.params = {k: 0.0 * v for k, v in network.params.items()}
-    world.network = lambda: network  # type: ignore[method-assign]
+    setup.network = lambda: network  # type: ignore[method-assign]
     seen = Counter()
-    ours = world.ours(f"{method}(groups='{groups}')", LR)
-    stories = list(fedgc(world, [[0, 1]] * 3, seen, client=method == "fedgc", groups=groups))
+    ours = setup.ours(f"{method}(groups='{groups}')", LR)
+    stories = list(fedgc(setup, [[0, 1]] * 3, seen, client=method == "fedgc", groups=groups))
     assert np.array_equal(stories[0].sent[0], -stories[0].sent[1])
     assert np.abs(stories[0].model[-2:] - 0.5 * LR * np.array([-0.5, 0.5])).max() < 1e-15
     assert stories[0].kept["infeasible"] == 1.0

@@ -17,7 +17,7 @@ import pytest
 
 from fedkeel.rng import generator
 from fedkeel.solve.projections import harmonise as ours_harmonise
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 from papers.test_fednova import fednova
 
 LR = 0.6
@@ -25,10 +25,10 @@ SEED = 11
 COHORTS = [[0, 1, 2, 3, 4], [0, 2, 3], [1, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4]]
 
 
-def conflict(**changes: object) -> World:
+def conflict(**changes: object) -> TrainingSetup:
     labels = [[0], [1, 2], [1], [2], [0, 2]]
     kind = {"sizes": (9, 12, 5, 7, 4), "labels": labels, "seed": 2, "epochs": 2}
-    return World(**{**kind, **changes})
+    return TrainingSetup(**{**kind, **changes})
 
 
 def settled(v: Vector, before: Vector) -> Vector:
@@ -60,12 +60,12 @@ def harmonise(received: list[Vector], rule: str, rng: np.random.Generator, seen:
                 seen["projected"] += 1
 
 
-def harmonised(world: World, rule: str, groups: str, seen: Counter):
+def harmonised(setup: TrainingSetup, rule: str, groups: str, seen: Counter):
     """The server's lines 17-27 for a round's updates, by client."""
 
     def of(sent: dict[int, Vector], t: int) -> dict[int, Vector]:
         rng, out = generator(SEED, "fedgh", t), {k: v.copy() for k, v in sent.items()}
-        for span in world.net.groups(groups):
+        for span in setup.net.groups(groups):
             parts = [sent[k][span].copy() for k in sent]
             harmonise(parts, rule, rng, seen)
             for k, part in zip(sent, parts, strict=True):
@@ -76,7 +76,7 @@ def harmonised(world: World, rule: str, groups: str, seen: Counter):
 
 
 def fedgh(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     seen: Counter,
     rule: str = "originals",
@@ -84,18 +84,18 @@ def fedgh(
     weights: str = "uniform",
     mu: float = 0.0,
 ) -> Iterator[Told]:
-    mend, theta = harmonised(world, rule, groups, seen), world.start
+    mend, theta = harmonised(setup, rule, groups, seen), setup.start
     for t, clients in enumerate(cohorts):
         sent = {}
         for k in clients:
 
             def at(x, y, theta=theta):
-                return lambda w: world.net.grad(w, x, y) + mu * (w - theta)
+                return lambda w: setup.net.grad(w, x, y) + mu * (w - theta)
 
-            steps = (at(x, y) for x, y in world.examples(k, t))
+            steps = (at(x, y) for x, y in setup.examples(k, t))
             sent[k] = descend(theta, steps, LR) - theta
         g = mend(sent, t)
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         theta = sum(s * (theta + g[k]) for s, k in zip(p, clients, strict=True))  # 27, 29
         yield Told(theta, sent)
 
@@ -103,9 +103,9 @@ def fedgh(
 @pytest.mark.parametrize("groups", ["model", "layer", "tensor"])
 @pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
 def test_fedgh(rule: str, groups: str) -> None:
-    world, seen = conflict(), Counter()
-    story = fedgh(world, COHORTS, seen, rule, groups)
-    ours = world.ours(f"fedgh(rule='{rule}', groups='{groups}')", LR, seed=SEED)
+    setup, seen = conflict(), Counter()
+    story = fedgh(setup, COHORTS, seen, rule, groups)
+    ours = setup.ours(f"fedgh(rule='{rule}', groups='{groups}')", LR, seed=SEED)
     agree(ours, story, COHORTS, tol=1e-11)
     assert seen["conflict"] >= 3
 
@@ -114,10 +114,10 @@ def test_fedgh(rule: str, groups: str) -> None:
 @pytest.mark.parametrize("rule", ["originals", "inplace", "printed", "mutual"])
 def test_fedgh_of_fedprox_changes_the_client_only(rule: str, weights: str) -> None:
     """The slides' mean is 1/K, which is the default, the letter's by n_k."""
-    world, seen = conflict(), Counter()
-    story = fedgh(world, COHORTS, seen, rule, weights=weights, mu=0.3)
+    setup, seen = conflict(), Counter()
+    story = fedgh(setup, COHORTS, seen, rule, weights=weights, mu=0.3)
     chosen = {} if weights == "uniform" else {"weights": weights}
-    ours = world.ours(f"fedprox(mu=0.3)+fedgh(rule='{rule}')", LR, seed=SEED, **chosen)
+    ours = setup.ours(f"fedprox(mu=0.3)+fedgh(rule='{rule}')", LR, seed=SEED, **chosen)
     agree(ours, story, COHORTS)
     assert seen["conflict"] > 0
 
@@ -127,10 +127,10 @@ def test_fedgh_of_fedprox_changes_the_client_only(rule: str, weights: str) -> No
 def test_fedgh_of_fednova_harmonises_normalised_updates(
     rule: str, groups: str, weights: str
 ) -> None:
-    world, seen = conflict(), Counter()
-    mend = harmonised(world, rule, groups, seen)
-    story = fednova(world, COHORTS, weights=weights, harmonise=mend, momentum=0.5)
-    ours = world.ours(
+    setup, seen = conflict(), Counter()
+    mend = harmonised(setup, rule, groups, seen)
+    story = fednova(setup, COHORTS, weights=weights, harmonise=mend, momentum=0.5)
+    ours = setup.ours(
         f"fednova+fedgh(rule='{rule}', groups='{groups}')",
         0.2,
         seed=SEED,
@@ -158,9 +158,9 @@ def test_vectors_shorter_than_their_number_come_to_nothing_and_stay_there(
 
 def test_the_rules_differ_and_the_order_matters() -> None:
     """Otherwise the tests above could not tell them apart."""
-    world = conflict()
+    setup = conflict()
     ends = {
-        rule: list(fedgh(world, COHORTS, Counter(), rule))[-1].model
+        rule: list(fedgh(setup, COHORTS, Counter(), rule))[-1].model
         for rule in ("originals", "inplace", "printed", "mutual")
     }
     names = list(ends)

@@ -8,23 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.method.context import Facts, Step
+from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
 from harness import toy_network
 from method.players import LOCAL, alike, equal, federation, gap, play
-from papers.numpy_net import Told, Vector, World, agree, averaged, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, softmax
 from papers.test_fedsam import MOMENTUM
 
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2, 4]]
 LABELS = [[0, 1], [1], [0, 1, 2], [2, 0], [2]]
 
 
-def fedlc(world: World, tau: float, exclude: bool, lr: float, **local: object) -> Iterator[Told]:
+def fedlc(
+    setup: TrainingSetup, tau: float, exclude: bool, lr: float, **local: object
+) -> Iterator[Told]:
     def gradient(w: Vector, x: Vector, bx: np.ndarray, by: np.ndarray, i: int) -> Vector:
-        n = np.array([np.sum(world.data[i][1] == c) for c in range(3)])
-        _, scores = world.net.outputs(w, bx)
+        n = np.array([np.sum(setup.data[i][1] == c) for c in range(3)])
+        _, scores = setup.net.outputs(w, bx)
         slopes = np.zeros_like(scores)
         for row, y in enumerate(by):
             rivals = [c for c in range(3) if n[c] > 0 and (c != y or not exclude)]
@@ -33,20 +35,20 @@ def fedlc(world: World, tau: float, exclude: bool, lr: float, **local: object) -
             calibrated = [[scores[row, c] - tau * n[c] ** -0.25 for c in rivals]]
             slopes[row, rivals] = softmax(np.array(calibrated))[0]
             slopes[row, y] -= 1.0
-        return world.net.pull_back(w, bx, slopes / len(bx))
+        return setup.net.pull_back(w, bx, slopes / len(bx))
 
-    return averaged(world, COHORTS, gradient, lr, **local)
+    return averaged(setup, COHORTS, gradient, lr, **local)
 
 
 @pytest.mark.parametrize("exclude", [False, True])
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedlc(tau: float, exclude: bool, local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), labels=LABELS, epochs=2)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), labels=LABELS, epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     lr = 0.01 if exclude else 0.3  # without a lower bound there is no end to it
-    story = fedlc(world, tau, exclude, lr, **local)
-    agree(world.ours(f"fedlc(tau={tau}, exclude={exclude})", lr, **ours), story, COHORTS)
+    story = fedlc(setup, tau, exclude, lr, **local)
+    agree(setup.ours(f"fedlc(tau={tau}, exclude={exclude})", lr, **ours), story, COHORTS)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -78,9 +80,9 @@ def test_a_client_of_one_class_has_nothing_to_learn(exclude: bool) -> None:
 
 
 def losses(logits: list[list[float]], y: list[int], counts: list[int], **options: object) -> list:
-    part = parse(f"fedlc({', '.join(f'{k}={v}' for k, v in options.items())})").aim.criterion
+    part = parse(f"fedlc({', '.join(f'{k}={v}' for k, v in options.items())})").objective.criterion
     batch = Batch(torch.zeros(len(y), 8), torch.tensor(y))
-    step = Step(batch, {}, Facts(0, sum(counts), torch.tensor(counts)), toy_network(), {})
+    step = Step(batch, {}, ClientInfo(0, sum(counts), torch.tensor(counts)), toy_network(), {})
     assert part is not None
     return part.criterion(torch.tensor(logits, dtype=torch.float64), step).tolist()
 
@@ -108,9 +110,9 @@ def test_padding_may_have_a_label_of_which_there_is_no_example(exclude: bool) ->
     counts = torch.tensor([2, 1, 0])
 
     def grad(batch: Batch) -> Tree:
-        return Step(batch, network.params, Facts(0, 3, counts), network, {}, aim=plan.aim).grad(
-            network.params
-        )
+        return Step(
+            batch, network.params, ClientInfo(0, 3, counts), network, {}, objective=plan.objective
+        ).grad(network.params)
 
     padded = grad(Batch(x, y, weight))
     assert gap(padded, grad(Batch(x[:3], y[:3]))) < 1e-14

@@ -19,7 +19,7 @@ from fedkeel.task.network import Network
 from harness import Federation
 from method.players import LOCAL, equal, federation, gap, play
 from method.test_reductions import one_step
-from papers.numpy_net import Told, Vector, World, agree, averaged, flat, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, flat, softmax
 from papers.test_fedsam import MOMENTUM
 
 LR = 0.2
@@ -76,7 +76,7 @@ def backward(
 
 
 def fedmlb(
-    world: World,
+    setup: TrainingSetup,
     lambdas: tuple[float, float, float],
     T: float = 1.0,
     hybrids: tuple[int, ...] = (1, 2),
@@ -88,7 +88,7 @@ def fedmlb(
 
     def error(scores: np.ndarray, y: np.ndarray, i: int) -> np.ndarray:
         if tau is not None:
-            n = np.array([np.sum(world.data[i][1] == c) for c in range(3)])
+            n = np.array([np.sum(setup.data[i][1] == c) for c in range(3)])
             with np.errstate(divide="ignore"):
                 scores = scores - tau * n**-0.25
         return softmax(scores) - np.eye(3)[y]
@@ -113,17 +113,17 @@ def fedmlb(
             total[depth] += found
         return np.concatenate(total)
 
-    return averaged(world, COHORTS, gradient, LR, **local)
+    return averaged(setup, COHORTS, gradient, LR, **local)
 
 
 def both(
     expression: str, epochs: int = 2, labels: list | None = None, **local: object
-) -> tuple[World, Federation]:
-    world = World(epochs=epochs, labels=labels)
+) -> tuple[TrainingSetup, Federation]:
+    setup = TrainingSetup(epochs=epochs, labels=labels)
     network = deep()
-    world.start = flat(network.params)
-    settings = Local(lr=LR, epochs=epochs, batch_size=world.batch, **local)
-    return world, Federation(expression, network, world.data, settings, world.batches)
+    setup.start = flat(network.params)
+    settings = Local(lr=LR, epochs=epochs, batch_size=setup.batch, **local)
+    return setup, Federation(expression, network, setup.data, settings, setup.batches)
 
 
 @pytest.mark.parametrize("lambdas", [(1.0, 1.0, 1.0), (0.5, 2.0, 0.0), (1.5, 0.0, 3.0)])
@@ -132,23 +132,23 @@ def both(
 def test_fedmlb(lambdas: tuple[float, float, float], T: float, local: dict) -> None:
     options = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     inside = ", ".join(f"lambda{i}={v}" for i, v in enumerate(lambdas, start=1))
-    world, ours = both(f"fedmlb({inside}, temperature={T})", **options)
-    agree(ours, fedmlb(world, lambdas, T, **local), COHORTS)
+    setup, ours = both(f"fedmlb({inside}, temperature={T})", **options)
+    agree(ours, fedmlb(setup, lambdas, T, **local), COHORTS)
 
 
 @pytest.mark.parametrize(
     ("begin", "hybrids"), [("last", (2,)), ("second, last", (1, 2)), ("second", (1,))]
 )
 def test_fedmlb_with_blocks_of_ones_own(begin: str, hybrids: tuple[int, ...]) -> None:
-    world, ours = both(f"fedmlb(begin='{begin}')")
-    agree(ours, fedmlb(world, (1.0, 1.0, 1.0), hybrids=hybrids), COHORTS)
+    setup, ours = both(f"fedmlb(begin='{begin}')")
+    agree(ours, fedmlb(setup, (1.0, 1.0, 1.0), hybrids=hybrids), COHORTS)
 
 
 def test_hybrids_have_the_loss_that_the_clients_minimise() -> None:
-    world, ours = both(
+    setup, ours = both(
         "fedlc(tau=1.0)+fedmlb(lambda1=0.5)", labels=[[0, 1], [1, 2], [0, 1, 2], [2, 0]]
     )
-    agree(ours, fedmlb(world, (0.5, 1.0, 1.0), tau=1.0), COHORTS)
+    agree(ours, fedmlb(setup, (0.5, 1.0, 1.0), tau=1.0), COHORTS)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ def test_a_first_step_counts_local_blocks_once_more() -> None:
     """Of two blocks there is one hybrid, and it gives the first the loss's gradient again."""
     ours = federation("fedmlb", batches=one_step).round()
     theirs = federation("fedavg", batches=one_step).round()
-    for k, delta in ours.deltas.items():
+    for k, update in ours.deltas.items():
         for name, v in theirs.deltas[k].items():
             times = 2.0 if name.startswith("fc1") else 1.0
-            assert float((delta[name] - times * v).abs().max()) < 1e-15
+            assert float((update[name] - times * v).abs().max()) < 1e-15
 
 
 def owners(found: list[list[str]]) -> list[set[str]]:

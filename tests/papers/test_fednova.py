@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.2
 COHORTS = [[0, 1, 2, 3], [1, 3], [0, 2, 3], [0, 1, 2, 3]]
@@ -41,7 +41,7 @@ def shares(steps: int, momentum: float = 0.0, mu: float = 0.0, nesterov: bool = 
 
 
 def fednova(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     mu: float = 0.0,
     length: str = "path",
@@ -50,7 +50,7 @@ def fednova(
     harmonise: Callable[[dict[int, Vector], int], dict[int, Vector]] = lambda sent, t: sent,
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
+    x = setup.start
     decay = float(local.get("decay", 0.0))
     for t, clients in enumerate(cohorts):
         d, norms, taus = {}, {}, {}
@@ -59,19 +59,19 @@ def fednova(
 
             def at(bx, by, G=G, x=x):
                 def gradient(w: Vector) -> Vector:
-                    g = world.net.grad(w, bx, by)
+                    g = setup.net.grad(w, bx, by)
                     G.append(g + decay * w)
                     return g + mu * (w - x)
 
                 return gradient
 
-            y = descend(x, (at(*batch) for batch in world.examples(i, t)), LR, **local)
+            y = descend(x, (at(*batch) for batch in setup.examples(i, t)), LR, **local)
             a = shares(len(G), local.get("momentum", 0.0), mu, local.get("nesterov", False))
             whole = np.stack(G, axis=1) @ a
             assert np.abs((x - y) - LR * whole).max() < 1e-12  # Eq. (4)
             norms[i], taus[i] = np.abs(a).sum(), len(G)
             d[i] = whole / (norms[i] if length == "path" else taus[i])
-        p = dict(zip(clients, world.shares(weights, clients, t), strict=True))
+        p = dict(zip(clients, setup.shares(weights, clients, t), strict=True))
         tau_eff = sum(p[i] * (norms if effective == "path" else taus)[i] for i in clients)
         sent = {i: -LR * d[i] for i in clients}
         mended = harmonise(sent, t)
@@ -92,18 +92,18 @@ def fednova(
 @pytest.mark.parametrize("length", ["path", "steps"])
 @pytest.mark.parametrize("effective", ["path", "steps"])
 def test_fednova(local: dict, mu: float, length: str, effective: str) -> None:
-    world = World(sizes=(9, 3, 12, 7), epochs=2)
+    setup = TrainingSetup(sizes=(9, 3, 12, 7), epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     expression = f"fednova(length='{length}', effective='{effective}')"
     if mu:
         expression = f"fedprox(mu={mu})+{expression}"
-    story = fednova(world, COHORTS, mu, length, effective, **local)
-    agree(world.ours(expression, LR, **ours), story, COHORTS)
+    story = fednova(setup, COHORTS, mu, length, effective, **local)
+    agree(setup.ours(expression, LR, **ours), story, COHORTS)
 
 
 def test_the_paths_of_the_clients_differ() -> None:
-    world = World(sizes=(9, 3, 12, 7), epochs=2)
-    assert [len(world.batches(k, 0)) for k in range(4)] == [6, 2, 6, 4]
+    setup = TrainingSetup(sizes=(9, 3, 12, 7), epochs=2)
+    assert [len(setup.batches(k, 0)) for k in range(4)] == [6, 2, 6, 4]
     assert shares(6, momentum=0.9).sum() == pytest.approx((6 - 9 * (1 - 0.9**6)) / 0.1)
     assert shares(6, mu=0.5).sum() == pytest.approx((1 - 0.9**6) / 0.1)
 
@@ -113,18 +113,18 @@ def test_minibatch_sgd_with_momentum_weighs_gradients_by_their_share_of_the_path
     local: dict,
 ) -> None:
     """Without momentum that is the plain mean (test_fedavg.py)."""
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
 
     def story() -> Iterator[Told]:
-        x = world.start
+        x = setup.start
         for t, clients in enumerate(COHORTS):
             sent = {}
             for i in clients:
-                G = [world.net.grad(x, bx, by) for bx, by in world.examples(i, t)]
+                G = [setup.net.grad(x, bx, by) for bx, by in setup.examples(i, t)]
                 a = shares(len(G), **local)
                 sent[i] = -LR * np.stack(G, axis=1) @ a / a.sum()
-            p = world.shares("examples", clients)
+            p = setup.shares("examples", clients)
             x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
             yield Told(x, sent)
 
-    agree(world.ours("minibatch_sgd", LR, **local), story(), COHORTS)
+    agree(setup.ours("minibatch_sgd", LR, **local), story(), COHORTS)

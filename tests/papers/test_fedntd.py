@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.method.context import Facts, Step
+from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
 from fedkeel.task.network import Batch, Output
 from harness import toy_network
 from method.players import LOCAL, equal, gap, play
 from method.test_oracles import follow
 from method.test_reductions import one_step
-from papers.numpy_net import Told, Vector, World, agree, averaged, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, softmax
 from papers.test_fedsam import MOMENTUM
 
 LR = 0.3
@@ -34,34 +34,34 @@ def divergence(scores: np.ndarray, taught: np.ndarray, y: np.ndarray, tau: float
 
 
 def fedntd(
-    world: World, own: float, beta: float, tau: float, lr: float = LR, **local: object
+    setup: TrainingSetup, own: float, beta: float, tau: float, lr: float = LR, **local: object
 ) -> Iterator[Told]:
     """own CE + beta KL."""
 
     def gradient(w: Vector, x: Vector, bx: np.ndarray, by: np.ndarray, i: int) -> Vector:
-        scores, taught = world.net.outputs(w, bx)[1], world.net.outputs(x, bx)[1]
-        slopes = own * (softmax(scores) - np.eye(world.classes)[by])
+        scores, taught = setup.net.outputs(w, bx)[1], setup.net.outputs(x, bx)[1]
+        slopes = own * (softmax(scores) - np.eye(setup.classes)[by])
         slopes += beta * divergence(scores, taught, by, tau)
-        return world.net.pull_back(w, bx, slopes / len(bx))
+        return setup.net.pull_back(w, bx, slopes / len(bx))
 
-    return averaged(world, COHORTS, gradient, lr, **local)
+    return averaged(setup, COHORTS, gradient, lr, **local)
 
 
 @pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.5, 3.0)])
 @pytest.mark.parametrize("squared", [True, False])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedntd(beta: float, tau: float, squared: bool, local: dict) -> None:
-    world = World(epochs=2, classes=5)
+    setup = TrainingSetup(epochs=2, classes=5)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
-    story = fedntd(world, 1.0, beta * tau**2 if squared else beta, tau, **local)
+    story = fedntd(setup, 1.0, beta * tau**2 if squared else beta, tau, **local)
     expression = f"fedntd(beta={beta}, tau={tau}, squared={squared})"
-    agree(world.ours(expression, LR, **ours), story, COHORTS)
+    agree(setup.ours(expression, LR, **ours), story, COHORTS)
 
 
 def test_the_mixture_of_another_public_code_is_a_smaller_step() -> None:
-    world = World(epochs=2)
-    ours = world.ours(f"fedntd(beta={3 / 7!r}, tau=2.0, squared=False)", 0.7 * LR, momentum=0.9)
-    agree(ours, fedntd(world, 0.7, 0.3, 2.0, momentum=0.9), COHORTS)
+    setup = TrainingSetup(epochs=2)
+    ours = setup.ours(f"fedntd(beta={3 / 7!r}, tau=2.0, squared=False)", 0.7 * LR, momentum=0.9)
+    agree(ours, fedntd(setup, 0.7, 0.3, 2.0, momentum=0.9), COHORTS)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def term(logits: torch.Tensor, y: list[int], expression: str = "fedntd") -> torc
     """The term of each example; the teacher is the toy network on inputs of 1."""
     network = toy_network()
     batch = Batch(torch.ones(len(y), 8, dtype=torch.float64), torch.tensor(y))
-    step = Step(batch, network.params, Facts(0, len(y)), network, {})
-    return parse(expression).aim.terms[0].loss_term(Output(logits), network.params, step)
+    step = Step(batch, network.params, ClientInfo(0, len(y)), network, {})
+    return parse(expression).objective.terms[0].loss_term(Output(logits), network.params, step)
 
 
 def test_scores_of_the_true_class_do_not_enter() -> None:
@@ -111,9 +111,9 @@ def test_the_term_is_never_negative_and_zero_where_both_agree() -> None:
 
 
 def test_two_classes_leave_nothing_to_distil() -> None:
-    world = World(classes=2)
+    setup = TrainingSetup(classes=2)
     cohorts = [[0, 1, 2, 3]] * 3
-    other = world.ours("fedavg", LR)
-    ours = world.ours("fedntd(beta=50.0)", LR)
+    other = setup.ours("fedavg", LR)
+    ours = setup.ours("fedntd(beta=50.0)", LR)
     for clients in cohorts:
         assert equal(ours.round(clients).server.params, other.round(clients).server.params)

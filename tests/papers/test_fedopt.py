@@ -18,18 +18,20 @@ from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
 from harness import Federation, distance, oracle
 from method.players import equal, gap, play
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2], [0, 1]]
 
 
-def clients(world: World, x: Vector, t: int, cohort: Sequence[int], **local: object) -> dict:
+def clients(
+    setup: TrainingSetup, x: Vector, t: int, cohort: Sequence[int], **local: object
+) -> dict:
     """x^t_{i,K} - x^t of each client: plain SGD of the clients."""
     return {
         i: descend(
             x,
-            iter([lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t)]),
+            iter([lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t)]),
             LR,
             **local,
         )
@@ -39,7 +41,7 @@ def clients(world: World, x: Vector, t: int, cohort: Sequence[int], **local: obj
 
 
 def fedopt(
-    world: World,
+    setup: TrainingSetup,
     kind: str,
     *,
     eta: float = 0.1,
@@ -51,23 +53,23 @@ def fedopt(
     weights: str = "examples",
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
+    x = setup.start
     m, v = np.zeros_like(x), np.zeros_like(x)
     if v0 == "tau2":  # input: v_{-1} >= tau^2
         v = v + tau**2
     for t, cohort in enumerate(COHORTS):
-        sent = clients(world, x, t, cohort, **local)
-        p = world.shares(weights, cohort, t)
-        delta = sum(s * sent[i] for s, i in zip(p, cohort, strict=True))
-        m = beta1 * m + (1 - beta1) * delta
+        sent = clients(setup, x, t, cohort, **local)
+        p = setup.shares(weights, cohort, t)
+        update = sum(s * sent[i] for s, i in zip(p, cohort, strict=True))
+        m = beta1 * m + (1 - beta1) * update
         for j in range(len(x)):  # coordinate by coordinate
             if kind == "fedadagrad":
-                v[j] = v[j] + delta[j] ** 2
+                v[j] = v[j] + update[j] ** 2
             elif kind == "fedyogi":
-                sign = np.sign(v[j] - delta[j] ** 2)
-                v[j] = v[j] - (1 - beta2) * delta[j] ** 2 * sign
+                sign = np.sign(v[j] - update[j] ** 2)
+                v[j] = v[j] - (1 - beta2) * update[j] ** 2 * sign
             else:
-                v[j] = beta2 * v[j] + (1 - beta2) * delta[j] ** 2
+                v[j] = beta2 * v[j] + (1 - beta2) * update[j] ** 2
         step, moment, root, n = eta, m, np.sqrt(v), t + 1
         if correction == "moments":
             moment, root = m / (1 - beta1**n), np.sqrt(v / (1 - beta2**n))
@@ -88,20 +90,20 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 )
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
 def test_fedopt(kind: str, given: dict, local: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     defaults = {"beta1": 0.0} if kind == "fedadagrad" else {}
     names = {"eta": "lr"}
     text = ", ".join(f"{names.get(k, k)}={v!r}" for k, v in given.items())
-    story = fedopt(world, kind, **{**defaults, **given}, **local)
-    agree(world.ours(f"{kind}({text})", LR, **local), story, COHORTS, look)
+    story = fedopt(setup, kind, **{**defaults, **given}, **local)
+    agree(setup.ours(f"{kind}({text})", LR, **local), story, COHORTS, look)
 
 
 @pytest.mark.parametrize("kind", ["fedadam", "fedyogi"])
 @pytest.mark.parametrize("correction", ["moments", "rate"])
 def test_fedopt_with_bias_correction(kind: str, correction: str) -> None:
-    world = World()
-    story = fedopt(world, kind, v0="zero", beta2=0.9, correction=correction, weights="uniform")
-    ours = world.ours(
+    setup = TrainingSetup()
+    story = fedopt(setup, kind, v0="zero", beta2=0.9, correction=correction, weights="uniform")
+    ours = setup.ours(
         f"{kind}(v0='zero', beta2=0.9, correction='{correction}')", LR, weights="uniform"
     )
     agree(ours, story, COHORTS, look)
@@ -128,8 +130,8 @@ def test_fedadam_is_flowers() -> None:
         rows = {n: torch.stack([end[n] - params[n] for end in ends]) for n in names}
         shares = counts / counts.sum()
         cohort = Cohort(np.arange(3), shares, 0.1, t - 1, population, names, 0, state=state)
-        delta = plan.reduction.reduce(Span(rows), cohort)
-        params, state = plan.server_optimiser.apply(params, delta, Span(rows), cohort)
+        update = plan.reduction.reduce(Span(rows), cohort)
+        params, state = plan.server_optimiser.apply(params, update, Span(rows), cohort)
         theirs = {n: torch.from_numpy(o[f"r{t}.{n}"]) for n in names}
         assert distance(params, theirs) < 1e-12
         assert abs(float(params["b1"][1]) - o["init.b1"][1]) < 1e-13  # no client ever moves it
@@ -146,9 +148,9 @@ def steps(expression: str, deltas: Sequence[Sequence[float]]) -> tuple[np.ndarra
     state = optimiser.init_optimiser(params, population)
     moved, sizes = [], []
     for t, given in enumerate(deltas):
-        delta = {"w": torch.tensor(given, dtype=torch.float64)}
+        update = {"w": torch.tensor(given, dtype=torch.float64)}
         cohort = Cohort(np.arange(1), np.ones(1), 0.1, t, population, ("w",), 0, state=state)
-        after, state = optimiser.apply(params, delta, Span({"w": delta["w"][None]}), cohort)
+        after, state = optimiser.apply(params, update, Span({"w": update["w"][None]}), cohort)
         moved.append((after["w"] - params["w"]).numpy())
         sizes.append(state["v"]["w"].numpy())  # type: ignore[index, union-attr]
         params = after
@@ -173,7 +175,7 @@ def test_adagrad_by_hand() -> None:
 def test_adam_that_forgets_everything_normalises_each_entry() -> None:
     deltas = [[0.5, -3.0], [-0.1, 0.0]]
     moved, _ = steps("fedadam(lr=0.2, beta1=0.0, beta2=0.0, tau=0.25)", deltas)
-    expected = [[0.2 * d / (abs(d) + 0.25) for d in delta] for delta in deltas]
+    expected = [[0.2 * d / (abs(d) + 0.25) for d in update] for update in deltas]
     np.testing.assert_allclose(moved, expected, rtol=1e-15)
 
 

@@ -13,27 +13,27 @@ import numpy as np
 import pytest
 import torch
 
+from fedkeel.method.context import ClientInfo
 from fedkeel.method.local_loop import Reply, client_finish, client_start, client_step
-from fedkeel.method.context import Facts
 from fedkeel.method.server_round import server_message
 from fedkeel.task.network import Batch
 from harness import Federation
-from papers.numpy_net import Told, Vector, World, agree
+from papers.numpy_net import Told, TrainingSetup, Vector, agree
 
 LR = 0.4
 COHORTS = [[0, 1, 2, 3], [1, 3], [0, 2, 3]]
 CLASSES = 3
 
 
-def world_of_four() -> World:
+def world_of_four() -> TrainingSetup:
     labels = [[0, 1], [1], [2, 0], [2]]
-    return World(sizes=(9, 6, 11, 4), labels=labels, epochs=2, batch=4, seed=6)
+    return TrainingSetup(sizes=(9, 6, 11, 4), labels=labels, epochs=2, batch=4, seed=6)
 
 
-def ascend(world: World, theta: Vector, x: np.ndarray, y: np.ndarray, size: float, E: int):
+def ascend(setup: TrainingSetup, theta: Vector, x: np.ndarray, y: np.ndarray, size: float, E: int):
     """190-200: x^j = x^(j-1) + eta sign(grad_x L(x^(j-1), y)), with the true label throughout."""
     for _ in range(E):
-        x = x + size * np.sign(world.net.input_grad(theta, x, y))
+        x = x + size * np.sign(setup.net.input_grad(theta, x, y))
     return x
 
 
@@ -43,7 +43,7 @@ def weight(theta: Vector, received: Vector, g: Vector) -> float:
 
 
 def fedreg(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     seen: Counter,
     gamma: float = 0.5,
@@ -54,16 +54,16 @@ def fedreg(
     pairing: str = "example",
     weights: str = "uniform",
 ) -> Iterator[Told]:
-    net, received = world.net, world.start
+    net, received = setup.net, setup.start
     for t, clients in enumerate(cohorts):  # D.1-D.2
         sent = {}
         for i in clients:  # D.3
-            theta, (x, y) = received, world.data[i]  # D.4
-            pseudo_x = ascend(world, received, x, y, eta_s, E)  # Eq. (2)
+            theta, (x, y) = received, setup.data[i]  # D.4
+            pseudo_x = ascend(setup, received, x, y, eta_s, E)  # Eq. (2)
             pseudo_y = net.predict(received, pseudo_x)  # 191: y_s = f_theta^(t-1) (x_s)
-            perturbed_x = ascend(world, received, x, y, ratio * eta_s, E)  # Eq. (3), y_p = y
-            batches = world.batches(i, t)
-            first = batches[: len(batches) // world.epochs]
+            perturbed_x = ascend(setup, received, x, y, ratio * eta_s, E)  # Eq. (3), y_p = y
+            batches = setup.batches(i, t)
+            first = batches[: len(batches) // setup.epochs]
             for s, rows in enumerate(batches):  # D.5
                 twin = rows if pairing == "example" else first[s % len(first)]
                 slow = gamma * theta + (1 - gamma) * received  # 241
@@ -83,7 +83,7 @@ def fedreg(
                 seen["w_s"] += w_s > 0
                 seen["w_p"] += w_p > 0
             sent[i] = theta - received  # D.9
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         received = sum(q * (received + sent[i]) for q, i in zip(p, clients, strict=True))  # D.11
         yield Told(received, sent)
 
@@ -95,12 +95,14 @@ class WithFirstPass(Federation):
 
     def reply(self, k: int, padded: int = 0) -> tuple[Reply, int, int]:
         server, (x, y) = self.played.server, self.data[k]
-        message = server_message(self.plan, server, self.bench.local.lr)
+        message = server_message(self.plan, server, self.training.local.lr)
         batches = [torch.as_tensor(rows) for rows in self.batches(k, server.round)]
         first = batches[: len(batches) // self.passes]
         with torch.no_grad():
-            facts = Facts(k, len(y))
-            client, progress = client_start(self.bench, message, None, facts, lambda: Batch(x, y))
+            client_info = ClientInfo(k, len(y))
+            client, progress = client_start(
+                self.training, message, None, client_info, lambda: Batch(x, y)
+            )
             for s, rows in enumerate(batches):
                 batch = Batch(x[rows], y[rows])
                 progress = client_step(client, progress, batch, rows, first[s % len(first)])
@@ -119,20 +121,20 @@ class WithFirstPass(Federation):
 )
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 def test_fedreg(options: dict, mg: bool, weights: str) -> None:
-    world, seen = world_of_four(), Counter()
-    story = fedreg(world, COHORTS, seen, **options, mg=mg, weights=weights)
+    setup, seen = world_of_four(), Counter()
+    story = fedreg(setup, COHORTS, seen, **options, mg=mg, weights=weights)
     named = {("ascent" if k == "E" else k): v for k, v in options.items()} | {"mg": mg}
     inside = ", ".join(f"{k}={v}" for k, v in named.items())
     chosen = {} if weights == "uniform" else {"weights": weights}  # Algorithm D.1 has 1/K
-    ours = world.ours(f"fedreg({inside})", LR, **chosen)
+    ours = setup.ours(f"fedreg({inside})", LR, **chosen)
     agree(ours, story, COHORTS)
     assert 0 < seen["w_s"] <= seen["steps"]
 
 
 def test_both_weights_are_tested() -> None:
     """w_p is nearly always 0; here it is not, and w_s is 0 at times too."""
-    world, seen = world_of_four(), Counter()
-    list(fedreg(world, COHORTS, seen, eta_s=0.3, ratio=0.5))
+    setup, seen = world_of_four(), Counter()
+    list(fedreg(setup, COHORTS, seen, eta_s=0.3, ratio=0.5))
     assert 0 < seen["w_p"] < seen["steps"]
 
 
@@ -142,14 +144,19 @@ def test_by_position_a_later_epoch_meets_the_pseudo_data_of_the_first(mg: bool) 
 
     Its modified gradient makes new pseudo data of the step's own examples.
     """
-    world, seen = world_of_four(), Counter()
-    own = list(fedreg(world, COHORTS, Counter(), mg=mg))[-1].model
-    story = list(fedreg(world, COHORTS, seen, mg=mg, pairing="position"))
+    setup, seen = world_of_four(), Counter()
+    own = list(fedreg(setup, COHORTS, Counter(), mg=mg))[-1].model
+    story = list(fedreg(setup, COHORTS, seen, mg=mg, pairing="position"))
     assert np.abs(own - story[-1].model).max() > 1e-3
     expression = f"fedreg(mg={mg}, pairing='position')"
-    plain = world.ours("fedavg", LR)
+    plain = setup.ours("fedavg", LR)
     ours = WithFirstPass(
-        expression, world.network(), world.data, plain.bench.local, world.batches, weights="uniform"
+        expression,
+        setup.network(),
+        setup.data,
+        plain.training.local,
+        setup.batches,
+        weights="uniform",
     )
-    ours.passes = world.epochs
+    ours.passes = setup.epochs
     agree(ours, iter(story), COHORTS)

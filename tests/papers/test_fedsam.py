@@ -12,28 +12,28 @@ from fedkeel.config import Local
 from fedkeel.method.grammar import parse
 from fedkeel.task.network import Batch
 from method.players import LOCAL, equal, federation, gap, play
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2]]
 MOMENTUM = Local(lr=0.05, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.01)
 
 
-def fedsam(world: World, rho: float, mu: float = 0.0, **local: object) -> Iterator[Told]:
-    x = world.start
+def fedsam(setup: TrainingSetup, rho: float, mu: float = 0.0, **local: object) -> Iterator[Told]:
+    x = setup.start
     for t, clients in enumerate(COHORTS):
         sent = {}
         for i in clients:
 
             def at(bx, by, x=x):
                 def f(w: Vector) -> Vector:
-                    return world.net.grad(w, bx, by) + mu * (w - x)
+                    return setup.net.grad(w, bx, by) + mu * (w - x)
 
                 return lambda w: f(w + rho * f(w) / np.sqrt(np.sum(f(w) ** 2)))
 
-            steps = [at(*batch) for batch in world.examples(i, t)]
+            steps = [at(*batch) for batch in setup.examples(i, t)]
             sent[i] = descend(x, iter(steps), LR, **local) - x
-        p = world.shares("examples", clients)
+        p = setup.shares("examples", clients)
         x = x + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
         yield Told(x, sent)
 
@@ -42,10 +42,10 @@ def fedsam(world: World, rho: float, mu: float = 0.0, **local: object) -> Iterat
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_fedsam(rho: float, local: dict, mu: float) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     expression = f"fedprox(mu={mu})+fedsam(rho={rho})" if mu else f"fedsam(rho={rho})"
-    agree(world.ours(expression, LR, **ours), fedsam(world, rho, mu, **local), COHORTS)
+    agree(setup.ours(expression, LR, **ours), fedsam(setup, rho, mu, **local), COHORTS)
 
 
 # --- laws ------------------------------------------------------------------------------------

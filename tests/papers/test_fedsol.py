@@ -11,14 +11,14 @@ import torch
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.context import Aim, Facts, Step
+from fedkeel.method.context import ClientInfo, Objective, Step
 from fedkeel.method.grammar import parse
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree
 from harness import ToyMLP, toy_network
 from method.players import LOCAL, equal, federation, gap, play
 from method.test_reductions import one_step
-from papers.numpy_net import Told, Vector, World, agree, averaged, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, softmax
 from papers.test_fedsam import MOMENTUM
 
 LR = 0.3
@@ -26,43 +26,48 @@ COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2]]
 
 
 def fedsol(
-    world: World, rho: float, adaptive: bool, T: float = 3.0, mu: float = 0.0, **local: object
+    setup: TrainingSetup,
+    rho: float,
+    adaptive: bool,
+    T: float = 3.0,
+    mu: float = 0.0,
+    **local: object,
 ) -> Iterator[Told]:
     def share(moved: Vector) -> Vector:
         out = np.zeros_like(moved)
-        for name, span in world.net.spans.items():
-            part = np.abs(moved[span].reshape(world.net.shapes[name]))
+        for name, span in setup.net.spans.items():
+            part = np.abs(moved[span].reshape(setup.net.shapes[name]))
             size = np.sqrt(np.sum(part**2, axis=0))
             out[span] = np.where(size > 0, part / np.where(size > 0, size, 1.0), 0.0).ravel()
         return out
 
     def gradient(w: Vector, x: Vector, bx: np.ndarray, by: np.ndarray, i: int) -> Vector:
-        scores, taught = world.net.outputs(w, bx)[1], world.net.outputs(x, bx)[1]
+        scores, taught = setup.net.outputs(w, bx)[1], setup.net.outputs(x, bx)[1]
         slopes = (softmax(scores / T) - softmax(taught / T)) / T / len(bx)
-        g = world.net.pull_back(w, bx, slopes)
+        g = setup.net.pull_back(w, bx, slopes)
         norm = np.sqrt(g @ g)
         e = rho * g / norm if norm > 0 else np.zeros_like(g)
         at = w + (e * share(w - x) if adaptive else e)
-        return world.net.grad(at, bx, by) + mu * (at - x)
+        return setup.net.grad(at, bx, by) + mu * (at - x)
 
-    return averaged(world, COHORTS, gradient, LR, **local)
+    return averaged(setup, COHORTS, gradient, LR, **local)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize(("rho", "T"), [(1.0, 3.0), (0.3, 1.0)])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_fedsol(adaptive: bool, rho: float, T: float, local: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
     expression = f"fedsol(rho={rho}, adaptive={adaptive}, temperature={T})"
-    story = fedsol(world, rho, adaptive, T, **local)
-    agree(world.ours(expression, LR, **ours), story, COHORTS, tol=1e-10)
+    story = fedsol(setup, rho, adaptive, T, **local)
+    agree(setup.ours(expression, LR, **ours), story, COHORTS, tol=1e-10)
 
 
 def test_penalties_are_taken_at_the_perturbed_model_too() -> None:
-    world = World(epochs=2)
-    story = fedsol(world, 1.0, True, mu=0.7)
-    agree(world.ours("fedsol+fedprox(mu=0.7)", LR), story, COHORTS, tol=1e-10)
+    setup = TrainingSetup(epochs=2)
+    story = fedsol(setup, 1.0, True, mu=0.7)
+    agree(setup.ours("fedsol+fedprox(mu=0.7)", LR), story, COHORTS, tol=1e-10)
     assert parse("fedsol+fedprox(mu=0.7)").pull == 0.0
 
 
@@ -120,7 +125,7 @@ def watched() -> tuple[Step, list[Tree]]:
             asked.append(params)
             return super().grad(params)
 
-    return Watched(batch, network.params, Facts(0, 6), network, {}, Aim()), asked
+    return Watched(batch, network.params, ClientInfo(0, 6), network, {}, Objective()), asked
 
 
 def moved(start: Tree, size: float = 0.05) -> Tree:

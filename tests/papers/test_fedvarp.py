@@ -16,7 +16,7 @@ from harness import Federation, distance, oracle, tensors
 from method.players import equal, federation, gap, play
 from method.test_oracles import follow, hp
 from method.test_theory import Quadratics
-from papers.numpy_net import Told, Vector, World, agree, descend, flat, paced
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, paced
 
 LR = 0.2
 # client 1 returns after three rounds with a stale memory, client 4 never takes part
@@ -25,20 +25,20 @@ FALLING = [0.2, 0.15, 0.15, 0.1, 0.05, 0.02]
 
 
 def fedvarp(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     rates: Sequence[float],
     memory: str = "gradient",
     server_lr: float = 1.0,
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
-    table = [np.zeros_like(x) for _ in world.sizes]
+    x = setup.start
+    table = [np.zeros_like(x) for _ in setup.sizes]
     for t, clients in enumerate(cohorts):
         lr = rates[t]
         d = {}
         for i in clients:
-            steps = (lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t))
+            steps = (lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t))
             end = descend(x, steps, lr, **local)
             d[i] = (x - end) / lr if memory == "gradient" else x - end
         y = sum(table) / len(table)
@@ -61,17 +61,17 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("rates", [[LR] * 6, FALLING])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
 def test_fedvarp(memory: str, rates: list[float], local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
-    ours = world.ours(f"fedvarp(memory='{memory}')", LR, **local)
-    story = fedvarp(world, COHORTS, rates, memory, **local)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
+    ours = setup.ours(f"fedvarp(memory='{memory}')", LR, **local)
+    story = fedvarp(setup, COHORTS, rates, memory, **local)
     assert agree(ours, paced(ours, story, rates), COHORTS, look) == 6
 
 
 def test_the_servers_step_size() -> None:
-    world = World()
+    setup = TrainingSetup()
     cohorts = [[0, 1], [2, 3], [0, 2], [1, 3]]
-    story = fedvarp(world, cohorts, [LR] * 4, server_lr=0.6)
-    agree(world.ours("fedvarp+addition(lr=0.6)", LR), story, cohorts, look)
+    story = fedvarp(setup, cohorts, [LR] * 4, server_lr=0.6)
+    agree(setup.ours("fedvarp+addition(lr=0.6)", LR), story, cohorts, look)
 
 
 def test_clients_count_equally_whatever_the_weights() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedkeel.solve.projections import centralise
 from fedkeel.task.network import Network
-from papers.numpy_net import Told, Vector, World, agree, descend, flat, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, softmax
 
 LR = 0.3
 COHORTS = [[0, 2, 3], [1, 3], [0, 1, 2, 3], [2]]
@@ -84,7 +84,7 @@ class ToyConv(nn.Module):
         return self.fc(torch.relu(self.conv(x)).flatten(1))
 
 
-class ConvWorld(World):
+class ConvWorld(TrainingSetup):
     """The same federation of small images."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class ConvWorld(World):
 
 
 def gcfed(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     local: Sequence[str] = (),
     globally: bool = True,
@@ -111,24 +111,24 @@ def gcfed(
     **settings: object,
 ) -> Iterator[Told]:
     def centre(v: Vector, names: Sequence[str]) -> Vector:
-        parts = world.net.split(v)
+        parts = setup.net.split(v)
         out = [phi(w, axes, vectors) if n in names else w for n, w in parts.items()]
         return np.concatenate([w.ravel() for w in out])
 
-    theta = world.start
+    theta = setup.start
     for t, clients in enumerate(cohorts):
         sent = {}
         for k in clients:
 
             def at(x, y, theta=theta):  # Definition 1: of the gradient of the client's objective
-                return lambda w: centre(world.net.grad(w, x, y) + mu * (w - theta), local)
+                return lambda w: centre(setup.net.grad(w, x, y) + mu * (w - theta), local)
 
-            steps = (at(x, y) for x, y in world.examples(k, t))
+            steps = (at(x, y) for x, y in setup.examples(k, t))
             sent[k] = descend(theta, steps, LR, **settings) - theta
-        p = world.shares("examples", clients)  # 3.2: in proportion to the size of the data
+        p = setup.shares("examples", clients)  # 3.2: in proportion to the size of the data
         mean = sum(s * sent[k] for s, k in zip(p, clients, strict=True))
         # Definition 2, on every tensor
-        theta = theta + server_lr * (centre(mean, list(world.net.shapes)) if globally else mean)
+        theta = theta + server_lr * (centre(mean, list(setup.net.shapes)) if globally else mean)
         yield Told(theta, sent)
 
 
@@ -140,10 +140,10 @@ BODY, ALL = ["fc1.weight", "fc1.bias"], ["fc1.weight", "fc1.bias", "fc2.weight",
     "settings", [{}, {"momentum": 0.9}, {"decay": 0.2}, {"momentum": 0.5, "decay": 0.1}]
 )
 def test_gcfed_leaves_the_classifier_to_the_server(vectors: bool, settings: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in settings.items()}
-    story = gcfed(world, COHORTS, BODY, vectors=vectors, **settings)
-    agree(world.ours(f"gcfed(vectors={vectors})", LR, **ours), story, COHORTS)
+    story = gcfed(setup, COHORTS, BODY, vectors=vectors, **settings)
+    agree(setup.ours(f"gcfed(vectors={vectors})", LR, **ours), story, COHORTS)
 
 
 @pytest.mark.parametrize("vectors", [False, True])
@@ -166,22 +166,22 @@ def test_gcfed_leaves_the_classifier_to_the_server(vectors: bool, settings: dict
     ],
 )
 def test_the_ablations(expression: str, local: list[str], globally: bool, vectors: bool) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     given = "localgc" if expression == "localgc" else expression.partition("(")[0]
     inside = expression.partition("(")[2].removesuffix(")")
     asked = f"{given}({inside + ', ' if inside else ''}vectors={vectors})"
-    story = gcfed(world, COHORTS, local, globally, vectors=vectors, momentum=0.6, decay=0.1)
-    agree(world.ours(asked, LR, momentum=0.6, weight_decay=0.1), story, COHORTS)
+    story = gcfed(setup, COHORTS, local, globally, vectors=vectors, momentum=0.6, decay=0.1)
+    agree(setup.ours(asked, LR, momentum=0.6, weight_decay=0.1), story, COHORTS)
 
 
 @pytest.mark.parametrize("axes", ["input", "kernel", "output", "all"])
 @pytest.mark.parametrize("vectors", [False, True])
 def test_a_convolution_has_one_mean_for_each_output_channel(axes: str, vectors: bool) -> None:
     """And other means in the paper's Table 8."""
-    world = ConvWorld()
+    setup = ConvWorld()
     local = ["conv.weight", "conv.bias"]
-    story = gcfed(world, COHORTS, local, axes=axes, vectors=vectors, momentum=0.5, decay=0.1)
-    ours = world.ours(
+    story = gcfed(setup, COHORTS, local, axes=axes, vectors=vectors, momentum=0.5, decay=0.1)
+    ours = setup.ours(
         f"gcfed(axes='{axes}', vectors={vectors})", LR, momentum=0.5, weight_decay=0.1
     )
     agree(ours, story, COHORTS)
@@ -199,12 +199,12 @@ def test_the_operator(axes: str, shape: tuple[int, ...], vectors: bool) -> None:
 @pytest.mark.parametrize("vectors", [False, True])
 def test_with_a_proximal_term_the_whole_gradient_is_centralised(vectors: bool) -> None:
     """Table 7 adds GC-Fed to FedProx: the operator sees the gradient of the whole objective."""
-    world = World(epochs=2)
-    story = gcfed(world, COHORTS, BODY, vectors=vectors, mu=0.5)
-    agree(world.ours(f"fedprox(mu=0.5)+gcfed(vectors={vectors})", LR), story, COHORTS)
+    setup = TrainingSetup(epochs=2)
+    story = gcfed(setup, COHORTS, BODY, vectors=vectors, mu=0.5)
+    agree(setup.ours(f"fedprox(mu=0.5)+gcfed(vectors={vectors})", LR), story, COHORTS)
 
 
 def test_the_server_learning_rate_acts_once() -> None:
-    world = World()
-    story = gcfed(world, COHORTS, BODY, server_lr=0.5)
-    agree(world.ours("gcfed+addition(lr=0.5)", LR), story, COHORTS)
+    setup = TrainingSetup()
+    story = gcfed(setup, COHORTS, BODY, server_lr=0.5)
+    agree(setup.ours("gcfed+addition(lr=0.5)", LR), story, COHORTS)

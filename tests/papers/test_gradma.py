@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from harness import Federation
-from papers.numpy_net import Told, Vector, World, agree, descend, flat, nearest
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, nearest
 
 LR = 0.3
 
 
-def world_of_six(**changes: object) -> World:
+def world_of_six(**changes: object) -> TrainingSetup:
     labels = [[0], [1], [2], [0, 1], [1, 2], [2, 0]]
     kind = {"sizes": (9, 6, 7, 12, 5, 8), "labels": labels, "seed": 4, "batch": 3}
-    return World(**{**kind, **changes})
+    return TrainingSetup(**{**kind, **changes})
 
 
 def cohorts_of(rounds: int, size: int = 2, seed: int = 1) -> list[list[int]]:
@@ -45,7 +45,7 @@ def qp(p: Vector, rows: Sequence[Vector], spans: Sequence[slice], rho: float, se
 
 
 def worker_update(
-    world: World,
+    setup: TrainingSetup,
     x: Vector,
     last: Vector,
     batches: Iterator[tuple[np.ndarray, np.ndarray]],
@@ -55,14 +55,14 @@ def worker_update(
     **local: object,
 ) -> Vector:
     """Algorithm 2; all gradients of a step are on its mini-batch."""
-    spans, before = world.net.groups(groups), [last]  # 2.1: x_{-1} = x'
+    spans, before = setup.net.groups(groups), [last]  # 2.1: x_{-1} = x'
 
     def at(bx, by):
         def corrected(now: Vector) -> Vector:
-            g = world.net.grad(now, bx, by)  # 2.3
+            g = setup.net.grad(now, bx, by)  # 2.3
             G = [
-                world.net.grad(before[-1], bx, by),
-                world.net.grad(x, bx, by),
+                setup.net.grad(before[-1], bx, by),
+                setup.net.grad(x, bx, by),
                 now - x,
             ]  # 2.4
             before.append(now)
@@ -95,7 +95,7 @@ def mem_red(m: int, S: Sequence[int], c: dict, D: dict, buf: list, new_buf: list
 
 
 def server_update(
-    world: World,
+    setup: TrainingSetup,
     d: Mapping[int, Vector],
     p: Mapping[int, float],
     m_tilde: Vector,
@@ -114,11 +114,11 @@ def server_update(
             D[i] = d[i].copy() if i in new_buf else beta[1] * D[i] + d[i]
         else:
             D[i] = beta[1] * D[i]  # 3.6
-    return qp(m, [D[i] for i in buf], world.net.groups(groups), rho, seen)  # 3.9
+    return qp(m, [D[i] for i in buf], setup.net.groups(groups), rho, seen)  # 3.9
 
 
 def gradma(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     seen: Counter,
     worker: dict | None = None,
@@ -134,8 +134,8 @@ def gradma(
 
     `worker` holds the options of Algorithm 2, and "previous".
     """
-    N = len(world.sizes)
-    x, m_tilde = world.start, np.zeros_like(world.start)  # 1.2
+    N = len(setup.sizes)
+    x, m_tilde = setup.start, np.zeros_like(setup.start)  # 1.2
     c, D, buf = dict.fromkeys(range(N), 0), {}, []  # 1.3-1.5
     own: dict[int, Vector] = {}
     seen["ever"] = set()
@@ -150,19 +150,19 @@ def gradma(
         for i in S:  # 1.11-1.14
             if worker is None:
                 steps = (
-                    lambda w, bx=bx, by=by: world.net.grad(w, bx, by)
-                    for bx, by in world.examples(i, t)
+                    lambda w, bx=bx, by=by: setup.net.grad(w, bx, by)
+                    for bx, by in setup.examples(i, t)
                 )
                 end = descend(x, steps, LR, **local)
             else:
                 last = own.get(i, x) if previous == "last" else x
-                batches = world.examples(i, t)
-                end = worker_update(world, x, last, batches, seen, **own_rules, **local)
+                batches = setup.examples(i, t)
+                end = worker_update(setup, x, last, batches, seen, **own_rules, **local)
                 own[i] = end
             d[i] = x - end
-        p = dict(zip(S, world.shares(weights, S, t), strict=True))
+        p = dict(zip(S, setup.shares(weights, S, t), strict=True))
         m_tilde = server_update(
-            world, d, p, m_tilde, D, beta, buf, new_buf, groups, rho, seen
+            setup, d, p, m_tilde, D, beta, buf, new_buf, groups, rho, seen
         )  # 1.16
         x = x - server_lr * m_tilde  # 3.9
         kept = {f"x{i}": own[i] for i in S} if worker is not None and previous == "last" else {}
@@ -175,9 +175,9 @@ def gradma(
 
 def look(ours: Federation) -> Mapping[str, Vector]:
     seen = {
-        f"x{i}": flat(mine["gradma.w"]["last"])
-        for i, mine in ours.played.mine.items()
-        if mine.get("gradma.w")
+        f"x{i}": flat(client_state["gradma.w"]["last"])
+        for i, client_state in ours.played.client_state.items()
+        if client_state.get("gradma.w")
     }
     state = ours.played.server.memory.get("gradma.s", {})
     if "rows" not in state:
@@ -196,9 +196,9 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("groups", ["model", "layer", "tensor"])
 @pytest.mark.parametrize("previous", ["last", "start"])
 def test_gradma_w(groups: str, previous: str) -> None:
-    world, seen, cohorts = world_of_six(), Counter(), cohorts_of(8)
-    story = gradma(world, cohorts, seen, {"groups": groups, "previous": previous})
-    ours = world.ours(f"gradma.w(groups='{groups}', previous='{previous}')", LR)
+    setup, seen, cohorts = world_of_six(), Counter(), cohorts_of(8)
+    story = gradma(setup, cohorts, seen, {"groups": groups, "previous": previous})
+    ours = setup.ours(f"gradma.w(groups='{groups}', previous='{previous}')", LR)
     agree(ours, story, cohorts, look, tol=1e-10)
     assert seen["changed"] > 20
 
@@ -211,39 +211,39 @@ def test_gradma_w_with_a_margin(groups: str, rho: float, seed: int) -> None:
 
     Tensor by tensor it often asks for vectors 1e6 times the gradient: there no two codes agree.
     """
-    world, seen, cohorts = world_of_six(seed=seed), Counter(), cohorts_of(8)
-    story = gradma(world, cohorts, seen, {"groups": groups, "rho": rho})
-    ours = world.ours(f"gradma.w(groups='{groups}', margin={rho})", LR)
+    setup, seen, cohorts = world_of_six(seed=seed), Counter(), cohorts_of(8)
+    story = gradma(setup, cohorts, seen, {"groups": groups, "rho": rho})
+    ours = setup.ours(f"gradma.w(groups='{groups}', margin={rho})", LR)
     agree(ours, story, cohorts, look, tol=1e-10)
     assert seen["changed"] > 0
     assert seen["infeasible"] > 0 or rho < 0.9
 
 
 def test_gradma_w_with_momentum_and_weight_decay_after_the_projection() -> None:
-    world, seen, cohorts = world_of_six(), Counter(), cohorts_of(8)
-    story = gradma(world, cohorts, seen, {}, momentum=0.5, decay=0.1)
-    ours = world.ours("gradma.w", LR, momentum=0.5, weight_decay=0.1)
+    setup, seen, cohorts = world_of_six(), Counter(), cohorts_of(8)
+    story = gradma(setup, cohorts, seen, {}, momentum=0.5, decay=0.1)
+    ours = setup.ours("gradma.w", LR, momentum=0.5, weight_decay=0.1)
     agree(ours, story, cohorts, look, tol=1e-10)
 
 
 @pytest.mark.parametrize("groups", ["model", "tensor"])
 def test_gradma_w_on_full_batches_nearly_stalls_one_step_from_the_start(groups: str) -> None:
     """Lines 2.4-2.5 ask the second step for <u, g_0> >= 0 and <u, -g_0> >= 0."""
-    world = world_of_six(batch=1000, epochs=6)
-    story = list(gradma(world, cohorts_of(4), Counter(), {"groups": groups, "previous": "start"}))
-    ours = world.ours(f"gradma.w(groups='{groups}', previous='start')", LR)
+    setup = world_of_six(batch=1000, epochs=6)
+    story = list(gradma(setup, cohorts_of(4), Counter(), {"groups": groups, "previous": "start"}))
+    ours = setup.ours(f"gradma.w(groups='{groups}', previous='start')", LR)
     agree(ours, iter(story), cohorts_of(4), tol=1e-10)
     for i, sent in story[0].sent.items():
-        first = LR * np.linalg.norm(world.net.grad(world.start, *world.data[i]))
+        first = LR * np.linalg.norm(setup.net.grad(setup.start, *setup.data[i]))
         assert first - 1e-12 < np.linalg.norm(sent) < 1.2 * first
 
 
 @pytest.mark.parametrize("memory", [2, 3, None])
 @pytest.mark.parametrize("beta", [(0.5, 0.5), (0.9, 0.3), (0.5, 0.0), (0.0, 0.7)])
 def test_gradma_s(memory: int | None, beta: tuple[float, float]) -> None:
-    world, seen, cohorts = world_of_six(), Counter(), cohorts_of(12)
-    story = gradma(world, cohorts, seen, None, memory, beta)
-    ours = world.ours(
+    setup, seen, cohorts = world_of_six(), Counter(), cohorts_of(12)
+    story = gradma(setup, cohorts, seen, None, memory, beta)
+    ours = setup.ours(
         f"gradma.s(memory={memory}, beta1={beta[0]}, beta2={beta[1]})", LR, per_round=2
     )
     agree(ours, story, cohorts, look, tol=1e-10)
@@ -255,19 +255,19 @@ def test_gradma_s(memory: int | None, beta: tuple[float, float]) -> None:
 
 def test_among_equals_the_one_stored_first_makes_room() -> None:
     """Not the one in the first slot: 3 has taken that of 0, yet 1 goes before it."""
-    world, cohorts = world_of_six(), [[0, 1], [2, 3], [4, 5], [0, 3], [1, 2], [4, 5], [0, 2]]
-    story = list(gradma(world, cohorts, Counter(), None, 3, (0.5, 0.5)))
+    setup, cohorts = world_of_six(), [[0, 1], [2, 3], [4, 5], [0, 3], [1, 2], [4, 5], [0, 2]]
+    story = list(gradma(setup, cohorts, Counter(), None, 3, (0.5, 0.5)))
     assert [told.kept["stored"].tolist() for told in story[1:3]] == [[1, 2, 3], [3, 4, 5]]
-    ours = world.ours("gradma.s(memory=3)", LR, per_round=2)
+    ours = setup.ours("gradma.s(memory=3)", LR, per_round=2)
     agree(ours, iter(story), cohorts, look, tol=1e-10)
 
 
 def test_a_worker_that_stays_away_long_still_binds_the_momentum() -> None:
     """Eq. (7) shortens its memory to 1e-120; the programme has no use for the length."""
-    world, seen = world_of_six(), Counter()
+    setup, seen = world_of_six(), Counter()
     cohorts = [[0, 5], *[[1, 2], [3, 4]] * 30, [0, 1]]
-    ours = world.ours("gradma.s(memory=6, beta1=0.5, beta2=1e-4)", LR, per_round=2)
-    story = gradma(world, cohorts, seen, None, 6, (0.5, 1e-4))
+    ours = setup.ours("gradma.s(memory=6, beta1=0.5, beta2=1e-4)", LR, per_round=2)
+    story = gradma(setup, cohorts, seen, None, 6, (0.5, 1e-4))
     agree(ours, story, cohorts, look, tol=1e-10)
     assert seen["changed"] > 5
 
@@ -278,19 +278,19 @@ def test_a_worker_that_stays_away_long_still_binds_the_momentum() -> None:
 def test_gradma_s_by_groups_and_with_a_margin(
     memory: int | None, groups: str, rho: float, beta2: float
 ) -> None:
-    world, seen, cohorts = world_of_six(), Counter(), cohorts_of(10)
-    story = gradma(world, cohorts, seen, None, memory, (0.5, beta2), 0.8, groups, rho)
+    setup, seen, cohorts = world_of_six(), Counter(), cohorts_of(10)
+    story = gradma(setup, cohorts, seen, None, memory, (0.5, beta2), 0.8, groups, rho)
     inside = f"memory={memory}, groups='{groups}', margin={rho}, lr=0.8, beta2={beta2}"
-    ours = world.ours(f"gradma.s({inside})", LR, per_round=2)
+    ours = setup.ours(f"gradma.s({inside})", LR, per_round=2)
     agree(ours, story, cohorts, look, tol=1e-10)
     assert seen["changed"] > 0
 
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 def test_no_memory_is_server_momentum(weights: str) -> None:
-    world, cohorts = world_of_six(), cohorts_of(8)
-    story = gradma(world, cohorts, Counter(), None, 0, (0.7, 0.5), weights=weights)
-    ours = world.ours("gradma.s(memory=0, beta1=0.7)", LR, per_round=2, weights=weights)
+    setup, cohorts = world_of_six(), cohorts_of(8)
+    story = gradma(setup, cohorts, Counter(), None, 0, (0.7, 0.5), weights=weights)
+    ours = setup.ours("gradma.s(memory=0, beta1=0.7)", LR, per_round=2, weights=weights)
     agree(ours, story, cohorts, look)
 
 
@@ -304,18 +304,18 @@ def test_no_memory_is_server_momentum(weights: str) -> None:
     ],
 )
 def test_gradma(previous: str, groups: str, weights: str) -> None:
-    world, seen, cohorts = world_of_six(), Counter(), cohorts_of(10)
+    setup, seen, cohorts = world_of_six(), Counter(), cohorts_of(10)
     worker = {"groups": groups, "previous": previous}
-    story = gradma(world, cohorts, seen, worker, 3, (0.5, 0.5), 0.9, groups, weights=weights)
+    story = gradma(setup, cohorts, seen, worker, 3, (0.5, 0.5), 0.9, groups, weights=weights)
     inside = f"memory=3, groups='{groups}', previous='{previous}', lr=0.9"
-    ours = world.ours(f"gradma({inside})", LR, per_round=2, weights=weights)
+    ours = setup.ours(f"gradma({inside})", LR, per_round=2, weights=weights)
     agree(ours, story, cohorts, look, tol=1e-10)
     assert seen["evicted"] >= 2
 
 
 def test_gradma_is_its_two_parts() -> None:
-    world, cohorts = world_of_six(), cohorts_of(8, size=3)
-    story = gradma(world, cohorts, Counter(), {}, 4, (0.5, 0.5))
+    setup, cohorts = world_of_six(), cohorts_of(8, size=3)
+    story = gradma(setup, cohorts, Counter(), {}, 4, (0.5, 0.5))
     agree(
-        world.ours("gradma.w+gradma.s(memory=4)", LR, per_round=3), story, cohorts, look, tol=1e-10
+        setup.ours("gradma.w+gradma.s(memory=4)", LR, per_round=3), story, cohorts, look, tol=1e-10
     )

@@ -13,7 +13,7 @@ import pytest
 from harness import Federation
 from method.players import equal, federation, gap, play
 from method.test_theory import Quadratics
-from papers.numpy_net import Told, Vector, World, agree, descend, flat, paced
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat, paced
 
 LR = 0.2
 # all were there after the fourth round; client 1 is away for three
@@ -22,29 +22,29 @@ FALLING = [0.2, 0.15, 0.15, 0.1, 0.1, 0.08, 0.08]
 
 
 def mifa(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     rates: Sequence[float],
     start: str,
     beta: float = 0.0,
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
-    count = len(world.sizes)
+    x = setup.start
+    count = len(setup.sizes)
     table: dict[int, Vector] = {}
     v = np.zeros_like(x)
     for t, clients in enumerate(cohorts):
         eta = rates[t]
         sent = {}
         for i in clients:
-            steps = (lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t))
+            steps = (lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t))
             sent[i] = descend(x, steps, eta, **local) - x
             table[i] = sent[i] / eta
         if start == "wait" and len(table) < count:
-            delta = np.zeros_like(x)
+            update = np.zeros_like(x)
         else:
-            delta = eta * sum(table.values()) / (len(table) if start == "seen" else count)
-        v = beta * v + delta
+            update = eta * sum(table.values()) / (len(table) if start == "seen" else count)
+        v = beta * v + update
         x = x + v
         rows = {f"G{i}": table[i] for i in clients}
         seen = np.array([float(len(table))])
@@ -55,7 +55,7 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     memory = ours.played.server.memory["mifa"]
     rows = {f"G{i}": flat(row["mifa"]["G"]) for i, row in ours.rows.items()}
     seen = np.array([float(memory["seen"])])
-    assert ours.played.notes["mifa.seen"] == seen
+    assert ours.played.diagnostics["mifa.seen"] == seen
     return {"sum": flat(memory["sum"]), "seen": seen, **rows}
 
 
@@ -63,18 +63,18 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("rates", [[LR] * 7, FALLING])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}])
 def test_mifa(start: str, rates: list[float], local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
-    ours = world.ours(f"mifa(start='{start}')", LR, **local)
-    story = mifa(world, COHORTS, rates, start, **local)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
+    ours = setup.ours(f"mifa(start='{start}')", LR, **local)
+    story = mifa(setup, COHORTS, rates, start, **local)
     assert agree(ours, paced(ours, story, rates), COHORTS, look) == 7
 
 
 @pytest.mark.parametrize("rates", [[LR] * 7, FALLING])
 def test_mifa_that_waits(rates: list[float]) -> None:
     """Until the fourth round the model is the initial one, bit for bit."""
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
-    ours = world.ours("mifa(start='wait')", LR)
-    story = paced(ours, mifa(world, COHORTS, rates, "wait"), rates)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
+    ours = setup.ours("mifa(start='wait')", LR)
+    story = paced(ours, mifa(setup, COHORTS, rates, "wait"), rates)
     for clients in COHORTS[:3]:
         told = next(story)
         ours.round(clients)
@@ -86,9 +86,9 @@ def test_mifa_that_waits(rates: list[float]) -> None:
 @pytest.mark.parametrize("start", ["seen", "no_wait"])
 def test_mifa_with_momentum(start: str) -> None:
     """GradMA calls it MIFAM."""
-    world = World(sizes=(9, 5, 12, 7, 6))
-    story = mifa(world, COHORTS, [LR] * 7, start, beta=0.6)
-    agree(world.ours(f"mifa(start='{start}')+momentum(beta=0.6)", LR), story, COHORTS, look)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6))
+    story = mifa(setup, COHORTS, [LR] * 7, start, beta=0.6)
+    agree(setup.ours(f"mifa(start='{start}')+momentum(beta=0.6)", LR), story, COHORTS, look)
 
 
 # --- laws ------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ from torch import nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.context import Facts, Step
+from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.parts.mime import PIECE, whole_gradient
 from fedkeel.task.network import Batch, Network
 from harness import Federation, toy_network
 from method.players import LOCAL, equal, federation, gap, play, skewed
 from method.test_theory import Quadratics
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.2
 COHORTS = [[0, 1], [0, 2], [2, 3], [0, 1, 3], [1, 2], [0, 3]]
@@ -28,7 +28,7 @@ MOMENTUM = Local(lr=0.05, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.0
 
 
 def mime(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     beta: float,
     lite: bool,
@@ -37,25 +37,25 @@ def mime(
     server_lr: float = 1.0,
     **local: object,
 ) -> Iterator[Told]:
-    x = world.start
+    x = setup.start
     m = np.zeros_like(x)
     for t, clients in enumerate(cohorts):
-        p = world.shares(weights, clients, t)
-        full = [world.net.grad(x, *world.data[i]) for i in clients]
+        p = setup.shares(weights, clients, t)
+        full = [setup.net.grad(x, *setup.data[i]) for i in clients]
         c = sum(s * g for s, g in zip(p, full, strict=True))
         sent = {}
         for i in clients:
 
             def at(bx, by, x=x, m=m, c=c):
                 def gradient(y: Vector) -> Vector:
-                    g = world.net.grad(y, bx, by) + mu * (y - x)
+                    g = setup.net.grad(y, bx, by) + mu * (y - x)
                     if not lite:
-                        g = g - world.net.grad(x, bx, by) + c
+                        g = g - setup.net.grad(x, bx, by) + c
                     return (1 - beta) * g + beta * m
 
                 return gradient
 
-            steps = (at(*batch) for batch in world.examples(i, t))
+            steps = (at(*batch) for batch in setup.examples(i, t))
             sent[i] = descend(x, steps, LR, **local) - x
         m = (1 - beta) * c + beta * m
         x = x + server_lr * sum(s * sent[i] for s, i in zip(p, clients, strict=True))
@@ -71,34 +71,34 @@ def look(ours: Federation) -> Mapping[str, Vector]:
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.5}, {"weight_decay": 0.1}])
 def test_mime(name: str, beta: float, local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7), epochs=2)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7), epochs=2)
     theirs = dict(local)
     theirs["decay"] = theirs.pop("weight_decay", 0.0)
-    story = mime(world, COHORTS, beta, name == "mimelite", **theirs)
-    agree(world.ours(f"{name}(beta={beta})", LR, **local), story, COHORTS, look)
+    story = mime(setup, COHORTS, beta, name == "mimelite", **theirs)
+    agree(setup.ours(f"{name}(beta={beta})", LR, **local), story, COHORTS, look)
 
 
 @pytest.mark.parametrize("name", ["mime", "mimelite"])
 def test_mime_weighted_by_examples(name: str) -> None:
     """As FedJAX does it."""
-    world = World()
-    story = mime(world, COHORTS, 0.6, name == "mimelite", weights="examples")
-    agree(world.ours(f"{name}(beta=0.6)", LR, weights="examples"), story, COHORTS, look)
+    setup = TrainingSetup()
+    story = mime(setup, COHORTS, 0.6, name == "mimelite", weights="examples")
+    agree(setup.ours(f"{name}(beta=0.6)", LR, weights="examples"), story, COHORTS, look)
 
 
 @pytest.mark.parametrize("name", ["mime", "mimelite"])
 def test_a_proximal_term_is_part_of_the_objective(name: str) -> None:
     """At the received model it is zero."""
-    world = World(epochs=2)
-    story = mime(world, COHORTS, 0.6, name == "mimelite", mu=0.7)
-    agree(world.ours(f"{name}(beta=0.6)+fedprox(mu=0.7)", LR), story, COHORTS, look)
+    setup = TrainingSetup(epochs=2)
+    story = mime(setup, COHORTS, 0.6, name == "mimelite", mu=0.7)
+    agree(setup.ours(f"{name}(beta=0.6)+fedprox(mu=0.7)", LR), story, COHORTS, look)
 
 
 @pytest.mark.parametrize("name", ["mime", "mimelite"])
 def test_the_servers_step_size(name: str) -> None:
-    world = World()
-    story = mime(world, COHORTS, 0.6, name == "mimelite", server_lr=0.5)
-    agree(world.ours(f"{name}(beta=0.6)+addition(lr=0.5)", LR), story, COHORTS, look)
+    setup = TrainingSetup()
+    story = mime(setup, COHORTS, 0.6, name == "mimelite", server_lr=0.5)
+    agree(setup.ours(f"{name}(beta=0.6)+addition(lr=0.5)", LR), story, COHORTS, look)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -123,13 +123,13 @@ def test_mime_of_one_client_and_full_batches_is_fedavg() -> None:
 
 def test_mime_of_one_client_is_svrg() -> None:
     """Stages of inner steps, each with the anchor where the stage before ended."""
-    world = World(sizes=(12,), epochs=2)
-    ours = world.ours("mime(beta=0.0)", LR)
-    x = world.start
+    setup = TrainingSetup(sizes=(12,), epochs=2)
+    ours = setup.ours("mime(beta=0.0)", LR)
+    x = setup.start
     for t in range(3):
-        anchor, full = x, world.net.grad(x, *world.data[0])
-        for bx, by in world.examples(0, t):
-            x = x - LR * (world.net.grad(x, bx, by) - world.net.grad(anchor, bx, by) + full)
+        anchor, full = x, setup.net.grad(x, *setup.data[0])
+        for bx, by in setup.examples(0, t):
+            x = x - LR * (setup.net.grad(x, bx, by) - setup.net.grad(anchor, bx, by) + full)
         ours.round()
         assert np.abs(flat(ours.params) - x).max() < 1e-12
 
@@ -155,7 +155,7 @@ def test_mimelite_sends_twice_what_fedavg_does() -> None:
     played = federation("mimelite")
     message = played.message([0, 1])
     model = tree.nbytes(dict(message.params))
-    assert tree.nbytes(dict(message.sent)) == model
+    assert tree.nbytes(dict(message.broadcast)) == model
     assert tree.nbytes(dict(played.reply(0)[0].uploads)) == model
 
 
@@ -163,14 +163,14 @@ def test_mime_sends_three_times_as_much_down_and_twice_up() -> None:
     played = federation("mime")
     message = played.message([0, 1])
     model = tree.nbytes(dict(message.params))
-    assert tree.nbytes(dict(message.sent)) == 2 * model
+    assert tree.nbytes(dict(message.broadcast)) == 2 * model
     assert tree.nbytes(dict(played.survey(0, message))) == model
     assert tree.nbytes(dict(played.reply(0, message=message)[0].uploads)) == 0
 
 
 def whole(weight: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor) -> Step:
     network = toy_network()
-    return Step(Batch(x, y, weight), network.params, Facts(0, len(x)), network, {})
+    return Step(Batch(x, y, weight), network.params, ClientInfo(0, len(x)), network, {})
 
 
 def test_pieces_make_the_gradient_of_the_whole() -> None:
@@ -194,7 +194,7 @@ def test_batch_normalisation_never_sees_one_example_alone() -> None:
     network = Network(module, dtype=torch.float64)
     x = torch.randn(2 * PIECE + 1, 8, dtype=torch.float64)
     y = torch.arange(len(x)) % 3
-    step = Step(Batch(x, y), network.params, Facts(0, len(x)), network, network.buffers)
+    step = Step(Batch(x, y), network.params, ClientInfo(0, len(x)), network, network.buffers)
     sizes = [len(piece.batch.x) for piece, _ in step.pieces(PIECE)]
     assert sizes == [PIECE, PIECE + 1]
     assert all(t.isfinite().all() for t in whole_gradient(step, step.start).values())

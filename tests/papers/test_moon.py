@@ -11,7 +11,7 @@ import torch
 from fedkeel import tree
 from harness import Federation
 from method.players import LOCAL, equal, federation, gap, play
-from papers.numpy_net import Told, Vector, World, agree, averaged, flat, softmax
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, flat, softmax
 from papers.test_fedsam import MOMENTUM
 
 LR = 0.3
@@ -28,12 +28,12 @@ def angle(z: np.ndarray, other: np.ndarray) -> tuple[float, np.ndarray]:
     return cosine, other / (a * b) - cosine * z / a**2
 
 
-def moon(world: World, mu: float, tau: float, **local: object) -> Iterator[Told]:
+def moon(setup: TrainingSetup, mu: float, tau: float, **local: object) -> Iterator[Told]:
     last: dict[int, Vector] = {}
 
     def gradient(w: Vector, x: Vector, bx: np.ndarray, by: np.ndarray, i: int) -> Vector:
-        hidden, scores = world.net.outputs(w, bx)
-        received, past = (world.net.outputs(v, bx)[0] for v in (x, last.get(i, x)))
+        hidden, scores = setup.net.outputs(w, bx)
+        received, past = (setup.net.outputs(v, bx)[0] for v in (x, last.get(i, x)))
         pulls = np.zeros_like(hidden)
         for row, z in enumerate(hidden):
             near, by_near = angle(z, received[row])
@@ -41,28 +41,31 @@ def moon(world: World, mu: float, tau: float, **local: object) -> Iterator[Told]
             share = np.exp(far / tau) / (np.exp(near / tau) + np.exp(far / tau))
             pulls[row] = mu * share * (by_far - by_near) / tau
         slopes = (softmax(scores) - np.eye(3)[by]) / len(bx)
-        return world.net.pull_back(w, bx, slopes, pulls / len(bx))
+        return setup.net.pull_back(w, bx, slopes, pulls / len(bx))
 
     def ended(i: int, end: Vector) -> None:
         ends[i] = end
 
     ends: dict[int, Vector] = {}
-    for told in averaged(world, COHORTS, gradient, LR, ended, **local):
+    for told in averaged(setup, COHORTS, gradient, LR, ended, **local):
         last.update(ends)
         yield Told(told.model, told.sent, {f"last{i}": v for i, v in last.items()})
 
 
 def look(ours: Federation) -> dict[str, Vector]:
-    return {f"last{i}": flat(mine["moon"]["last"]) for i, mine in ours.played.mine.items()}
+    return {
+        f"last{i}": flat(client_state["moon"]["last"])
+        for i, client_state in ours.played.client_state.items()
+    }
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 0.2)])
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
 def test_moon(mu: float, tau: float, local: dict) -> None:
-    world = World(epochs=2)
+    setup = TrainingSetup(epochs=2)
     ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
-    story = moon(world, mu, tau, **local)
-    agree(world.ours(f"moon(mu={mu}, tau={tau})", LR, **ours), story, COHORTS, look)
+    story = moon(setup, mu, tau, **local)
+    agree(setup.ours(f"moon(mu={mu}, tau={tau})", LR, **ours), story, COHORTS, look)
 
 
 # --- laws ------------------------------------------------------------------------------------
@@ -82,12 +85,12 @@ def test_a_clients_first_round_is_fedavgs() -> None:
 
 def test_a_client_keeps_its_own_last_model_while_it_is_away() -> None:
     played = federation("moon")
-    first = played.round([0, 1]).mine[0]
+    first = played.round([0, 1]).client_state[0]
     kept = tree.leaves(first["moon"], "last")
     assert gap(kept, tree.add(played.network.params, played.played.deltas[0])) < 1e-15
-    assert played.round([2, 3]).mine[0] is first
+    assert played.round([2, 3]).client_state[0] is first
     played.round([0, 2])
-    assert not equal(tree.leaves(played.played.mine[0]["moon"], "last"), kept)
+    assert not equal(tree.leaves(played.played.client_state[0]["moon"], "last"), kept)
 
 
 def test_dead_features_give_no_nan() -> None:

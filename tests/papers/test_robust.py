@@ -15,7 +15,7 @@ from fedkeel.method.grammar import parse
 from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
 from method.players import equal, gap, play, skewed
-from papers.numpy_net import Told, Vector, World, agree, descend
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 
 LR = 0.3
 COHORTS = [[0, 1, 2, 3, 4], [1, 3], [0, 2, 3, 4], [2], [0, 1, 4]]
@@ -39,12 +39,12 @@ def trimmed(beta: Fraction) -> Rule:
     return rule
 
 
-def robust(world: World, rule: Rule) -> Iterator[Told]:
-    x = world.start
+def robust(setup: TrainingSetup, rule: Rule) -> Iterator[Told]:
+    x = setup.start
     for t, clients in enumerate(COHORTS):
         sent = {}
         for i in clients:
-            steps = [lambda w, b=b: world.net.grad(w, *b) for b in world.examples(i, t)]
+            steps = [lambda w, b=b: setup.net.grad(w, *b) for b in setup.examples(i, t)]
             sent[i] = descend(x, iter(steps), LR, momentum=0.5) - x
         x = x + np.array([rule([sent[i][j] for i in clients]) for j in range(len(x))])
         yield Told(x, sent)
@@ -61,8 +61,8 @@ def robust(world: World, rule: Rule) -> Iterator[Told]:
     ],
 )
 def test_robust_means(expression: str, rule: Rule) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
-    agree(world.ours(expression, LR, momentum=0.5), robust(world, rule), COHORTS)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
+    agree(setup.ours(expression, LR, momentum=0.5), robust(setup, rule), COHORTS)
 
 
 # --- laws ------------------------------------------------------------------------------------

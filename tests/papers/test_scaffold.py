@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness import Federation
-from papers.numpy_net import Told, Vector, World, agree, descend, flat
+from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend, flat
 
 LR = 0.2
 # client 1 returns after three rounds with a stale control variate, client 4 never takes part
@@ -30,40 +30,43 @@ def length(steps: int, momentum: float, nesterov: bool) -> float:
 
 
 def scaffold(
-    world: World,
+    setup: TrainingSetup,
     cohorts: Sequence[Sequence[int]],
     weights: str = "uniform",
     server_lr: float = 1.0,
     **local: object,
 ) -> Iterator[Told]:
-    x, count = world.start, len(world.sizes)
+    x, count = setup.start, len(setup.sizes)
     c = np.zeros_like(x)
     own = {k: np.zeros_like(x) for k in range(count)}
     for t, clients in enumerate(cohorts):
-        delta, change = {}, {}
+        update, change = {}, {}
         for i in clients:  # 5: on client i in S in parallel
 
             def at(bx, by, drift=c - own[i]):  # 9-10: y <- y - eta_l (g(y) - c_i + c)
-                return lambda w: world.net.grad(w, bx, by) + drift
+                return lambda w: setup.net.grad(w, bx, by) + drift
 
-            steps = [at(*batch) for batch in world.examples(i, t)]
+            steps = [at(*batch) for batch in setup.examples(i, t)]
             y = descend(x, iter(steps), LR, **local)
             K = length(len(steps), local.get("momentum", 0.0), local.get("nesterov", False))
             new = own[i] - c + (x - y) / (K * LR)  # 12 (ii)
-            delta[i], change[i] = y - x, new - own[i]  # 13: communicate
+            update[i], change[i] = y - x, new - own[i]  # 13: communicate
             own[i] = new  # 14
-        p = world.shares(weights, clients, t)
+        p = setup.shares(weights, clients, t)
         # 16: means over S; 17: x + eta_g dx, c + |S|/N dc
-        x = x + server_lr * sum(s * delta[i] for s, i in zip(p, clients, strict=True))
+        x = x + server_lr * sum(s * update[i] for s, i in zip(p, clients, strict=True))
         c = c + len(clients) / count * np.mean([change[i] for i in clients], axis=0)
-        yield Told(x, delta, {"c": c, **{f"c{i}": own[i] for i in clients}})
+        yield Told(x, update, {"c": c, **{f"c{i}": own[i] for i in clients}})
 
 
 def look(ours: Federation) -> Mapping[str, Vector]:
     played = ours.played
     return {
         "c": flat(played.server.memory["scaffold"]["c"]),
-        **{f"c{i}": flat(mine["scaffold"]["c"]) for i, mine in played.mine.items()},
+        **{
+            f"c{i}": flat(client_state["scaffold"]["c"])
+            for i, client_state in played.client_state.items()
+        },
     }
 
 
@@ -78,20 +81,20 @@ def look(ours: Federation) -> Mapping[str, Vector]:
     ],
 )
 def test_scaffold(server_lr: float, local: dict) -> None:
-    world = World(sizes=(9, 5, 12, 7, 6), epochs=2)
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6), epochs=2)
     theirs = dict(local)
     theirs["decay"] = theirs.pop("weight_decay", 0.0)
     expression = "scaffold" if server_lr == 1 else f"scaffold+addition(lr={server_lr})"
-    story = scaffold(world, COHORTS, server_lr=server_lr, **theirs)
-    assert agree(world.ours(expression, LR, **local), story, COHORTS, look) == len(COHORTS)
+    story = scaffold(setup, COHORTS, server_lr=server_lr, **theirs)
+    assert agree(setup.ours(expression, LR, **local), story, COHORTS, look) == len(COHORTS)
 
 
 def test_scaffold_weighted_by_examples_keeps_c_an_equal_mean() -> None:
     """The paper's objective is an equal mean; with other weights only x is weighted."""
-    world = World(sizes=(9, 5, 12, 7, 6))
+    setup = TrainingSetup(sizes=(9, 5, 12, 7, 6))
     rounds = agree(
-        world.ours("scaffold", LR, weights="examples"),
-        scaffold(world, COHORTS, "examples"),
+        setup.ours("scaffold", LR, weights="examples"),
+        scaffold(setup, COHORTS, "examples"),
         COHORTS,
         look,
     )

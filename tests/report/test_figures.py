@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedkeel.report import palette
-from fedkeel.report.costs import client_scores, clients, measured_on, scores_table, seconds, traffic
 from fedkeel.report.chart_style import POINTS, Drawing, bare, curve, thin
+from fedkeel.report.costs import client_scores, clients, measured_on, scores_table, seconds, traffic
 from fedkeel.report.figures import curves
 from fedkeel.report.partition import caption, facts, partition
 from fedkeel.report.runs import load

@@ -1,6 +1,5 @@
 import pytest
 
-from fedkeel.report.summary import Stat
 from fedkeel.report.formatting import (
     duration,
     megabytes,
@@ -10,6 +9,7 @@ from fedkeel.report.formatting import (
     spread,
     without_folders,
 )
+from fedkeel.report.summary import Stat
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from plotly.offline import get_plotlyjs
 import fedkeel.report.page as page
 from fedkeel.errors import RunError
 from fedkeel.records.rows import Scores
-from fedkeel.report.page_content import repeat, sources
 from fedkeel.report.page import render, write
+from fedkeel.report.page_content import repeat, sources
 from fedkeel.report.runs import load
 
 REPORT = Path(page.__file__).parent
@@ -60,7 +60,7 @@ def small_plotly(monkeypatch):
 def comparison(make, tmp_path):
     methods = {
         "fedavg": {"top": 0.80},
-        "fedgc": {"top": 0.90, "extra": 500_000, "notes": ("fedgc.sgc.infeasible",)},
+        "fedgc": {"top": 0.90, "extra": 500_000, "diagnostics": ("fedgc.sgc.infeasible",)},
         "fedprox(mu=0.1)+gcfed": {"top": 0.85},
     }
     return make.comparison(tmp_path, methods, per_client=True, sources=("mnist", "usps"))

@@ -3,9 +3,9 @@
 import pytest
 
 from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.report.formatting import Name, plain
 from fedkeel.report.summary import Group, summarise
 from fedkeel.report.verdict import relation, verdict
-from fedkeel.report.formatting import Name, plain
 
 
 def group(method, *bests, unfinished=0, end=None, target=None, sent=1, ms=10.0, examples=100_000):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedkeel.reproduce.formatting import HEADS, cells
 from fedkeel.reproduce.outcome import Interval, Line, Values, _gains, _paired, _same, _signed
 from fedkeel.reproduce.table import Column, Metric, Published, Row
-from fedkeel.reproduce.formatting import HEADS, cells
 
 
 def published(value: float | str) -> Published:

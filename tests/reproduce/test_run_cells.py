@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from commands import Process, run, wait_for_rows
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import gather, prepare
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.catalogue import read
+from fedkeel.reproduce.formatting import report
 from fedkeel.reproduce.outcome import Line, lines
 from fedkeel.reproduce.plan import Ask, Cell, cells, state
 from fedkeel.reproduce.run_cells import play
-from fedkeel.reproduce.formatting import report
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.start import start
 from reproduce.tiny import TINY, tiny
 from toys import eventually
 

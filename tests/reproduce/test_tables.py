@@ -18,14 +18,14 @@ from fedkeel.config import build
 from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.catalogue import SOURCES
-from fedkeel.errors import ConfigError
-from fedkeel.runner.prepare import prepare, task
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import ConfigError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read
 from fedkeel.reproduce.estimate import known, size
 from fedkeel.reproduce.table import Table, laid_over
+from fedkeel.runner.prepare import prepare, task
 from fedkeel.task.models import make
 from reproduce.tiny import TINY, tiny
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.runner.progress import Silent
 from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
 from fedkeel.reproduce.catalogue import read
+from fedkeel.reproduce.formatting import blocks
 from fedkeel.reproduce.outcome import lines
 from fedkeel.reproduce.plan import Ask, cells
-from fedkeel.reproduce.formatting import blocks
+from fedkeel.runner.progress import Silent
 from reproduce.tiny import TINY, tiny
 
 SEARCH = '\n[tune]\nspace = { "local.lr" = [0.01, 0.3] }\n'

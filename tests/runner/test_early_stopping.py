@@ -12,17 +12,17 @@ import fedkeel as fk
 from commands import EXPERIMENT, call, experiment
 from fedkeel import config
 from fedkeel.config import Flower
-from fedkeel.errors import ConfigError
-from fedkeel.study.api import compare
-from fedkeel.runner.early_stopping import Early
-from fedkeel.runner.start import start
 from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.loop import Result
+from fedkeel.errors import ConfigError
 from fedkeel.flower.wire import HEAD
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.alerts import alerts
 from fedkeel.report.runs import load
+from fedkeel.runner.early_stopping import Early
+from fedkeel.runner.loop import Result
+from fedkeel.runner.start import start
+from fedkeel.study.api import compare
 from near import Near, played, sites
 from toys import Net, federation, held, plain, prepared, same
 
@@ -84,7 +84,7 @@ def until(full: Result, **more: object) -> Prepared:
     return prepared("scaffold", dtype="float64", rounds=8, stop=stop, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["sequential", "workers", "vectorised"])
+@pytest.mark.parametrize("kind", ["sequential", "workers", "vectorized"])
 def test_every_engine_ends_at_the_same_round(full: Result, kind: str) -> None:
     run = start(until(full, kind=kind, workers=2))
     last = run.rows[-1].round
@@ -92,7 +92,7 @@ def test_every_engine_ends_at_the_same_round(full: Result, kind: str) -> None:
     assert run.record.status == "finished"
     assert f"ended early after round {last}: the test accuracy" in run.record.message
     assert run.rows[-1].per_client is not None
-    if kind != "vectorised":
+    if kind != "vectorized":
         rows = [row for row in full.rows if row.round <= last]
         rows[-1] = replace(rows[-1], per_client=run.rows[-1].per_client)
         assert plain(run) == plain(replace(full, rows=rows))

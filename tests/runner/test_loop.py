@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.errors import TrainingError
-from fedkeel.runner import loop
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import prepare
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.progress import Silent
-from fedkeel.runner.loop import Result
+from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.server_round import Aggregated, server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner import loop
+from fedkeel.runner.loop import Result
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from fedkeel.task.metrics import measure
 from fedkeel.tree import nbytes
 from toys import MODELS, NaN, Net, Slow, federation, held, of_sizes, prepared, same
@@ -43,7 +43,7 @@ def test_round_0_is_the_initial_model() -> None:
     first = result.rows[0]
     assert [row.round for row in result.rows] == [0, 1, 2, 3]
     assert (first.clients, first.steps, first.train_loss, first.bytes_up) == ([], 0, None, {})
-    network, test = ready.world.bench.network, ready.world.test
+    network, test = ready.setup.training.network, ready.setup.test
     rows = measure(network, network.params, {}, test.x, test.y)
     assert first.test.examples == 60
     assert first.test.top1 == rows[:, 0].mean()
@@ -85,7 +85,7 @@ def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
 def test_a_row_says_what_happened() -> None:
     ready = prepared()
     row = start(ready).rows[1]
-    sizes = ready.world.federation.sizes
+    sizes = ready.setup.federation.sizes
     assert len(row.clients) == 4
     assert row.clients == sorted(row.clients)
     assert row.examples == 2 * sizes[row.clients].sum()
@@ -149,12 +149,12 @@ def test_every_client_is_evaluated_at_the_end_or_more_often(
     ready = prepared(rounds=4, evaluation=fk.Evaluation(clients_every=every))
     result = start(ready)
     assert [row.round for row in result.rows if row.per_client] == expected
-    federation = ready.world.federation
+    federation = ready.setup.federation
     columns = result.rows[-1].per_client
     assert columns["examples"] == federation.sizes.tolist()
     rows = torch.from_numpy(federation.client(2))
     own = measure(
-        ready.world.bench.network,
+        ready.setup.training.network,
         result.params,
         {},
         federation.data.x[rows],
@@ -214,7 +214,7 @@ def test_bytes_are_those_of_the_tensors_that_are_sent(method: str) -> None:
     ready = prepared(method)
     model = nbytes(dict(ready.server.params))
     message = server_message(ready.plan, ready.server, 0.05)
-    sent = sum(nbytes(state) for state in message.sent.values())
+    sent = sum(nbytes(state) for state in message.broadcast.values())
     for row in start(ready).rows[1:]:
         assert row.bytes_down["model"] == row.bytes_up["model"] == 4 * model
         assert sum(row.bytes_down.values()) == 4 * (model + sent)
@@ -380,7 +380,7 @@ def test_steps_that_continue_see_every_example_once_in_a_pass(
     ready = prepared(local=local, rounds=12, per_round=2)
     seen.clear()  # the rehearsal is not training
     start(ready)
-    sizes = ready.world.federation.sizes
+    sizes = ready.setup.federation.sizes
     assert any(len(batches) > 2 * -(-sizes[k] // 4) for k, batches in seen.items())
     for client, batches in seen.items():
         count = -(-sizes[client] // 4)
@@ -464,7 +464,7 @@ class Branches(Net):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_plainer_engine_than_was_asked_for_is_on_record(workers: int, tmp_path: Path) -> None:
-    asked = {"kind": "vectorised", "chunk": 2, "workers": workers}
+    asked = {"kind": "vectorized", "chunk": 2, "workers": workers}
     ready = prepared(model=Branches, **asked)
     assert "not trained side by side" in start(ready, tmp_path / "run").record.engine["reasons"][0]
     assert "reasons" in RunFolder(tmp_path / "run").read_run().engine

@@ -40,7 +40,7 @@ def accuracy(state: dict[str, Tensor], test: fk.Dataset) -> float:
         return float((module.eval()(test.x).argmax(1) == test.y).float().mean())
 
 
-@pytest.mark.parametrize("kind", ["sequential", "vectorised"])
+@pytest.mark.parametrize("kind", ["sequential", "vectorized"])
 def test_the_model_that_is_reported_can_be_loaded(kind: str, tmp_path: Path) -> None:
     test = held()
 

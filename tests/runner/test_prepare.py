@@ -17,18 +17,18 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
 from fedkeel.cost import memory as module
-from fedkeel.runner.start import start
-from fedkeel.runner.manifest import describe_run, environment
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import Silent
 from fedkeel.cost.memory import estimate
+from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.manifest import describe_run, environment
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
+from fedkeel.source_digest import plain
 from fedkeel.task.losses import Loss
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
-from fedkeel.source_digest import plain
 from toys import MODELS, Mapped, Net, federation, held, of_sizes, prepared, same
 
 # --- the key: all that decides the numbers, and nothing else --------------------------------------
@@ -506,11 +506,11 @@ def test_a_test_set_that_names_its_labels_in_another_order() -> None:
     """Its labels were taken for others, without a word."""
     clients, own = told(label_names=("a", "b", "c")), held()
     turned = replace(own, y=2 - own.y, label_names=("c", "b", "a"))
-    test = prepared(clients=clients, test=turned).world.test
+    test = prepared(clients=clients, test=turned).setup.test
     assert torch.equal(test.y, own.y)
     assert test.label_names == ("a", "b", "c")
     fewer = fk.dataset(own.x[:2], [0, 1], label_names=("b", "c"))
-    assert prepared(clients=clients, test=fewer).world.test.y.tolist() == [1, 2]
+    assert prepared(clients=clients, test=fewer).setup.test.y.tolist() == [1, 2]
     error = refused(clients=clients, test=replace(own, label_names=("a", "b", "d")))
     assert (error.got, error.expected) == ("'d'", "one of 'a', 'b', 'c'")
 

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.runner import progress
-from fedkeel.runner.start import start
 from fedkeel.runner.progress import (
     FINISHED,
     REUSED,
@@ -19,7 +19,7 @@ from fedkeel.runner.progress import (
     Watcher,
     watcher,
 )
-from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.runner.start import start
 from toys import prepared
 
 

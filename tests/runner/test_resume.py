@@ -1,7 +1,7 @@
 """Ending a run at any moment and going on gives the same bits as never having ended it.
 
 Here the end comes inside the process, before and in the middle of every single thing that is done
-to the disk, one after the other. tests/experiment/test_kill.py kills real processes.
+to the disk, one after the other. tests/runner/test_kill.py kills real processes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.runner import manifest
-from fedkeel.runner.start import check_settings, start
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import Silent
-from fedkeel.runner.loop import Result
 from fedkeel.method import checks
 from fedkeel.records import folder as folders
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner import manifest
+from fedkeel.runner.loop import Result
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import check_settings, start
 from fedkeel.tree import walk
 from toys import MODELS, Kills, Net, federation, plain, prepared, same
 
@@ -232,15 +232,15 @@ def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"kind": "auto"}, {"kind": "auto", "chunk": 3}, {"kind": "vectorised"}],
-    ids=["auto", "auto with a chunk", "vectorised"],
+    [{"kind": "auto"}, {"kind": "auto", "chunk": 3}, {"kind": "vectorized"}],
+    ids=["auto", "auto with a chunk", "vectorized"],
 )
 def test_a_measured_choice_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:
     """Another measurement might choose another engine, which rounds differently."""
     ready = prepared(rounds=4, workers=1, **asked)
-    chosen = {**manifest.choose(ready), "kind": "vectorised", "chunk": 2, "workers": 1}
+    chosen = {**manifest.choose(ready), "kind": "vectorized", "chunk": 2, "workers": 1}
     monkeypatch.setattr(manifest, "choose", lambda _: chosen)
     whole = start(ready)
     with pytest.raises(Kill):
@@ -249,7 +249,7 @@ def test_a_measured_choice_is_kept(
     monkeypatch.setattr(manifest, "choose", lambda _: other)
     result = start(ready, tmp_path / "run", resume=True)
     assert {k: result.record.engine[k] for k in ("kind", "chunk")} == {
-        "kind": "vectorised",
+        "kind": "vectorized",
         "chunk": 2,
     }
     assert same(whole, result)
@@ -371,10 +371,10 @@ def test_a_run_without_a_folder_leaves_nothing_behind(
 def test_a_file_of_state_is_not_written_over(tmp_path: Path) -> None:
     """In a folder that holds no run, it is somebody else's."""
     (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "clients.bin").write_bytes(b"mine")
+    (tmp_path / "state" / "clients.bin").write_bytes(b"client_state")
     with pytest.raises(RunError, match="would write over"):
         start(prepared("scaffold", state="disk"), tmp_path)
-    assert (tmp_path / "state" / "clients.bin").read_bytes() == b"mine"
+    assert (tmp_path / "state" / "clients.bin").read_bytes() == b"client_state"
 
 
 # --- what was saved is never lost -----------------------------------------------------------------
@@ -467,7 +467,7 @@ def test_a_failed_step_of_the_server_leaves_nothing_in_its_memory(
         finite(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(form, "finite", third_fails)
+        patch.setattr(checks, "finite", third_fails)
         with pytest.raises(TrainingError, match="once"):
             start(ready, tmp_path / "run")
     assert same(whole, start(ready, tmp_path / "run", resume=True))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.runner.start import start
-from fedkeel.runner.progress import Silent
 from fedkeel.cost.memory import estimate
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from fedkeel.tree import nbytes
 from toys import prepared, same
 
@@ -44,7 +44,7 @@ def test_memory_and_disk_have_the_same_bits() -> None:
 
 def test_the_table_is_reckoned_with() -> None:
     ready = prepared(method="fedvarp")
-    model = nbytes(dict(ready.world.bench.network.params))
+    model = nbytes(dict(ready.setup.training.network.params))
     needs = estimate(ready)
     assert needs.table == model
     assert needs.client_state == 0

@@ -11,12 +11,12 @@ import torch
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.records.folder import RunFolder
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import hints
-from fedkeel.engine.prepared import Ingredients
 from fedkeel.study.tune import tune
-from fedkeel.records.folder import RunFolder
 from toys import Net, federation, held, prepared, same
 
 PARTS = """
@@ -86,7 +86,7 @@ class Keep(Mine, ClientState, Upload):
     def init_client(self, start): return {"c": torch.zeros(2)}
     def next_client(self, round):
         kind = torch.zeros(2, dtype=torch.int64)
-        if self.how == "mine":
+        if self.how == "client_state":
             return {"c": round.mine["c"].add_(1.0)}
         wrong = {"shape": {"c": torch.zeros(3)}, "name": {"d": torch.zeros(2)}, "none": None}
         return {**wrong, "kind": {"c": kind}}.get(self.how, {"c": torch.ones(2)})
@@ -99,11 +99,11 @@ class Peek(Mine, Survey, GradientTransform):
     name: ClassVar[str] = "peek"
     gradient_stage: ClassVar[Stage] = Stage.CORRECT
     def survey(self, step):
-        last = step.sent.get("survey")
+        last = step.broadcast.get("survey")
         nothing = step.start["fc1.bias"].new_zeros(())
         return {"n": nothing + (1.0 if last is None else 1.0 + last["n"])}
     def transform_gradient(self, grads, params, step):
-        return {k: g * step.sent["survey"]["n"] for k, g in grads.items()}
+        return {k: g * step.broadcast["survey"]["n"] for k, g in grads.items()}
 
 COUNT = [0]
 
@@ -160,7 +160,7 @@ def test_a_server_part_is_named_and_the_run_has_failed(method: str, words: str) 
     assert len(said.value.lines()) <= 4
 
 
-@pytest.mark.parametrize("kind", ["sequential", "workers", "vectorised"])
+@pytest.mark.parametrize("kind", ["sequential", "workers", "vectorized"])
 def test_what_a_part_remembers_of_an_update_is_its_own(kind: str) -> None:
     """Updates lie where the next round's are written."""
     more = {"rounds": 4, "kind": kind, "workers": 2, "chunk": 2}
@@ -168,7 +168,7 @@ def test_what_a_part_remembers_of_an_update_is_its_own(kind: str) -> None:
     assert same(start(copied), start(kept))
 
 
-@pytest.mark.parametrize("kind", ["workers", "vectorised"])
+@pytest.mark.parametrize("kind", ["workers", "vectorized"])
 def test_answers_of_the_last_round_are_not_in_the_next_question(kind: str) -> None:
     """Workers read the message where the last one lay, with its answers."""
     one, two = (start(prepared("mine:Peek", kind=k, workers=2)) for k in ("sequential", kind))
@@ -250,8 +250,8 @@ def test_what_a_step_has_is_said_to_who_asks_for_more() -> None:
 
 
 def test_a_number_is_noted_as_it_is() -> None:
-    found = start(prepared("mine:Keep(how='well')", kind="vectorised", chunk=2, workers=1))
-    assert [row.notes for row in found.rows[1:]] == [{"keep.size": 0.5}] * 3
+    found = start(prepared("mine:Keep(how='well')", kind="vectorized", chunk=2, workers=1))
+    assert [row.diagnostics for row in found.rows[1:]] == [{"keep.size": 0.5}] * 3
 
 
 def test_a_comparison_goes_on_with_the_other_methods() -> None:
@@ -300,7 +300,7 @@ def test_a_run_that_failed_later_keeps_its_folder() -> None:
 
 def written_anew(text: str) -> None:
     Path("mine.py").write_text(text)
-    sys.modules.pop("mine", None)
+    sys.modules.pop("client_state", None)
 
 
 def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:

@@ -15,12 +15,12 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.report.page import write
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Lines
 from fedkeel.runner.start import start
 from fedkeel.runner.warnings import hints
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.progress import Lines
-from fedkeel.report.page import write
 from toys import Mapped, Net, of_sizes, prepared
 
 
@@ -260,7 +260,7 @@ def test_settings_that_decide_nothing() -> None:
     assert hints(prepared(local=fk.Local(lr=0.1, epochs=1))) == []
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
+@pytest.mark.parametrize("engine", ["sequential", "workers", "vectorized"])
 def test_clients_too_small_to_hold_anything_out(engine: str) -> None:
     x, y = normal(8), np.arange(8) % 3
     clients = fk.from_clients([(x[:3], y[:3]), (x[3:6], y[3:6]), (x[6:], y[6:])], holdout=0.2)

@@ -272,7 +272,7 @@ def test_a_half_space_keeps_its_type_and_leaves_zero_alone() -> None:
         assert (float(found), found.dtype) == (2.0, dtype)
 
 
-def test_a_half_space_can_be_vectorised() -> None:
+def test_a_half_space_can_be_vectorized() -> None:
     inner, norm2 = torch.tensor([-3.0, 5.0, -1.0]), torch.tensor([2.0, 2.0, 0.0])
     found = torch.func.vmap(lambda i, n: qp.halfspace(i, n, 1.0))(inner, norm2)
     assert found.tolist() == [2.0, 0.0, 0.0]
@@ -311,7 +311,7 @@ def test_trying_all_sets_gives_nothing_where_there_is_no_answer(scale: float) ->
     assert not qp.enumerate_cone(torch.from_numpy(M @ M.T), wanting).any()
 
 
-def test_trying_all_sets_can_be_vectorised() -> None:
+def test_trying_all_sets_can_be_vectorized() -> None:
     rng = np.random.default_rng(0)
     M = torch.from_numpy(rng.normal(size=(50, 3, 4)))
     M[::5, 1] = -M[::5, 0]

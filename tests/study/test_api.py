@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
-from fedkeel.study.compare import Comparison
+from fedkeel.records.folder import RunFolder
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.loop import Result
-from fedkeel.records.folder import RunFolder
+from fedkeel.study.compare import Comparison
 from toys import Net, federation, held, same
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model_and_data.py"

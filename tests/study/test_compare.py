@@ -16,6 +16,7 @@ from torch import nn
 import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
+from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import (
     CompositionError,
     ConfigError,
@@ -24,15 +25,14 @@ from fedkeel.errors import (
     RunError,
     TrainingError,
 )
-from fedkeel.study import compare as module
-from fedkeel.study.compare import Comparison, compare
-from fedkeel.runner.start import start
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.progress import Silent
-from fedkeel.runner.loop import Result
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.runs import load
+from fedkeel.runner.loop import Result
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
+from fedkeel.study import compare as module
+from fedkeel.study.compare import Comparison, compare
 from toys import Net, eventually, federation, held, plain, prepared, same
 
 LOCAL = fk.Local(lr=0.05, epochs=1, batch_size=4)

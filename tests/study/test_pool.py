@@ -16,17 +16,16 @@ import pytest
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import Space
-from fedkeel.errors import ConfigError, RunError, TrainingError
-from fedkeel.cost import autotune
-from fedkeel.cost import timing
-from fedkeel.runner.start import start
-from fedkeel.study.pool import Made, Order, alone, make_all
-from fedkeel.runner.prepare import prepare
+from fedkeel.cost import autotune, timing
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.progress import FINISHED, REUSED, Silent, Watcher
-from fedkeel.study.tune import tune
+from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import FINISHED, REUSED, Silent, Watcher
+from fedkeel.runner.start import start
+from fedkeel.study.pool import Made, Order, alone, make_all
+from fedkeel.study.tune import tune
 from toys import Kills, Net, Raises, Slow, children, eventually, federation, held
 
 RATES = (0.001, 0.1, 1.0)
@@ -123,7 +122,7 @@ def test_a_search_is_the_same_whatever_the_number(tmp_path: Path) -> None:
     assert found[0].trials == found[1].trials
 
 
-@pytest.mark.parametrize("kind", ["workers", "vectorised", "auto"])
+@pytest.mark.parametrize("kind", ["workers", "vectorized", "auto"])
 def test_a_process_starts_no_others(tmp_path: Path, kind: str) -> None:
     wanted = [settings(lr, kind=kind) for lr in RATES[:2]]
     found = made_of(wanted, ingredients(), tmp_path, 2)

@@ -8,8 +8,8 @@ import pytest
 
 from fedkeel.config import Range, Space
 from fedkeel.errors import ConfigError
-from fedkeel.study.search_space import Point, axes
 from fedkeel.study.samplers import WAVE, Grid, Suggested, Suggester, suggester
+from fedkeel.study.search_space import Point, axes
 
 RANGE = Range(low=0.001, high=1.0, log=True)
 

@@ -19,15 +19,15 @@ import fedkeel as fk
 from commands import experiment
 from fedkeel import config
 from fedkeel.config import Range, Space
-from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
-from fedkeel.study.compare import compare
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import gather, prepare
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.runner.progress import REUSED, Silent
-from fedkeel.study.tune import Tuned, tune
+from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.progress import REUSED, Silent
+from fedkeel.runner.start import start
+from fedkeel.study.compare import compare
+from fedkeel.study.tune import Tuned, tune
 from toys import Net, federation, held
 
 RATES = {"local.lr": (0.001, 0.1, 1.0)}
@@ -160,7 +160,7 @@ def by_hand(run: Path, metric: str) -> float:
         result = start(one)
         assert data.held_rows is not None
         x, y = data.data.x[data.held_rows], data.data.y[data.held_rows]
-        network = one.world.bench.network
+        network = one.setup.training.network
         logits = network.logits(result.params, network.throwaway({}), x, train=False)
         accuracy.append(float((logits.argmax(1) == y).double().mean()))
     means = {"best": max(accuracy), "last": accuracy[-1], "last_mean": np.mean(accuracy)}

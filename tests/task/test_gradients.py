@@ -55,13 +55,13 @@ def train(model: nn.Module, engine: str = "sequential", method: str = "fedavg") 
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedreg", "moon"])
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_recomputing_in_the_backward_pass_changes_nothing(method: str, engine: str) -> None:
     expected = train(Recomputing(False), method=method)
     found = train(Recomputing(), engine, method)
     for name, value in expected.params.items():
         torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-12)
-    if engine == "vectorised":
+    if engine == "vectorized":
         assert "checkpointing" in found.record.engine["reasons"][0]
 
 
@@ -100,7 +100,7 @@ class Listed(nn.Module):
         return (x @ one).tanh() @ two
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_parameters_in_a_list_of_the_module_are_trained(engine: str) -> None:
     method = "fedprox(mu=0.1)"
     found, expected = (train(Listed(listed), engine, method) for listed in (True, False))
@@ -109,7 +109,7 @@ def test_parameters_in_a_list_of_the_module_are_trained(engine: str) -> None:
     assert found.rows[-1].test == expected.rows[-1].test
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_frozen_parameters_are_no_way_of_its_own(engine: str) -> None:
     """They are not given, and are what the module has."""
 
@@ -138,7 +138,7 @@ class Unused(nn.Module):
         return self.fc(x)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_weight_decay_leaves_what_no_gradient_reaches(engine: str, momentum: float) -> None:
     plain = Unused().double()
@@ -203,7 +203,7 @@ def test_layers_that_some_calls_leave_out_are_reached(
     """Whatever the first two examples go through."""
     for seed in range(5):
         network = fk.Task(model).network(fk.dataset(X, Y), seed, torch.float64)
-        assert network.habits.unreached == unreached
+        assert network.traits.unreached == unreached
 
 
 class Recurrent(nn.Module):
@@ -230,7 +230,7 @@ def test_recurrent_layers_have_a_gradient_for_each_example(layer: Any) -> None:
         "progress": False,
     }
     loose = "dpsgd(norm=1e6, sigma=0.0)"  # the mean of examples' gradients is the batch's
-    for engine in ("sequential", "vectorised")[: 2 if layer is nn.GRU else 1]:
+    for engine in ("sequential", "vectorized")[: 2 if layer is nn.GRU else 1]:
         own = fk.Engine(kind=engine, dtype="float64")
         expected = fk.run("fedavg", engine=own, **settings).params
         found = fk.run(loose, engine=own, **settings).params

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
 from fedkeel.task.functional import Functional
-from fedkeel.task.parameter_names import blocks
 from fedkeel.task.network import Batch, Network, Output
+from fedkeel.task.parameter_names import blocks
 from fedkeel.tree import Tree
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

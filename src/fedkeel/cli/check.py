@@ -18,9 +18,9 @@ def check(
     from dataclasses import asdict
 
     from fedkeel.cost.autotune import choose
+    from fedkeel.cost.memory import check_disk, estimate, size
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare
-    from fedkeel.cost.memory import check_disk, estimate, size
 
     chosen = experiment(path, preset, settings)
     prepared = prepare(chosen, gather(chosen))
@@ -57,7 +57,7 @@ def check(
         + (f"on disk (at most {size(needs.disk)}), " if needs.disk else "in memory, ")
         + f"{size(needs.server_state)} at the server"
     )
-    for told in record.hints:
+    for told in record.warnings:
         print(f"hint         {told}")
     print("everything fits together; nothing was trained")
 

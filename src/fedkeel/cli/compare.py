@@ -39,14 +39,14 @@ def compare(
     """
     from rich.console import Console
 
-    from fedkeel.study.compare import compare as play
-    from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import watcher
     from fedkeel.method.grammar import split
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.alerts import unlike, went_wrong
     from fedkeel.report.page import write
     from fedkeel.report.tables import to_text
+    from fedkeel.runner.prepare import gather
+    from fedkeel.runner.progress import watcher
+    from fedkeel.study.compare import compare as play
 
     chosen = experiment(path, preset, settings)
     expressions = split(methods) if methods is not None else list(chosen.compare.methods)
@@ -67,7 +67,7 @@ def compare(
         Console().print(to_text(found.rows))
     for told in [*unlike(found.entries), *went_wrong(found.entries)]:
         say(console, told)
-    hints = [hint for one in found.results for hint in one.record.hints]
+    hints = [hint for one in found.results for hint in one.record.warnings]
     for hint in dict.fromkeys(hints) if quiet else ():
         say(console, f"hint: {hint}")
     say(console, f"runs    {out}")

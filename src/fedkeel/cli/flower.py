@@ -38,11 +38,11 @@ def up(
 ) -> None:
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
     _installed()
-    from fedkeel.runner.progress import watcher
-    from fedkeel.flower.node.local_data import away
     from fedkeel.flower.local.federation import shared, with_data
     from fedkeel.flower.local.federation import up as play
+    from fedkeel.flower.node.local_data import away
     from fedkeel.report.page import write
+    from fedkeel.runner.progress import watcher
 
     chosen = experiment(path, preset, settings)
     out = Path("runs") / chosen.name if out is None else out

@@ -60,8 +60,8 @@ def _check(expression: str, as_json: bool) -> None:
 def _print_page(expression: str) -> None:
     from shutil import get_terminal_size
 
-    from fedkeel.study.footprint import told
     from fedkeel.method.docs.page import page, terminal
+    from fedkeel.study.footprint import told
 
     width = max(40, min(get_terminal_size().columns, 100))
     print(terminal(page(expression, told(expression)), width))

@@ -35,7 +35,7 @@ def reproduce(
     Every cell is a run of its own, kept by its settings: the same command goes on after an
     interrupt, and tables share the runs they have in common.
     """
-    from fedkeel.runner.prepare import cores
+    from fedkeel.engine.process.affinity import cores
     from fedkeel.reproduce.plan import Ask
 
     wanted = tuple(word.strip() for word in (columns or "").split(",") if word.strip())
@@ -78,12 +78,12 @@ def _one(
     quiet: bool,
 ) -> None:
     """Run a table, or show it, and write its pages."""
-    from fedkeel.runner.progress import watcher
     from fedkeel.reproduce import catalogue, markdown, page
+    from fedkeel.reproduce.formatting import mark, report
     from fedkeel.reproduce.outcome import lines
     from fedkeel.reproduce.plan import cells
     from fedkeel.reproduce.run_cells import Played, play
-    from fedkeel.reproduce.formatting import mark, report
+    from fedkeel.runner.progress import watcher
 
     table, console = catalogue.load(name), stderr()
     told = mark(table, ask.quick)
@@ -118,8 +118,8 @@ def _tuned(table: Any, ask: Any, folder: Path, jobs: int | None, quiet: bool) ->
     """Return what is asked with the settings that a search has chosen."""
     from dataclasses import replace
 
-    from fedkeel.runner.progress import watcher
     from fedkeel.reproduce import tuning
+    from fedkeel.runner.progress import watcher
 
     if jobs is None:
         return replace(ask, chosen=tuning.read(folder))

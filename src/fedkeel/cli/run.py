@@ -31,12 +31,12 @@ def run(
     """Train one method, and write a run folder."""
     from rich.console import Console
 
-    from fedkeel.runner.start import start
-    from fedkeel.runner.prepare import gather, prepare
-    from fedkeel.runner.progress import watcher
     from fedkeel.report.alerts import went_wrong
     from fedkeel.report.page import write
     from fedkeel.report.runs import load
+    from fedkeel.runner.prepare import gather, prepare
+    from fedkeel.runner.progress import watcher
+    from fedkeel.runner.start import start
 
     chosen = experiment(path, preset, settings)
     if out is None:
@@ -60,19 +60,19 @@ def run(
                 "rounds": result.rows[-1].round,
                 "best": result.best,
                 "last": result.last,
-                "hints": result.record.hints,
+                "warnings": result.record.warnings,
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in sums),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in sums),
             }
         )
     else:
-        from fedkeel.study.compare import Comparison
         from fedkeel.report.tables import to_text
+        from fedkeel.study.compare import Comparison
 
         Console().print(to_text(Comparison([result]).rows))
     for told in went_wrong(load([out])):
         say(console, told)
-    for hint in result.record.hints if quiet else ():
+    for hint in result.record.warnings if quiet else ():
         say(console, f"hint: {hint}")
     if result.record.engine["asked"] != "auto":
         for reason in result.record.engine.get("reasons", ()):

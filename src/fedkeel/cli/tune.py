@@ -47,12 +47,12 @@ def tune(
 
     from rich.console import Console
 
+    from fedkeel.method.grammar import split
+    from fedkeel.report.tuning import to_text
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import watcher
     from fedkeel.study.tune import tune as search
     from fedkeel.study.tuning_result import files
-    from fedkeel.method.grammar import split
-    from fedkeel.report.tuning import to_text
 
     given = {"trials": trials, "seeds": seeds}
     laid = [f"tune.{name}={value}" for name, value in given.items() if value is not None]

@@ -7,8 +7,10 @@ that file again repeats the run.
 
 from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
-from fedkeel.config.flower import Flower
+from fedkeel.config.early_stopping import Stop
 from fedkeel.config.error_messages import meant, paths
+from fedkeel.config.flower import Flower
+from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
 from fedkeel.config.settings import (
     Buffers,
     Cohort,
@@ -23,8 +25,6 @@ from fedkeel.config.settings import (
     Schedule,
     Weights,
 )
-from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
-from fedkeel.config.early_stopping import Stop
 from fedkeel.config.toml import UNSET, build, load, override, to_toml
 
 __all__ = [

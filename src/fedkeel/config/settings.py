@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 
 from fedkeel.config.base import Kinds, Settings
 from fedkeel.config.data import Data, Partition
+from fedkeel.config.early_stopping import Stop
 from fedkeel.config.flower import Flower
 from fedkeel.config.search_space import Space
-from fedkeel.config.early_stopping import Stop
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
@@ -208,15 +208,15 @@ class Engine(Settings):
 
     Args:
         kind: ``sequential``, one client after the other, the definition of correct; ``workers``,
-            the same in several processes, with the same bits; ``vectorised``, by recorded steps and
+            the same in several processes, with the same bits; ``vectorized``, by recorded steps and
             side by side, the same up to rounding; ``ray``, what ``workers`` does in Ray actors,
             on several machines where there is a cluster; or ``auto``, the fastest of the first
             three by a short measurement, which is recorded with the run.
         workers: number of processes; None takes one for each core, as far as there are clients.
-        chunk: clients that a process of ``vectorised`` trains side by side, at most; 1 trains them
+        chunk: clients that a process of ``vectorized`` trains side by side, at most; 1 trains them
             one after the other by recorded steps; None measures. For ``ray`` the same, but None
             trains as ``workers`` does, with the same bits.
-        device: where ``vectorised`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
+        device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
             ``auto``: on a GPU where there is one, but for runs that kind ``auto`` has done in three
             seconds without. The server's part stays on the processor. Dropout draws other numbers
             on a GPU.
@@ -233,7 +233,7 @@ class Engine(Settings):
             is free, and for ``auto`` 1 GB for the clients'.
     """
 
-    kind: Literal["auto", "sequential", "workers", "vectorised", "ray"] = "auto"
+    kind: Literal["auto", "sequential", "workers", "vectorized", "ray"] = "auto"
     workers: int | None = Field(None, ge=1)
     chunk: int | None = Field(None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -248,8 +248,8 @@ class Engine(Settings):
     def _complete(self) -> Self:
         if self.address is not None and self.kind != "ray":
             raise ValueError(f"'address' is for kind 'ray', and this is kind {self.kind!r}")
-        if self.device == "cuda" and self.kind not in ("auto", "vectorised"):
-            raise ValueError(f"'cuda' is for kind 'vectorised', and this is kind {self.kind!r}")
+        if self.device == "cuda" and self.kind not in ("auto", "vectorized"):
+            raise ValueError(f"'cuda' is for kind 'vectorized', and this is kind {self.kind!r}")
         if self.dtype == "float64" and self.precision != "float32":
             raise ValueError(f"'{self.precision}' is for dtype 'float32', and this is 'float64'")
         return self

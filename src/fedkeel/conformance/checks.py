@@ -21,22 +21,22 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, Stand
-from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.local import Done, sent
-from fedkeel.engine.round_buffers import flat
-from fedkeel.engine.base import Job
-from fedkeel.errors import CompositionError, FedkeelError
-from fedkeel.runner.start import start
-from fedkeel.runner.progress import Silent
 from fedkeel.cost.memory import estimate
-from fedkeel.runner.loop import Result
-from fedkeel.method.local_loop import Progress, wired
+from fedkeel.engine.base import Job
+from fedkeel.engine.local import Done, sent
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.round_buffers import flat
+from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.context import ByPart
 from fedkeel.method.docs.docstring import read
+from fedkeel.method.local_loop import Progress, wired
 from fedkeel.method.server_round import Server
-from fedkeel.user_code import one_line
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.loop import Result
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from fedkeel.tree import State, Tree, walk
+from fedkeel.user_code import one_line
 
 BESIDE = 1e-9
 """Largest difference, in float64, after a round of clients that train side by side by recorded
@@ -136,7 +136,7 @@ def _padding(stand: Stand) -> str:
     for k in (0, 4):
         plain, _, _ = stand.reply(server, k)
         padded, _, _ = stand.reply(server, k, padded=3)
-        found = _differ(plain.delta, padded.delta)
+        found = _differ(plain.update, padded.update)
         if found:
             return f"padded steps: {found}"
     return ""
@@ -153,20 +153,20 @@ def _weightless(stand: Stand) -> str:
 
 def _pure(stand: Stand) -> str:
     server = stand.prepared.server
-    data = stand.prepared.world.federation.data
+    data = stand.prepared.setup.federation.data
     message = stand.message(server)
-    mine = stand.reply(server, 3)[0].mine
-    watched: list[State] = [flat(message), {"x": data.x, "y": data.y}, dict(mine)]
+    client_state = stand.reply(server, 3)[0].client_state
+    watched: list[State] = [flat(message), {"x": data.x, "y": data.y}, dict(client_state)]
     before = [tree.map_tensors(torch.clone, state) for state in watched]
-    stand.reply(server, 3, mine)
+    stand.reply(server, 3, client_state)
     replies = stand.replies(server, [0, 3, 5])
-    sent: State = {"delta": dict(replies.delta), "uploads": dict(replies.uploads)}
+    sent: State = {"update": dict(replies.update), "uploads": dict(replies.uploads)}
     copies = tree.map_tensors(torch.clone, sent)
     stand.aggregate(server, replies)
-    return _changed([*watched, sent], [*before, copies]) or _in_steps(stand, mine)
+    return _changed([*watched, sent], [*before, copies]) or _in_steps(stand, client_state)
 
 
-def _in_steps(stand: Stand, mine: ByPart) -> str:
+def _in_steps(stand: Stand, client_state: ByPart) -> str:
     """Return what a step, or the end of a round, changes of what came before; "" if nothing."""
     seen: list[State] = []
     copies: list[State] = []
@@ -175,7 +175,7 @@ def _in_steps(stand: Stand, mine: ByPart) -> str:
         seen.append({"params": dict(progress.params), "carry": dict(progress.carry)})
         copies.append(tree.map_tensors(torch.clone, seen[-1]))
 
-    stand.reply(stand.prepared.server, 3, mine, before=before)
+    stand.reply(stand.prepared.server, 3, client_state, before=before)
     return _changed(seen, copies)
 
 
@@ -191,9 +191,9 @@ def _changed(states: list[State], copies: list[State]) -> str:
 def _shapes(stand: Stand) -> str:
     server = stand.prepared.server
     first = stand.reply(server, 3)[0]
-    second = stand.reply(server, 3, first.mine)[0]
+    second = stand.reply(server, 3, first.client_state)[0]
     pairs: list[tuple[Mapping[str, Tensor | State], Mapping[str, Tensor | State]]]
-    pairs = [(first.mine, second.mine), (first.uploads, second.uploads)]
+    pairs = [(first.client_state, second.client_state), (first.uploads, second.uploads)]
     after = stand.aggregate(server, stand.replies(server, [0, 3, 5]))
     again = stand.aggregate(after, stand.replies(after, [1, 3, 4]))
     pairs += [(server.memory, after.memory), (after.memory, again.memory)]
@@ -242,7 +242,7 @@ def _wire(stand: Stand) -> str:
     codec = prepared.plan.codec
     if codec is not None:
         decoded = codec.decode(reply.uploads[codec.name], server.params)
-        if _differ(decoded, reply.delta):
+        if _differ(decoded, reply.update):
             return "the update is not what its upload decodes to"
     needs, rows = estimate(prepared), stand.reference.rows[1:]
     for name, state, recorded, expected in (
@@ -271,10 +271,10 @@ def _vectorises(stand: Stand) -> str:
     """Train clients side by side by recorded steps, for a round; then a run of one at a time."""
     from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
 
-    server, world = stand.prepared.server, stand.prepared.world
+    server, setup = stand.prepared.server, stand.prepared.setup
     message = stand.message(server)
     jobs = [Job(row, k, 0) for row, k in enumerate((1, 3, 5))]
-    chunks = Chunks(world, len(jobs))
+    chunks = Chunks(setup, len(jobs))
     for _ in range(2):  # the second time by the recordings of the first
         for done in chunks(message, jobs, lambda _: None):
             found = _apart(stand, server, done)
@@ -282,7 +282,7 @@ def _vectorises(stand: Stand) -> str:
                 return f"{len(jobs)} side by side: {found}"
     if chunks.reasons:
         return chunks.reasons[0]
-    result = start(stand.prepare(kind="vectorised", workers=1, chunk=1))
+    result = start(stand.prepare(kind="vectorized", workers=1, chunk=1))
     if reasons := result.record.engine.get("reasons"):
         return str(reasons[0])
     return _differ(stand.reference.params, result.params, GROWN)

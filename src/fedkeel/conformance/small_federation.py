@@ -14,12 +14,11 @@ from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
 from fedkeel.engine import local as loop
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import prepare
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.loop import Result
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import (
-    Bench,
+    LocalTraining,
     Progress,
     Reply,
     client_finish,
@@ -27,8 +26,6 @@ from fedkeel.method.local_loop import (
     client_step,
     client_survey,
 )
-from fedkeel.method.compose import Plan
-from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.method.server_round import (
     Remembered,
     Replies,
@@ -40,6 +37,9 @@ from fedkeel.method.server_round import (
     surveyed,
 )
 from fedkeel.rng import generator
+from fedkeel.runner.loop import Result
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.start import start
 from fedkeel.task.network import Batch
 from fedkeel.task.task import Task
 from fedkeel.tree import State, Tree, branches, map_tensors, stack, tensors
@@ -142,42 +142,42 @@ class Stand:
         return self.prepared.plan
 
     @property
-    def bench(self) -> Bench:
+    def training(self) -> LocalTraining:
         """Method, model and local training."""
-        return self.prepared.world.bench
+        return self.prepared.setup.training
 
     def planned(self, k: int, round: int) -> list[np.ndarray]:
         """Return the positions of each mini-batch of a client's round."""
-        n = len(self.prepared.world.federation.client(k))
-        return batches.plan(self.bench.local, n, 0, round, k)
+        n = len(self.prepared.setup.federation.client(k))
+        return batches.plan(self.training.local, n, 0, round, k)
 
     def per_pass(self, k: int) -> int:
         """Return the number of mini-batches in one pass over a client's examples, or in a round."""
-        n = len(self.prepared.world.federation.client(k))
-        passes = batches.per_pass(self.bench.local, n)
+        n = len(self.prepared.setup.federation.client(k))
+        passes = batches.per_pass(self.training.local, n)
         return max(1, min(len(self.planned(k, 0)), passes))
 
     def batch(self, k: int, positions: np.ndarray) -> Batch:
         """Return a client's examples at some positions."""
-        data, rows = self.prepared.world.federation.data, self.prepared.world.federation.client(k)
+        data, rows = self.prepared.setup.federation.data, self.prepared.setup.federation.client(k)
         index = torch.from_numpy(rows[positions])
         return Batch(data.x[index], data.y[index])
 
-    def facts(self, k: int) -> Facts:
+    def client_info(self, k: int) -> ClientInfo:
         """Return what a client knows about itself."""
-        return loop.facts(self.prepared.world, k)
+        return loop.client_info(self.prepared.setup, k)
 
     def everything(self, k: int) -> Batch:
         """Return all examples of a client."""
-        return self.batch(k, np.arange(len(self.prepared.world.federation.client(k))))
+        return self.batch(k, np.arange(len(self.prepared.setup.federation.client(k))))
 
     def noise(self, message: Message, k: int) -> Callable[[], Tree | None]:
         """Return what gives the random numbers of each step of a client."""
-        return loop.noise(self.prepared.world, message, k)
+        return loop.noise(self.prepared.setup, message, k)
 
     def message(self, server: Server) -> Message:
         """Return what clients receive; to what is asked before training, all clients answer."""
-        message = server_message(self.plan, server, self.bench.local.lr)
+        message = server_message(self.plan, server, self.training.local.lr)
         if not self.plan.surveys:
             return message
         with torch.no_grad():
@@ -186,7 +186,9 @@ class Stand:
 
     def survey(self, message: Message, k: int) -> ByPart:
         """Return a client's answers before training."""
-        return client_survey(self.bench, message, None, self.facts(k), partial(self.everything, k))
+        return client_survey(
+            self.training, message, None, self.client_info(k), partial(self.everything, k)
+        )
 
     def remembered(self, clients: list[int]) -> Remembered:
         """Return what a server might remember of clients: of each something else."""
@@ -201,7 +203,7 @@ class Stand:
         self,
         server: Server,
         k: int,
-        mine: ByPart | None = None,
+        client_state: ByPart | None = None,
         padded: int = 0,
         before: Callable[[Progress], None] = lambda _: None,
     ) -> tuple[Reply, int, int]:
@@ -214,7 +216,11 @@ class Stand:
         planned = self.planned(k, server.round)
         with torch.no_grad():
             client, progress = client_start(
-                self.bench, message, mine, self.facts(k), partial(self.everything, k)
+                self.training,
+                message,
+                client_state,
+                self.client_info(k),
+                partial(self.everything, k),
             )
             for at, positions in enumerate(planned):
                 rows = torch.from_numpy(positions)
@@ -234,7 +240,7 @@ class Stand:
     def replies(self, server: Server, clients: list[int], padded: int = 0) -> Replies:
         """Return the replies of some clients, on a leading axis, in the order given."""
         found = [self.reply(server, k, padded=padded) for k in clients]
-        sizes = self.prepared.world.federation.sizes
+        sizes = self.prepared.setup.federation.sizes
 
         def rows(pick: Callable[[Reply], State]) -> State:
             return stack([pick(reply) for reply, _, _ in found])
@@ -244,7 +250,7 @@ class Stand:
             examples=sizes[clients],
             processed=np.array([seen for _, _, seen in found]),
             finite=np.array([bool(reply.finite) for reply, _, _ in found]),
-            delta=tensors(rows(lambda reply: dict(reply.delta))),
+            update=tensors(rows(lambda reply: dict(reply.update))),
             buffers=tensors(rows(lambda reply: dict(reply.buffers))),
             uploads=branches(rows(lambda reply: dict(reply.uploads))),
         )

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from fedkeel import config
-from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.process.malloc import kept
 from fedkeel.cost.device import device_for
-from fedkeel.runner.prepare import cores
-from fedkeel.engine.prepared import Prepared
 from fedkeel.cost.timing import EXACT, Measured, brief, time_engines
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.affinity import cores
+from fedkeel.engine.process.malloc import kept
+from fedkeel.engine.process.numerics import arithmetic
 
 HANDING = 2e-3
 """Seconds that a round takes longer where its clients are handed to other processes."""
@@ -21,7 +21,7 @@ SHARING = 1.1
 """Times as long as a process alone each of several takes: they share caches and memory."""
 
 GAIN = 0.95
-"""Share of the exact engine's time that the vectorised one has to reach to be preferred."""
+"""Share of the exact engine's time that the vectorized one has to reach to be preferred."""
 
 CLEARLY = 0.9
 """Share of another size's time that one which is tried later has to reach to be preferred: what is
@@ -39,10 +39,10 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         measure: whether clients may be trained to find out; otherwise what was asked for stays.
     """
     asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
-    workers, world = min(asked.workers or cores(), per_round), prepared.world
+    workers, setup = min(asked.workers or cores(), per_round), prepared.setup
     free = measure and asked.kind == asked.device == "auto" and torch.cuda.is_available()
     # a brief run is over before a GPU has recorded its first step
-    device, reasons = ("cpu", []) if free and brief(prepared) else device_for(asked, world)
+    device, reasons = ("cpu", []) if free and brief(prepared) else device_for(asked, setup)
     engine: dict[str, Any] = {
         "kind": asked.kind,
         "workers": workers,
@@ -53,7 +53,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         "asked": asked.kind,
     }
     if device == "cuda":  # one process keeps a GPU busy
-        engine.update(kind="vectorised", workers=workers if asked.workers else 1)
+        engine.update(kind="vectorized", workers=workers if asked.workers else 1)
         workers = engine["workers"]
     if reasons:
         engine["reasons"] = reasons
@@ -63,7 +63,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         return engine
     if asked.kind == "ray":
         return {**engine, **_on_ray(asked, per_round)}
-    if engine["kind"] == "vectorised" and asked.chunk is not None:
+    if engine["kind"] == "vectorized" and asked.chunk is not None:
         return {**engine, "chunk": min(asked.chunk, per_round)}
     if not measure:
         return engine
@@ -77,9 +77,9 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     }
     exact, rounds = options.pop(EXACT), {chunk: one for chunk, (one, _) in options.items()}
     if rounds and min(rounds.values()) <= GAIN * exact[0]:
-        engine["kind"] = "vectorised"
+        engine["kind"] = "vectorized"
     chosen = exact
-    if engine["kind"] == "vectorised" and rounds:
+    if engine["kind"] == "vectorized" and rounds:
         best = next(iter(rounds))
         for chunk, one in rounds.items():
             best = chunk if one < CLEARLY * rounds[best] else best
@@ -126,7 +126,7 @@ def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
 
 def _name(chunk: int) -> str:
     """Return how the record calls an engine that was measured."""
-    return "sequential" if chunk == EXACT else f"vectorised(chunk={chunk})"
+    return "sequential" if chunk == EXACT else f"vectorized(chunk={chunk})"
 
 
 def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
@@ -138,22 +138,22 @@ def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
 
 def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
     """Measure the engines, or look up what was found for a run like this one."""
-    world, plan = prepared.world, prepared.plan
-    data = world.federation.data
+    setup, plan = prepared.setup, prepared.plan
+    data = setup.federation.data
     key = (
         plan.expression,
         plan.weights,
-        world.bench.network.describe(),
+        setup.training.network.describe(),
         tuple(data.x.shape),
-        world.bench.local.model_dump_json(),
+        setup.training.local.model_dump_json(),
         prepared.settings.rounds,
         prepared.population,
         prepared.settings.engine.model_dump_json(),
-        world.augment,
+        setup.augment,
         workers,
         device,
     )
     if key not in _KNOWN:
-        with arithmetic(world.precision), kept():
+        with arithmetic(setup.precision), kept():
             _KNOWN[key] = time_engines(prepared, workers, device)
     return _KNOWN[key]

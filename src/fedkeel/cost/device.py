@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 from fedkeel import config
-from fedkeel.engine.base import World
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.errors import RunError
 from fedkeel.task.network import Batch
 
 
-def device_for(asked: config.Engine, world: World) -> tuple[str, list[str]]:
+def device_for(asked: config.Engine, setup: TrainingSetup) -> tuple[str, list[str]]:
     """Return the device that clients train on, ``cpu`` or ``cuda``, and why it is no GPU.
 
     Raises:
         RunError: a GPU is asked for, and torch finds none, or the model does not run on it.
     """
-    if asked.kind not in ("auto", "vectorised") or asked.device == "cpu":
+    if asked.kind not in ("auto", "vectorized") or asked.device == "cpu":
         return "cpu", []
     if torch.cuda.is_available():
-        refused = refusal(world, torch.device("cuda"))
+        refused = refusal(setup, torch.device("cuda"))
         if refused and asked.device == "cuda":
             raise RunError(
                 "The model or its loss does not run on a GPU.",
@@ -40,16 +40,16 @@ def device_for(asked: config.Engine, world: World) -> tuple[str, list[str]]:
     return "cpu", []
 
 
-def refusal(world: World, device: torch.device) -> str:
+def refusal(setup: TrainingSetup, device: torch.device) -> str:
     """Return why a training step of the model fails on a device, "" where it does not.
 
     Modules and losses of one's own may make tensors on the processor, wherever their inputs are.
     """
-    few = world.few
+    few = setup.few
     batch = Batch(few.x.to(device), few.y.to(device))
     drawing = [device] if device.type == "cuda" else []
     try:
-        network = world.bench.network.on(device)
+        network = setup.training.network.on(device)
         buffers = network.throwaway(network.buffers)
         with torch.random.fork_rng(devices=drawing):
             network.value_and_grad(network.params, buffers, batch, "eager")

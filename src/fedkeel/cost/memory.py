@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fedkeel import config
 from fedkeel.engine.buffers import Layout, Spec
-from fedkeel.engine.round_buffers import answered, kept_spec, thin_paths
+from fedkeel.engine.prepared import Place, Prepared
 from fedkeel.engine.reply_rows import SURVEY
+from fedkeel.engine.round_buffers import answered, kept_spec, thin_paths
 from fedkeel.engine.store.base import row_layout
 from fedkeel.errors import RunError
-from fedkeel.engine.prepared import Place, Prepared
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.server_round import first_memory, server_message
@@ -68,8 +68,8 @@ def estimate(prepared: Prepared) -> Estimate:
     rounds = prepared.settings.rounds
     message = answered(server_message(prepared.plan, server, 1.0), spec)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
-    down.update({part: nbytes(state) for part, state in message.sent.items()})
-    update = 0 if prepared.plan.codec else _bytes(spec, "delta/")
+    down.update({part: nbytes(state) for part, state in message.broadcast.items()})
+    update = 0 if prepared.plan.codec else _bytes(spec, "update/")
     up = {"model": update + _bytes(spec, "buffers/")}
     for path in spec:
         if path.startswith(("uploads/", SURVEY)):
@@ -80,7 +80,7 @@ def estimate(prepared: Prepared) -> Estimate:
     return Estimate(
         down=down,
         up=up,
-        client_state=_bytes(spec, "mine/"),
+        client_state=_bytes(spec, "client_state/"),
         clients=min(population.clients, population.per_round * rounds),
         table=_bytes(prepared.table, ""),
         server_state=nbytes(dict(server.memory)),
@@ -192,7 +192,7 @@ def _taken(file: Path) -> int:
 
 def _rows_words(prepared: Prepared) -> str:
     needed = estimate(prepared)
-    kept = {path.split("/")[1] for path in prepared.spec if path.startswith("mine/")}
+    kept = {path.split("/")[1] for path in prepared.spec if path.startswith("client_state/")}
     kept |= {part.name for part in prepared.plan.tables}
     by = f" (kept by {', '.join(sorted(kept))})" if kept else ""
     return f"{size(needed.client_state + needed.table)} x {needed.clients} clients{by}"

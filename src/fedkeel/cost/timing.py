@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from fedkeel.data import batches
+from fedkeel.engine.base import Job, TrainingSetup
+from fedkeel.engine.local import SequentialTrainer, Trainer
+from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.local import OneByOne, Trainer
 from fedkeel.engine.round_buffers import answered
-from fedkeel.engine.base import Job, World
-from fedkeel.runner.prepare import learning_rate
-from fedkeel.engine.prepared import Prepared
 from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.method.server_round import server_message
 
@@ -74,16 +73,16 @@ class Measured:
 
 def _message(prepared: Prepared) -> Message:
     """Return the message of the first round."""
-    lr = learning_rate(prepared.settings, prepared.world.bench, 0)
+    lr = learning_rate(prepared.settings, prepared.setup.training, 0)
     return answered(server_message(prepared.plan, prepared.server, lr), prepared.spec)
 
 
 def brief(prepared: Prepared) -> bool:
     """Return whether a run, one client after the other on the processor, is a `SHORT` one."""
-    message, (jobs, shares) = _message(prepared), _sample(prepared.world)
+    message, (jobs, shares) = _message(prepared), _sample(prepared.setup)
     clients = max(prepared.population.per_round, 1) * prepared.settings.rounds
-    with arithmetic(prepared.world.precision):
-        one, _, _ = _each(OneByOne(prepared.world), message, jobs, shares)
+    with arithmetic(prepared.setup.precision):
+        one, _, _ = _each(SequentialTrainer(prepared.setup), message, jobs, shares)
     return one * clients < SHORT
 
 
@@ -98,10 +97,10 @@ def _each(
 
 def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
     """Train some clients of the first round by each engine and throw them away."""
-    world, per_round = prepared.world, max(prepared.population.per_round, 1)
+    setup, per_round = prepared.setup, max(prepared.population.per_round, 1)
     message, found = _message(prepared), Measured()
-    jobs, shares = _sample(world)
-    exact = _exact(world, device)
+    jobs, shares = _sample(setup)
+    exact = _exact(setup, device)
     one, few, times = _each(exact, message, jobs, shares)
     found.seconds[EXACT] = one
     clients = per_round * prepared.settings.rounds
@@ -109,13 +108,13 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
         return found
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
-    from fedkeel.engine.vectorized.engine import Chunks
     from fedkeel.engine.compiler.capture import warm  # takes half a second to import
+    from fedkeel.engine.vectorized.engine import Chunks
 
     warm()
     began = time.perf_counter()
-    slower, lane, chunks = 0, 0.0, Chunks(world, 1, device, exact.placed)
-    sizes, sums = _sizes(world, per_round, workers, device), world.bench.plan.sums
+    slower, lane, chunks = 0, 0.0, Chunks(setup, 1, device, exact.placed)
+    sizes, sums = _sizes(setup, per_round, workers, device), setup.training.plan.sums
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
@@ -129,12 +128,12 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
             continue
         if lanes == 1 and known < ALONE * one:
             continue
-        if lanes > 1 and device == "cpu" and _heavy(world, found):
+        if lanes > 1 and device == "cpu" and _heavy(setup, found):
             continue
-        chunks = Chunks(world, lanes, device, chunks.placed)
+        chunks = Chunks(setup, lanes, device, chunks.placed)
         some, share = jobs[:few], shares[few]
         if lanes > 1:
-            some, share = _chunk(world, lanes, per_round)
+            some, share = _chunk(setup, lanes, per_round)
         before = time.perf_counter()
         first = _seconds(chunks, message, some, sums, _user) / share  # records
         if lanes > 1:  # more lanes are recorded as much longer
@@ -142,10 +141,10 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
         seconds = _seconds(chunks, message, some, sums) / share
         if times > 1 and seconds < FAR * min(found.seconds.values()):
             seconds = min(seconds, _seconds(chunks, message, some, sums) / share)
-        met = world.federation.sizes[[job.client for job in some]]
-        if lanes > 1 and world.bench.plan.preparations:  # padded to the longest of them
+        met = setup.federation.sizes[[job.client for job in some]]
+        if lanes > 1 and setup.training.plan.preparations:  # padded to the longest of them
             met = met.max(keepdims=True)
-        forms = _forms(world, world.federation.sizes, lanes) / _forms(world, met, lanes)
+        forms = _forms(setup, setup.federation.sizes, lanes) / _forms(setup, met, lanes)
         # once in a run each, by every process
         seconds += max(first - seconds, 0.0) * len(some) * forms * workers / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
@@ -159,74 +158,74 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
     return found
 
 
-def _heavy(world: World, found: Measured) -> bool:
+def _heavy(setup: TrainingSetup, found: Measured) -> bool:
     """Return whether a recorded step of one lane is `HEAVY`, in a network with convolutions."""
-    if 1 not in found.seconds or not _convolutions(world):
+    if 1 not in found.seconds or not _convolutions(setup):
         return False
-    sizes, local = world.federation.sizes, world.bench.local
+    sizes, local = setup.federation.sizes, setup.training.local
     steps = np.mean([batches.steps(local, int(n)) for n in sizes[sizes > 0]])
     return found.seconds[1] > HEAVY * float(steps)
 
 
-def _convolutions(world: World) -> bool:
+def _convolutions(setup: TrainingSetup) -> bool:
     """Return whether the network has tensors of more than two axes."""
-    return any(t.ndim > 2 for t in world.bench.network.params.values())
+    return any(t.ndim > 2 for t in setup.training.network.params.values())
 
 
-def _exact(world: World, device: str) -> Trainer:
+def _exact(setup: TrainingSetup, device: str) -> Trainer:
     """Return what trains one client after the other, with no recording, where the others do."""
     if device == "cpu":
-        return OneByOne(world)
+        return SequentialTrainer(setup)
     from fedkeel.engine.vectorized.engine import Chunks
 
-    plain = Chunks(world, 1, device)
+    plain = Chunks(setup, 1, device)
     plain.recorded = False
     return plain
 
 
-def _work(world: World) -> tuple[Ints, Floats]:
+def _work(setup: TrainingSetup) -> tuple[Ints, Floats]:
     """Return the clients that have examples, and how many examples each processes in a round."""
-    sizes, local = world.federation.sizes, world.bench.local
+    sizes, local = setup.federation.sizes, setup.training.local
     some = np.flatnonzero(sizes)
     kinds, place = np.unique(sizes[some], return_inverse=True)
     return some, np.array([batches.processed(local, int(n)) for n in kinds], dtype=float)[place]
 
 
-def _chunk(world: World, lanes: int, per_round: int) -> tuple[list[Job], float]:
+def _chunk(setup: TrainingSetup, lanes: int, per_round: int) -> tuple[list[Job], float]:
     """Return clients as they share a chunk, and their mean work over that of all clients.
 
     They are the longest of a typical round's, which has short and long ones: lanes wait for the
     longest among them.
     """
-    some, work = _work(world)
+    some, work = _work(setup)
     places = np.linspace(0, len(some) - 1, min(per_round, len(some))).astype(np.int64)
     longest = np.argsort(work, kind="stable")[places][::-1][:lanes]
     jobs = [Job(row=0, client=int(k), done=0) for k in some[longest]]
     return jobs, float(work[longest].mean() / work.mean())
 
 
-def _sample(world: World) -> tuple[list[Job], dict[int, float]]:
+def _sample(setup: TrainingSetup) -> tuple[list[Job], dict[int, float]]:
     """Return clients of about the mean work, to be measured alone, and what they stand for.
 
     Returns:
         The clients, and by the number n of the first ones their mean work over that of all clients,
         by which their time is divided.
     """
-    some, work = _work(world)
+    some, work = _work(setup)
     typical = np.argsort(np.abs(work - work.mean()), kind="stable")[:FEW]
     means = np.cumsum(work[typical]) / np.arange(1, len(typical) + 1) / work.mean()
     jobs = [Job(row=0, client=int(k), done=0) for k in some[typical]]
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
-def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]:
+def _sizes(setup: TrainingSetup, per_round: int, workers: int, device: str) -> list[int]:
     """Return the sizes of chunks to try, the most promising first.
 
     A GPU wants as many clients as fit. On a processor convolutions get slow side by side, and the
     more so the more there are: then they are tried ascending. A worker's share is cut into chunks
     of about the same size, and it is this size that is tried: of 50 clients 25, not 32 and 18.
     """
-    if not world.pads and len(np.unique(world.federation.sizes)) > 1:
+    if not setup.pads and len(np.unique(setup.federation.sizes)) > 1:
         return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
     tried = [min(lanes, share) for lanes in (*LANES, MOST)]
@@ -235,24 +234,24 @@ def _sizes(world: World, per_round: int, workers: int, device: str) -> list[int]
     if device != "cpu":
         return [*reversed(sizes), 1]
     whole = [per_round] if share < per_round <= LIKELY else []  # in one process
-    if _convolutions(world):
+    if _convolutions(setup):
         return [1, *sizes, *whole]
     sizes.sort(key=lambda lanes: abs(math.log(lanes / LIKELY)))
     return [*sizes[:1], 1, *sizes[1:], *whole]
 
 
-def _forms(world: World, clients: Ints, lanes: int = 1) -> int:
+def _forms(setup: TrainingSetup, clients: Ints, lanes: int = 1) -> int:
     """Return about how many forms of a step have to be recorded for clients of these sizes.
 
     Where batches can be padded, these are as wide as the widest, or a half of it, or a quarter; and
     where clients end one before the other, lanes are halved. Examples that parts prepare are padded
     to powers of two.
     """
-    local, kinds = world.bench.local, [int(n) for n in np.unique(clients[clients > 0])]
+    local, kinds = setup.training.local, [int(n) for n in np.unique(clients[clients > 0])]
     wide = set().union(*(batches.sizes(local, n) for n in kinds))
-    if not world.pads:
+    if not setup.pads:
         return len(wide)
-    if world.bench.plan.preparations:
+    if setup.training.plan.preparations:
         return len({(n - 1).bit_length() for n in kinds})
     halved = {int(math.log2(max(wide) / size)) for size in wide}
     ends = {batches.steps(local, n) for n in kinds}

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
-from fedkeel.engine.vectorized.padding import method_bears_padding, network_bears_padding
 from fedkeel.engine.compiler.dropout_masks import Masks, masks
+from fedkeel.engine.vectorized.padding import method_bears_padding, network_bears_padding
 from fedkeel.errors import RunError
-from fedkeel.method.local_loop import Bench
 from fedkeel.method.context import ByPart, Floats, Ints, Message, Population
+from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import Replies, raw_weights
 from fedkeel.task.network import Batch
@@ -36,11 +36,11 @@ Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class World:
+class TrainingSetup:
     """Method, model, data and seed: all that decides what training does.
 
     Args:
-        bench: method, model and local training.
+        training: method, model and local training.
         federation: the training set and its clients.
         test: the test set.
         seed: seed of the run.
@@ -49,7 +49,7 @@ class World:
         precision: of the factors of products in training and evaluation.
     """
 
-    bench: Bench
+    training: LocalTraining
     federation: Federation
     test: Dataset
     seed: int
@@ -60,41 +60,41 @@ class World:
     @cached_property
     def shard(self) -> int:
         """Examples in one forward pass of an evaluation."""
-        network = self.bench.network
+        network = self.training.network
         small = network.convolves and not network.batch_statistics
         return min(self.eval_batch, SMALL) if small else self.eval_batch
 
     @cached_property
     def draws(self) -> Masks | None:
         """What the network draws in training; None where that is nothing."""
-        if self.bench.network.habits.reason:  # it is trained one by one, and not called in vain
+        if self.training.network.traits.reason:  # it is trained one by one, and not called in vain
             return Masks(False)
-        return masks(self.bench.network, self.few)
+        return masks(self.training.network, self.few)
 
     @cached_property
     def pads(self) -> bool:
         """Whether nothing sees padding: other examples, random numbers, parts of one's own."""
-        plan = self.bench.plan
+        plan = self.training.plan
         if self.draws is not None and plan.preparations:
             return False
-        if not network_bears_padding(self.bench.network, self.few, self.draws):
+        if not network_bears_padding(self.training.network, self.few, self.draws):
             return False
         if not fingerprint(plan.parts):
             return True
         clients = len(self.federation)
         several = Population(clients, clients)
         classes = self.federation.data.classes
-        return method_bears_padding(self.bench, several, classes, self.few, self.draws)
+        return method_bears_padding(self.training, several, classes, self.few, self.draws)
 
     @property
     def few(self) -> Batch:
         """Up to three examples, from all over the training set."""
         data = self.federation.data
         rows = np.unique(np.linspace(0, len(data) - 1, 3).astype(np.int64))
-        few = data.take(rows).to(self.bench.network.dtype)
+        few = data.take(rows).to(self.training.network.dtype)
         return Batch(few.x, few.y)
 
-    def on(self, device: torch.device) -> World:
+    def on(self, device: torch.device) -> TrainingSetup:
         """Return the world with network and data on a device.
 
         Raises:
@@ -111,11 +111,11 @@ class World:
                 do="set engine.device = 'cpu', or take fewer examples (data.limit)",
             ) from error
 
-    def _on(self, device: torch.device) -> World:
+    def _on(self, device: torch.device) -> TrainingSetup:
         train = self.federation.data.on(device)
         return replace(
             self,
-            bench=replace(self.bench, network=self.bench.network.on(device)),
+            training=replace(self.training, network=self.training.network.on(device)),
             federation=replace(self.federation, data=train),
             test=self.test.on(device),
         )
@@ -123,7 +123,7 @@ class World:
     def raw_weights(self, jobs: Sequence[Job], seen: Sequence[int]) -> Floats:
         """Return [n] weights of clients that have processed `seen` examples; no sum of 1 yet."""
         sizes = self.federation.sizes[[job.client for job in jobs]]
-        return raw_weights(self.bench.plan.weights, sizes, np.array(seen))
+        return raw_weights(self.training.plan.weights, sizes, np.array(seen))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Trained:
             the next round.
         loss: [K] mean training loss of each client.
         steps: [K] local steps that each client made.
-        notes: diagnostics by ``part.name``, [K].
+        diagnostics: diagnostics by ``part.name``, [K].
         seconds: by phase of local training, summed over clients, whoever trained them at once.
         account: what was sent and what went wrong, where not every client answers; K are then those
             that did.
@@ -176,7 +176,7 @@ class Trained:
     replies: Replies
     loss: NDArray[np.float64]
     steps: Ints
-    notes: dict[str, NDArray[np.float64]]
+    diagnostics: dict[str, NDArray[np.float64]]
     seconds: dict[str, float] = field(default_factory=dict)
     account: Account | None = None
 

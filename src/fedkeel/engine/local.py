@@ -14,10 +14,11 @@ from torch import Tensor
 from fedkeel.clock import Clock
 from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip, crops
+from fedkeel.engine.base import Job, Split, TrainingSetup
 from fedkeel.engine.vectorized.low_rank import whole
-from fedkeel.engine.base import Job, Split, World
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
+from fedkeel.method.context import ByPart, ClientInfo, Ints, Message, of
 from fedkeel.method.local_loop import (
     Client,
     Progress,
@@ -27,7 +28,6 @@ from fedkeel.method.local_loop import (
     client_step,
     client_survey,
 )
-from fedkeel.method.context import ByPart, Facts, Ints, Message, of
 from fedkeel.method.roles import Capability
 from fedkeel.rng import generator, generators, torch_seed
 from fedkeel.task import metrics
@@ -41,20 +41,20 @@ first step, and the steps; what is done after the last one, and writing the repl
 
 @torch.no_grad()
 def train_client(
-    world: World,
+    setup: TrainingSetup,
     message: Message,
     job: Job,
-    mine: ByPart | None,
+    client_state: ByPart | None,
     limit: int | None = None,
     clock: Clock | None = None,
 ) -> tuple[Reply, int, int]:
     """Run one client's round.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         message: what the server sent.
         job: the client.
-        mine: what the client kept, None the first time.
+        client_state: what the client kept, None the first time.
         limit: at most so many steps; for a rehearsal.
         clock: counts the seconds of each of `PHASES`.
 
@@ -65,23 +65,23 @@ def train_client(
         TrainingError: what the model, the loss or a part raised, with client, step and part.
     """
     clock = clock or Clock()
-    rows = world.federation.client(job.client)
-    planned = plans(world, message, [job])[0][:limit]
+    rows = setup.federation.client(job.client)
+    planned = plans(setup, message, [job])[0][:limit]
     clock.lap("data")
     at = 0
     try:
         with torch.random.fork_rng(devices=[]):
-            seed(torch_seed(world.seed, "torch", message.round, job.client))
-            client, progress, used = _begin(world, message, job, mine, rows, planned)
+            seed(torch_seed(setup.seed, "torch", message.round, job.client))
+            client, progress, used = _begin(setup, message, job, client_state, rows, planned)
             checks.states("prepares", client.prepared)
             checks.states("carries from step to step", progress.carry)
-            augment = generator(world.seed, "augment", message.round, job.client)
-            normal = noise(world, message, job.client)
-            turn = passes(world, job, planned)
+            augment = generator(setup.seed, "augment", message.round, job.client)
+            normal = noise(setup, message, job.client)
+            turn = passes(setup, job, planned)
             clock.lap("steps")
             for at, positions in enumerate(planned, start=1):
-                batch = _batch(world, rows[positions])
-                if world.augment:
+                batch = _batch(setup, rows[positions])
+                if setup.augment:
                     where = crops(augment, len(batch.y))
                     batch = Batch(crop_flip(batch.x, where), batch.y)
                 clock.lap("data")
@@ -90,9 +90,11 @@ def train_client(
                 progress = client_step(client, progress, batch, *places, noise=normal())
                 clock.lap("steps")
             reply = client_finish(client, progress, len(planned))
-            checks.states("keeps for a client", reply.mine)
-            if mine is None:  # later ones are compared with the first reply, see `engine.rows`
-                checks.same("keeps for a client", client.mine, reply.mine)
+            checks.states("keeps for a client", reply.client_state)
+            if (
+                client_state is None
+            ):  # later ones are compared with the first reply, see `engine.rows`
+                checks.same_form("keeps for a client", client.client_state, reply.client_state)
             clock.lap("upload")
             return reply, len(planned), sum(len(positions) for positions in planned)
     except FedkeelError:
@@ -120,65 +122,67 @@ def carry_on(source: torch.Generator) -> None:
         torch.default_generator.set_state(source.get_state())
 
 
-def plans(world: World, message: Message, jobs: Sequence[Job]) -> list[list[Ints]]:
+def plans(setup: TrainingSetup, message: Message, jobs: Sequence[Job]) -> list[list[Ints]]:
     """Return the positions, within a client's examples, of its round's mini-batches, of each."""
-    local, sizes = world.bench.local, world.federation.sizes
+    local, sizes = setup.training.local, setup.federation.sizes
     streams: Sequence[np.random.Generator | None] = [None] * len(jobs)
     if batches.by_round(local):
         clients = [job.client for job in jobs]
-        streams = generators(world.seed, "batches", message.round, clients)
+        streams = generators(setup.seed, "batches", message.round, clients)
     return [
         batches.plan(
-            local, int(sizes[one.client]), world.seed, message.round, one.client, one.done, stream
+            local, int(sizes[one.client]), setup.seed, message.round, one.client, one.done, stream
         )
         for one, stream in zip(jobs, streams, strict=True)
     ]
 
 
-def passes(world: World, job: Job, planned: list[Ints]) -> int:
+def passes(setup: TrainingSetup, job: Job, planned: list[Ints]) -> int:
     """Return the number of mini-batches in a client's first pass over its examples this round."""
-    size = int(world.federation.sizes[job.client])
-    return max(1, min(len(planned), batches.per_pass(world.bench.local, size)))
+    size = int(setup.federation.sizes[job.client])
+    return max(1, min(len(planned), batches.per_pass(setup.training.local, size)))
 
 
 def _begin(
-    world: World,
+    setup: TrainingSetup,
     message: Message,
     job: Job,
-    mine: ByPart | None,
+    client_state: ByPart | None,
     rows: Ints,
     planned: list[Ints],
 ) -> tuple[Client, Progress, Ints | None]:
     """Start the client; where a part prepares, also return the distinct positions it needs."""
-    used = np.unique(np.concatenate(planned)) if world.bench.plan.preparations else None
+    used = np.unique(np.concatenate(planned)) if setup.training.plan.preparations else None
 
     def everything() -> Batch:
-        return _batch(world, rows)
+        return _batch(setup, rows)
 
     def examples() -> Batch:
-        return _batch(world, rows if used is None else rows[used])
+        return _batch(setup, rows if used is None else rows[used])
 
     client, progress = client_start(
-        world.bench, message, mine, facts(world, job.client), everything, examples
+        setup.training, message, client_state, client_info(setup, job.client), everything, examples
     )
     return client, progress, used
 
 
 @torch.no_grad()
-def survey_client(world: World, message: Message, job: Job, mine: ByPart | None) -> ByPart:
+def survey_client(
+    setup: TrainingSetup, message: Message, job: Job, client_state: ByPart | None
+) -> ByPart:
     """Return a client's answers to the surveys, by part, before it trains. See `train_client`.
 
     Raises:
         TrainingError: what the model, the loss or a part raised, with client and part.
     """
-    rows = world.federation.client(job.client)
+    rows = setup.federation.client(job.client)
     try:
         with torch.random.fork_rng(devices=[]):
-            seed(torch_seed(world.seed, "survey", message.round, job.client))
-            about = facts(world, job.client)
-            everything = partial(_batch, world, rows)
+            seed(torch_seed(setup.seed, "survey", message.round, job.client))
+            about = client_info(setup, job.client)
+            everything = partial(_batch, setup, rows)
             asked = _unanswered(message)  # there may be room for them, with the last round's
-            answers = client_survey(world.bench, asked, mine, about, everything)
+            answers = client_survey(setup.training, asked, client_state, about, everything)
             checks.states("answers to its survey", answers)
             return answers
     except FedkeelError:
@@ -190,33 +194,34 @@ def survey_client(world: World, message: Message, job: Job, mine: ByPart | None)
 def _unanswered(message: Message) -> Message:
     """Return the message as it is before clients have answered, in whatever memory it lies."""
     told = {
-        k: {n: v for n, v in of(message.sent, k).items() if n != "survey"} for k in message.sent
+        k: {n: v for n, v in of(message.broadcast, k).items() if n != "survey"}
+        for k in message.broadcast
     }
-    return replace(message, sent=told)
+    return replace(message, broadcast=told)
 
 
-def facts(world: World, client: int) -> Facts:
+def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
     """Return what a client knows about itself, as far as the method needs it."""
-    rows = world.federation.client(client)
-    if Capability.CLASS_COUNTS not in world.bench.plan.needs:
-        return Facts(client, len(rows))
-    data = world.federation.data
+    rows = setup.federation.client(client)
+    if Capability.CLASS_COUNTS not in setup.training.plan.needs:
+        return ClientInfo(client, len(rows))
+    data = setup.federation.data
     counts = torch.bincount(data.y[torch.from_numpy(rows)], minlength=data.classes)
-    return Facts(client, len(rows), counts)
+    return ClientInfo(client, len(rows), counts)
 
 
-def noise(world: World, message: Message, client: int) -> Callable[[], Tree | None]:
+def noise(setup: TrainingSetup, message: Message, client: int) -> Callable[[], Tree | None]:
     """Return what gives standard normal numbers of the model's shapes, fresh in every step."""
-    if Capability.NOISE not in world.bench.plan.needs:
+    if Capability.NOISE not in setup.training.plan.needs:
         return lambda: None
-    source = torch.Generator().manual_seed(torch_seed(world.seed, "noise", message.round, client))
+    source = torch.Generator().manual_seed(torch_seed(setup.seed, "noise", message.round, client))
     return lambda: {
         k: torch.randn(v.shape, generator=source, dtype=v.dtype) for k, v in message.params.items()
     }
 
 
-def _batch(world: World, rows: Ints) -> Batch:
-    data = world.federation.data
+def _batch(setup: TrainingSetup, rows: Ints) -> Batch:
+    data = setup.federation.data
     index = torch.from_numpy(rows)
     return Batch(data.x[index], data.y[index])
 
@@ -232,14 +237,14 @@ class Done:
 
     Args:
         jobs: the n clients.
-        state: what they send, keep and note, tensors [n, ...] by ``delta``, ``buffers``,
-            ``uploads``, ``mine`` and ``notes``.
+        state: what they send, keep and note, tensors [n, ...] by ``update``, ``buffers``,
+            ``uploads``, ``client_state`` and ``notes``.
         loss: [n] mean recorded loss of each.
         finite: [n] whether everything that each sends is finite.
         steps: local steps that each made.
         seen: examples that each processed.
         seconds: by phase of `PHASES`, of all of them together.
-        added: whether ``delta`` [1, ...] is the sum of their updates, by their raw weights.
+        added: whether ``update`` [1, ...] is the sum of their updates, by their raw weights.
     """
 
     jobs: Sequence[Job]
@@ -264,7 +269,7 @@ class Trainer(Protocol):
         """Clients that are trained at once, at most."""
 
     @property
-    def placed(self) -> World:
+    def placed(self) -> TrainingSetup:
         """Method, model and data where they are used, on a GPU, say."""
 
     @property
@@ -277,17 +282,17 @@ class Trainer(Protocol):
         """Train clients; with `sums`, their updates may come added up."""
 
 
-class OneByOne:
+class SequentialTrainer:
     """A `Trainer` that trains one client after the other: the definition of correct.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
     """
 
-    def __init__(self, world: World) -> None:
-        self.placed = world
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.placed = setup
         self.lanes = 1
-        varies = world.bench.network.habits.varies
+        varies = setup.training.network.traits.varies
         self.reasons = [varies] if varies else []
 
     def __call__(
@@ -297,8 +302,8 @@ class OneByOne:
         for job in jobs:
             clock = Clock()
             own = kept(job.client)
-            mine = None if own is None else branches(whole(own))
-            reply, steps, seen = train_client(self.placed, message, job, mine, clock=clock)
+            client_state = None if own is None else branches(whole(own))
+            reply, steps, seen = train_client(self.placed, message, job, client_state, clock=clock)
             state = map_tensors(lambda t: t[None], sent(reply))
             loss, finite = reply.loss[None], reply.finite[None]
             yield Done([job], state, loss, finite, [steps], [seen], clock.seconds)
@@ -307,61 +312,63 @@ class OneByOne:
 def sent(reply: Reply) -> State:
     """Return what a client sends, keeps and notes, as one state."""
     return {
-        "delta": dict(reply.delta),
+        "update": dict(reply.update),
         "buffers": dict(reply.buffers),
         "uploads": dict(reply.uploads),
-        "mine": dict(reply.mine),
-        "notes": dict(reply.notes),
+        "client_state": dict(reply.client_state),
+        "notes": dict(reply.diagnostics),
     }
 
 
 def _named(error: Exception, client: int, step: int) -> TrainingError:
     """Return an error that says at which client and step, and in which part, it happened."""
     when = f"step {step}" if step else "before its first step"
-    return checks.told(f"Training failed at client {client}, {when}", error)
+    return checks.training_error(f"Training failed at client {client}, {when}", error)
 
 
-def evaluated(world: World, split: Split) -> tuple[Ints | None, Ints, int]:
+def evaluated(setup: TrainingSetup, split: Split) -> tuple[Ints | None, Ints, int]:
     """Return what an evaluation looks at.
 
     Returns:
         [N] rows of the training set, None for the whole test set; [N] group of each example: its
         source, or its client; and the number of groups.
     """
-    federation = world.federation
+    federation = setup.federation
     if split == "test":
-        return None, world.test.source_ids, len(world.test.sources)
+        return None, setup.test.source_ids, len(setup.test.sources)
     if federation.held_rows is None or federation.held_offsets is None:
         return federation.rows, federation.owner(), len(federation)
     sizes = np.diff(federation.held_offsets)
     return federation.held_rows, np.repeat(np.arange(len(federation)), sizes), len(federation)
 
 
-def examples(world: World, split: Split) -> int:
+def examples(setup: TrainingSetup, split: Split) -> int:
     """Return N, the number of examples of a split."""
-    return len(evaluated(world, split)[1])
+    return len(evaluated(setup, split)[1])
 
 
-def evaluate_shard(world: World, params: Tree, buffers: Tree, split: Split, start: int) -> Tensor:
-    """Return [n, 3] of the examples from `start` on, at most `world.shard` of them.
+def evaluate_shard(
+    setup: TrainingSetup, params: Tree, buffers: Tree, split: Split, start: int
+) -> Tensor:
+    """Return [n, 3] of the examples from `start` on, at most `setup.shard` of them.
 
     A module that draws in evaluation too draws the same for them each time, wherever that is.
     """
-    rows, group, _ = evaluated(world, split)
-    part = slice(start, start + world.shard)
+    rows, group, _ = evaluated(setup, split)
+    part = slice(start, start + setup.shard)
     if rows is None:
-        x, y = world.test.x[part].clone(), world.test.y[part]  # see engine.buffers.ALIGN
+        x, y = setup.test.x[part].clone(), setup.test.y[part]  # see engine.buffers.ALIGN
     else:
         index = torch.from_numpy(rows[part])
-        x, y = world.federation.data.x[index], world.federation.data.y[index]
+        x, y = setup.federation.data.x[index], setup.federation.data.y[index]
     with torch.random.fork_rng(devices=[]):
-        seed(torch_seed(world.seed, f"evaluation.{split}", client=start))
+        seed(torch_seed(setup.seed, f"evaluation.{split}", client=start))
         of = torch.from_numpy(group[part])
-        return metrics.measure(world.bench.network, params, buffers, x, y, of)
+        return metrics.measure(setup.training.network, params, buffers, x, y, of)
 
 
-def evaluate(world: World, params: Tree, buffers: Tree, split: Split) -> Tensor:
+def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Tensor:
     """Return [N, 3] of the examples of a split, shard by shard in this process."""
-    starts = range(0, examples(world, split), world.shard)
-    shards = [evaluate_shard(world, params, buffers, split, start) for start in starts]
+    starts = range(0, examples(setup, split), setup.shard)
+    shards = [evaluate_shard(setup, params, buffers, split, start) for start in starts]
     return torch.cat(shards).cpu() if shards else torch.empty(0, 3, dtype=torch.float64)

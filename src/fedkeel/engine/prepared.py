@@ -8,10 +8,11 @@ from typing import Literal
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.buffers import Spec, specs
-from fedkeel.engine.base import World
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
+from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.server_round import Server, server_rows
 from fedkeel.task.task import Task
 
@@ -44,7 +45,7 @@ class Prepared:
 
     Args:
         settings: what was asked for.
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         server: the server before the first round.
         spec: what a client's reply looks like.
         population: how many clients there are, and in a round.
@@ -54,7 +55,7 @@ class Prepared:
     """
 
     settings: config.Run
-    world: World
+    setup: TrainingSetup
     server: Server
     spec: dict[str, Spec]
     population: Population
@@ -65,9 +66,14 @@ class Prepared:
     @property
     def plan(self) -> Plan:
         """The method."""
-        return self.world.bench.plan
+        return self.setup.training.plan
 
     @property
     def table(self) -> dict[str, Spec]:
         """What the server remembers of one client, by path."""
         return specs(dict(server_rows(self.plan, self.server.params)))
+
+
+def learning_rate(settings: config.Run, training: LocalTraining, round: int) -> float:
+    """Return the local learning rate of a round, counted from 0."""
+    return training.local.lr * training.local.schedule.factor(round, settings.rounds)

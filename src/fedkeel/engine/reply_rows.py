@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.engine.base import Job, Tick, TrainingSetup
 from fedkeel.engine.buffers import Allocate, Buffers, Raw, Spec, specs
 from fedkeel.engine.local import PHASES, Done, Kept, Trainer, survey_client
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.vectorized.low_rank import forms, whole
-from fedkeel.engine.base import Job, Tick, World
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
 from fedkeel.tree import State, Tree, branches, map_tensors, unwalk, walk
@@ -31,10 +31,10 @@ COUNTS = {
 }
 """Numbers about each client's round; `head` is the row of the piece that it was trained in."""
 
-DELTA = "delta/"
+UPDATE = "update/"
 """Where updates stand among the specs of a reply."""
 
-KEPT = "mine/"
+KEPT = "client_state/"
 """Where what a client keeps stands among the specs of a rehearsal."""
 
 SURVEY = "survey/"
@@ -47,7 +47,7 @@ class Rows:
     What clients keep goes into the store; where there is none it is a row like the others.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         spec: shape and type of each tensor of a reply, by path, from `rounds.rehearse`.
         capacity: the most clients.
         allocate: where the memory comes from.
@@ -57,19 +57,19 @@ class Rows:
 
     def __init__(
         self,
-        world: World,
+        setup: TrainingSetup,
         spec: Mapping[str, Spec],
         capacity: int,
         allocate: Allocate,
         sums: bool = False,
         store: ClientStore | None = None,
     ) -> None:
-        self._world, self._store = world, store
+        self._setup, self._store = setup, store
         self._asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
         self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
-        self.summed = sums and world.bench.plan.sums
-        messages = (f"uploads/{part}/" for part in world.bench.plan.summed)
-        added = (DELTA, *messages) if self.summed else ()
+        self.summed = sums and setup.training.plan.sums
+        messages = (f"uploads/{part}/" for part in setup.training.plan.summed)
+        added = (UPDATE, *messages) if self.summed else ()
         summed = {k: v for k, v in self._spec.items() if k.startswith(added)}
         self._kept = {k: v for k, v in self._spec.items() if k.startswith(KEPT)}
         rest = {k: v for k, v in self._spec.items() if k not in summed and k not in self._kept}
@@ -77,7 +77,7 @@ class Rows:
         seconds = {k: Spec((), torch.float64) for k in PHASES}
         self._sums = Buffers(summed, capacity, allocate)  # by piece
         self._replies = Buffers(rest, capacity, allocate)
-        self._mine = Buffers(self._kept if store is None else {}, capacity, allocate)
+        self._client_state = Buffers(self._kept if store is None else {}, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         self._seconds = Buffers(seconds, capacity, allocate)  # by piece
         self._answers = Buffers(self._asked, capacity, allocate)
@@ -130,7 +130,7 @@ class Rows:
     def _keep(self, state: Tree, jobs: Sequence[Job], rows: Sequence[int]) -> None:
         """Write what clients keep."""
         if self._store is None:
-            self._mine.write(whole(state), rows)
+            self._client_state.write(whole(state), rows)
         elif state:
             own = {path.removeprefix(KEPT): tensor for path, tensor in state.items()}
             self._store.write(np.array([job.client for job in jobs]), own)
@@ -152,12 +152,12 @@ class Rows:
             for path, rows in state.items():
                 add(path, rows[0])
             return
-        raw = self._world.raw_weights(done.jobs, done.seen)
+        raw = self._setup.raw_weights(done.jobs, done.seen)
         good = np.flatnonzero(done.finite.cpu().numpy() & (raw > 0.0))
         if not len(good):
             return
         for path, rows in state.items():
-            scales = raw if path.startswith(DELTA) else np.ones_like(raw)
+            scales = raw if path.startswith(UPDATE) else np.ones_like(raw)
             if len(rows) == 1:
                 add(path, rows[0], scales[0])
             else:
@@ -166,9 +166,9 @@ class Rows:
                 weights = torch.from_numpy(scales[good]).to(rows.device, rows.dtype)
                 add(path, torch.mv(rows.reshape(len(rows), -1).T, weights))
 
-    def ask(self, message: Message, job: Job, mine: ByPart | None) -> None:
+    def ask(self, message: Message, job: Job, client_state: ByPart | None) -> None:
         """Write one client's answers to the surveys into its row."""
-        self.put_answers(job, survey_client(self._world, message, job, mine))
+        self.put_answers(job, survey_client(self._setup, message, job, client_state))
 
     def put_answers(self, job: Job, answers: ByPart) -> None:
         """Write one client's answers to the surveys, whoever asked it, into its row."""
@@ -213,7 +213,7 @@ class Rows:
         return {
             "sums": self._sums.raw(1),
             "replies": self._replies.raw(count),
-            "mine": self._mine.raw(count),
+            "client_state": self._client_state.raw(count),
             "counts": self._counts.raw(count),
             "seconds": self._seconds.raw(1),
         }
@@ -236,8 +236,10 @@ class Rows:
         for name, buffers in into.items():
             one = name in ("seconds", "sums")
             buffers.fill(packed.get(name, {}), rows[:1] if one else rows)
-        if "mine" in packed:
-            self._keep({k: _typed(v, self._kept[k]) for k, v in packed["mine"].items()}, jobs, rows)
+        if "client_state" in packed:
+            self._keep(
+                {k: _typed(v, self._kept[k]) for k, v in packed["client_state"].items()}, jobs, rows
+            )
         if "counts" in packed:
             self._counts.tensors["head"][rows] = rows[0]
 

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedkeel.engine.base import Job, Tick, Trained, TrainingSetup
 from fedkeel.engine.buffers import Allocate, Spec, specs
 from fedkeel.engine.local import Trainer, sent, survey_client, train_client
 from fedkeel.engine.reply_rows import KEPT, SURVEY, Rows
 from fedkeel.engine.store import client_store
-from fedkeel.engine.base import Job, Tick, Trained, World
 from fedkeel.errors import RunError
 from fedkeel.method import checks
-from fedkeel.method.local_loop import kept
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.local_loop import kept
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import Replies, surveyed, with_answers
 from fedkeel.records.folder import ANOTHER
@@ -31,7 +31,7 @@ def flat(message: Message) -> State:
     return {
         "params": dict(message.params),
         "buffers": dict(message.buffers),
-        "sent": dict(message.sent),
+        "broadcast": dict(message.broadcast),
     }
 
 
@@ -40,7 +40,7 @@ def unflat(state: State, round: int, lr: float) -> Message:
     return Message(
         params=tensors(below(state, "params")),
         buffers=tensors(below(state, "buffers")),
-        sent=branches(below(state, "sent")),
+        broadcast=branches(below(state, "broadcast")),
         round=round,
         lr=lr,
     )
@@ -53,7 +53,7 @@ AWAY = "away"
 """Name in a checkpoint that says that client state lies on other machines."""
 
 
-def rehearse(world: World, message: Message) -> dict[str, Spec]:
+def rehearse(setup: TrainingSetup, message: Message) -> dict[str, Spec]:
     """Train one step of the first client and throw it away, to learn what a reply looks like.
 
     Returns:
@@ -63,36 +63,36 @@ def rehearse(world: World, message: Message) -> dict[str, Spec]:
         TrainingError: what the model, the loss or a part raised; or a part of one's own changed in
             place what it had received, or what it had kept.
     """
-    own = fingerprint(world.bench.plan.parts)
-    if not own or world.bench.network.habits.writes:
-        return specs(tried(world, message))
+    own = fingerprint(setup.training.plan.parts)
+    if not own or setup.training.network.traits.writes:
+        return specs(tried(setup, message))
     received, said = flat(message), f"was changed in place, in {', '.join(own)}"
     before = checks.versions(received)
-    found = specs(tried(world, message))
+    found = specs(tried(setup, message))
     checks.unchanged(f"What the server sent {said}", before, received)
-    mine, _ = kept(world.bench, message, None)
-    before = checks.versions(dict(mine))
-    tried(world, message, mine)
-    checks.unchanged(f"What a client keeps {said}", before, dict(mine))
+    client_state, _ = kept(setup.training, message, None)
+    before = checks.versions(dict(client_state))
+    tried(setup, message, client_state)
+    checks.unchanged(f"What a client keeps {said}", before, dict(client_state))
     return found
 
 
-def tried(world: World, message: Message, mine: ByPart | None = None) -> State:
+def tried(setup: TrainingSetup, message: Message, client_state: ByPart | None = None) -> State:
     """Return what the first client sends and keeps after one step, and its answers to surveys.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         message: what the server sent.
-        mine: what the client kept, None the first time.
+        client_state: what the client kept, None the first time.
     """
-    first = int(np.flatnonzero(world.federation.sizes)[0])  # a node has the data of its own alone
+    first = int(np.flatnonzero(setup.federation.sizes)[0])  # a node has the data of its own alone
     job = Job(row=0, client=first, done=0)
     answers: ByPart = {}
-    if world.bench.plan.surveys:
-        answers = survey_client(world, message, job, mine)
+    if setup.training.plan.surveys:
+        answers = survey_client(setup, message, job, client_state)
         alone = map_tensors(lambda t: t[None], dict(answers))
         message = surveyed(message, branches(alone), np.ones(1))
-    reply, _, _ = train_client(world, message, job, mine, limit=1)
+    reply, _, _ = train_client(setup, message, job, client_state, limit=1)
     return {**sent(reply), "survey": dict(answers)}
 
 
@@ -120,7 +120,7 @@ class RoundBuffers:
     """Where the replies of a round are written, and client state is kept.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         spec: shape and type of each tensor of a reply, by path, from `rehearse`.
         capacity: the largest cohort.
         allocate: where the memory comes from.
@@ -131,7 +131,7 @@ class RoundBuffers:
 
     def __init__(
         self,
-        world: World,
+        setup: TrainingSetup,
         spec: Mapping[str, Spec],
         capacity: int,
         allocate: Allocate,
@@ -142,13 +142,13 @@ class RoundBuffers:
         if away:
             spec = {k: v for k, v in spec.items() if not k.startswith(KEPT)}
         self._away = away
-        clients = len(world.federation)
+        clients = len(setup.federation)
         kept = kept_spec(spec)
-        thin = thin_paths(kept, world.bench.plan)
+        thin = thin_paths(kept, setup.training.plan)
         self.store = client_store(kept, clients, allocate, file, capacity, thin)
-        self.rows = Rows(world, spec, capacity, allocate, sums, self.store)
+        self.rows = Rows(setup, spec, capacity, allocate, sums, self.store)
         self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
-        self._sizes = world.federation.sizes
+        self._sizes = setup.federation.sizes
 
     def run(self, train: Trainer, message: Message, jobs: Sequence[Job], tick: Tick) -> None:
         """Train clients and write their rows. See `Rows.run`."""
@@ -180,17 +180,17 @@ class RoundBuffers:
             examples=self._sizes[clients],
             processed=np.array(counts["seen"].numpy()),
             finite=np.array(counts["finite"].numpy()),
-            delta=tensors(below(state, "delta")),
+            update=tensors(below(state, "update")),
             buffers=tensors(below(state, "buffers")),
             uploads=branches(below(state, "uploads")),
             summed=self.rows.summed,
         )
-        notes = tensors(below(state, "notes"))
+        diagnostics = tensors(below(state, "notes"))
         return Trained(
             replies=replies,
             loss=np.array(counts["loss"].numpy()),
             steps=np.array(counts["steps"].numpy()),
-            notes={name: t.double().numpy() for name, t in notes.items()},
+            diagnostics={name: t.double().numpy() for name, t in diagnostics.items()},
             seconds=self.rows.seconds(k),
         )
 

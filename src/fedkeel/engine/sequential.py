@@ -9,11 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
 from fedkeel.engine.buffers import Spec, private
-from fedkeel.engine.local import OneByOne, Trainer, evaluate
+from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate
+from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.round_buffers import RoundBuffers
-from fedkeel.engine.base import Split, Tick, Trained, World
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 
@@ -22,7 +22,7 @@ class Sequential:
     """Trains clients in this process, one after the other or side by side.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         spec: what a reply looks like, from `rounds.rehearse`.
         capacity: the largest cohort.
         file: where client state lies; None for memory.
@@ -31,7 +31,7 @@ class Sequential:
 
     def __init__(
         self,
-        world: World,
+        setup: TrainingSetup,
         spec: Mapping[str, Spec],
         capacity: int,
         *,
@@ -39,9 +39,9 @@ class Sequential:
         chunks: Trainer | None = None,
     ) -> None:
         sums = chunks is not None
-        self._buffers = RoundBuffers(world, spec, capacity, private, file, sums)
-        self._train: Trainer = chunks or OneByOne(world)
-        self._precision = world.precision
+        self._buffers = RoundBuffers(setup, spec, capacity, private, file, sums)
+        self._train: Trainer = chunks or SequentialTrainer(setup)
+        self._precision = setup.precision
 
     @property
     def reasons(self) -> list[str]:
@@ -71,11 +71,11 @@ class Sequential:
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
-        world = self._train.placed
-        like = next(iter(world.bench.network.params.values()))
+        setup = self._train.placed
+        like = next(iter(setup.training.network.params.values()))
         params, buffers = ({k: t.to(like.device) for k, t in s.items()} for s in (params, buffers))
         with arithmetic(self._precision):
-            return evaluate(world, params, buffers, split)
+            return evaluate(setup, params, buffers, split)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays."""

@@ -25,15 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
-from fedkeel.engine.process import malloc
-from fedkeel.engine.process import work_items
-from fedkeel.engine.process.numerics import settle
+from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
 from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
-from fedkeel.engine.local import OneByOne, Trainer, evaluate_shard, examples
+from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate_shard, examples
+from fedkeel.engine.process import malloc, work_items
+from fedkeel.engine.process.affinity import core, here, woken_on
+from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.process.work_items import Piece, Tasks, Train
 from fedkeel.engine.round_buffers import RoundBuffers, flat, unflat
-from fedkeel.engine.process.affinity import core, here, woken_on
-from fedkeel.engine.base import Split, Tick, Trained, World
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
@@ -66,7 +65,7 @@ class _Worker:
 class _Shared:
     """What this process and its workers both see."""
 
-    world: World
+    setup: TrainingSetup
     message: Buffers
     rounds: RoundBuffers
     measured: Buffers
@@ -77,7 +76,7 @@ class Workers:
     """Trains clients in several processes.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         spec: what a reply looks like, from `rounds.rehearse`.
         capacity: the largest cohort.
         message: any message of this run, for the shapes.
@@ -90,7 +89,7 @@ class Workers:
 
     def __init__(
         self,
-        world: World,
+        setup: TrainingSetup,
         spec: Mapping[str, Spec],
         capacity: int,
         message: Message,
@@ -102,12 +101,12 @@ class Workers:
     ) -> None:
         start = start or beginning()
         memory = shared if start == "fork" else segment
-        most = max(examples(world, "test"), examples(world, "clients"))
+        most = max(examples(setup, "test"), examples(setup, "clients"))
         self._shared = _Shared(
-            world=world,
+            setup=setup,
             message=Buffers(specs(flat(message)), None, memory),
-            rounds=RoundBuffers(world, spec, capacity, memory, file, sums=chunks is not None),
-            train=chunks or OneByOne(world),
+            rounds=RoundBuffers(setup, spec, capacity, memory, file, sums=chunks is not None),
+            train=chunks or SequentialTrainer(setup),
             measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
         )
         self._method = start
@@ -143,9 +142,9 @@ class Workers:
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         self._shared.message.write(flat(message))
-        world, lanes = self._shared.world, self._shared.train.lanes
+        setup, lanes = self._shared.setup, self._shared.train.lanes
         jobs = self._shared.rounds.begin(clients)
-        self._work(work_items.training(world, message, jobs, len(self._workers), lanes), tick)
+        self._work(work_items.training(setup, message, jobs, len(self._workers), lanes), tick)
         return self._shared.rounds.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
@@ -165,13 +164,13 @@ class Workers:
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
-        world = self._shared.world
+        setup = self._shared.setup
         sent: State = {"params": dict(params)}
-        if world.bench.buffers == "average":  # otherwise the workers have them
+        if setup.training.buffers == "average":  # otherwise the workers have them
             sent["buffers"] = dict(buffers)
         self._shared.message.write(sent)
-        count = examples(world, split)
-        work = work_items.evaluation(world, split, count, len(self._workers))
+        count = examples(setup, split)
+        work = work_items.evaluation(setup, split, count, len(self._workers))
         self._work(work, lambda _: None)
         return self._shared.measured.tensors["rows"][:count].clone()
 
@@ -271,7 +270,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()
-    settle(state.world.precision)
+    settle(state.setup.precision)
     malloc.keep()
     parent = os.getppid()
     with suppress(EOFError, OSError, KeyboardInterrupt):
@@ -286,7 +285,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
 
 
 def _do(state: _Shared, piece: Piece) -> None:
-    world, message = state.world, state.message.nested()
+    setup, message = state.setup, state.message.nested()
     if isinstance(piece, Train):
         received = unflat(message, piece.round, piece.lr)
         if not piece.survey:
@@ -296,7 +295,7 @@ def _do(state: _Shared, piece: Piece) -> None:
             state.rounds.ask(received, job)
         return
     received = unflat(message, 0, 0.0)
-    buffers = received.buffers or world.bench.network.buffers
+    buffers = received.buffers or setup.training.network.buffers
     for start in piece.starts:
-        rows = evaluate_shard(world, received.params, buffers, piece.split, start)
+        rows = evaluate_shard(setup, received.params, buffers, piece.split, start)
         state.measured.tensors["rows"][start : start + len(rows)] = rows

@@ -23,8 +23,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeel.config import Experiment, load
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.node.configuration import folder, site
-from fedkeel.flower.server.serve import Options, told
 from fedkeel.flower.node.node import Site, note, outward
+from fedkeel.flower.server.serve import Options, told
 from fedkeel.user_code import app_of, one_line
 
 RAISED = 2

@@ -15,10 +15,10 @@ from fedkeel.errors import RunError
 from fedkeel.flower.node.local_data import away
 from fedkeel.flower.server.serve import refuse_secure_aggregation
 from fedkeel.method.grammar import parse
-from fedkeel.user_code import working_directory_first
-from fedkeel.task.models import builder
-from fedkeel.version import __version__
 from fedkeel.source_digest import imported
+from fedkeel.task.models import builder
+from fedkeel.user_code import working_directory_first
+from fedkeel.version import __version__
 
 PACKAGE = "federation"
 
@@ -80,7 +80,7 @@ def export(experiment: Experiment, out: Path) -> list[str]:
             (package / name).write_text(_template(name).template, encoding="utf-8")
         left = [module for module in modules if not _copied(module, out)]
         for name in ("pyproject.toml", "README.md"):
-            filled = _template(name).substitute(_facts(experiment, left))
+            filled = _template(name).substitute(_client_info(experiment, left))
             (out / name).write_text(filled, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{out} cannot be written to.", got=error) from None
@@ -127,7 +127,7 @@ def _template(name: str) -> Template:
     return Template(folder.joinpath(f"{name}.txt").read_text(encoding="utf-8"))
 
 
-def _facts(experiment: Experiment, left: list[str]) -> dict[str, str]:
+def _client_info(experiment: Experiment, left: list[str]) -> dict[str, str]:
     install = "".join(f"\nThe module `{m}` has to be installed there too.\n" for m in left)
     nodes = _nodes(experiment)
     return {

@@ -15,14 +15,13 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedkeel.engine.buffers import Spec, specs
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
-from fedkeel.runner.server_table import ServerTable
 from fedkeel.flower.server.outliers import outliers
 from fedkeel.flower.wire import WireError, pack, unpack
-from fedkeel.method.local_loop import finite
 from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.context import Message as Sent
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_loop import finite
 from fedkeel.method.roles import (
     ROLES,
     AggregateTransform,
@@ -36,6 +35,7 @@ from fedkeel.method.roles import (
 from fedkeel.method.server_round import Replies, Server, owned, server_message
 from fedkeel.method.server_round import server_round as play
 from fedkeel.rng import generator
+from fedkeel.runner.server_table import ServerTable
 from fedkeel.tree import Tree, clone, walk
 
 LOG = logging.getLogger("flwr")
@@ -177,7 +177,7 @@ class Method(FedAvg):
             examples=examples,
             processed=examples,
             finite=np.array([bool(finite({"p": dict(model)})) for _, _, model, _ in found]),
-            delta={k: torch.stack([one[2][k] - v for one in found]) for k, v in start.items()},
+            update={k: torch.stack([one[2][k] - v for one in found]) for k, v in start.items()},
             buffers={
                 k: torch.stack([model[k] for _, _, model, _ in found]) for k in self._server.buffers
             },

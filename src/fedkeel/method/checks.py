@@ -15,15 +15,15 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.roles import Part
-from fedkeel.user_code import one_line, where_raised
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
+from fedkeel.user_code import one_line, where_raised
 
 _SEEN = "fedkeel.method.context"
 """Where the classes are written that parts see: it imports this module."""
 
 
-def whole(part: Part, found: Tree, params: Tree) -> Tree:
+def tree_of(part: Part, found: Tree, params: Tree) -> Tree:
     """Return what a part made of the parameters, a tensor of the same form for each of them.
 
     Raises:
@@ -87,7 +87,7 @@ def span(part: Part, found: Span, updates: Span) -> Span:
         TrainingError: names the part, and what it returned.
     """
     if isinstance(found, Span):
-        whole(part, _first(found), _first(updates))
+        tree_of(part, _first(found), _first(updates))
         if len(found) == len(updates):
             return found
     raise TrainingError(
@@ -157,7 +157,7 @@ def states(told: str, found: Mapping[str, State]) -> None:
         )
 
 
-def same(told: str, before: Mapping[str, State], after: Mapping[str, State]) -> None:
+def same_form(told: str, before: Mapping[str, State], after: Mapping[str, State]) -> None:
     """Refuse states of another form than the last: a run that goes on could not take them up.
 
     Args:
@@ -211,7 +211,7 @@ def unchanged(told: str, before: dict[str, int], given: Mapping[str, Tensor | St
 
 
 @contextmanager
-def kept_as_is(part: Part, **given: Tree) -> Iterator[None]:
+def unchanged_models(part: Part, **given: Tree) -> Iterator[None]:
     """Refuse a part that changes models in place that it is given, by what they are called."""
     trees: State = {name: dict(one) for name, one in given.items()}
     before = versions(trees)
@@ -245,7 +245,7 @@ def finite(round: int, makers: Iterable[Part], model: Tree) -> None:
 
 
 @contextmanager
-def named(where: str) -> Iterator[None]:
+def raised_in(where: str) -> Iterator[None]:
     """Say where it was, and in which part, that something of a user's own raised.
 
     Args:
@@ -259,10 +259,10 @@ def named(where: str) -> Iterator[None]:
     except FedkeelError:
         raise
     except Exception as error:
-        raise told(where, error) from error
+        raise training_error(where, error) from error
 
 
-def told(where: str, error: Exception) -> TrainingError:
+def training_error(where: str, error: Exception) -> TrainingError:
     """Return an error that says where and in which part another was raised."""
     part = _part_of(error.__traceback__)
     return TrainingError(
@@ -273,7 +273,7 @@ def told(where: str, error: Exception) -> TrainingError:
     )
 
 
-_ASKED = {".noise": "NOISE", ".counts": "CLASS_COUNTS"}
+_ASKED = {".noise": "NOISE", ".class_counts": "CLASS_COUNTS"}
 """What a part sees only where it declares that it needs it."""
 
 

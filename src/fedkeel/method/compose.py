@@ -18,7 +18,7 @@ from typing import TypeVar
 from fedkeel.config import Local, Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
-from fedkeel.method.context import Aim
+from fedkeel.method.context import Objective
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import check_hyperparameters
 from fedkeel.method.parts.server import Addition, WeightedMean
@@ -77,7 +77,7 @@ class Plan:
         weights: how clients count in the mean.
         dispatch: the part that changes the model that is sent, or None.
         surveys: parts that ask the clients before they train.
-        aim: what a client minimises: criterion, loss terms and penalties.
+        objective: what a client minimises: criterion, loss terms and penalties.
         gradient_rule: the part that says where the gradient is taken, or None.
         gradient_transforms: parts that change the gradient, by stage.
         corrections: parts that move parameters after a step.
@@ -102,7 +102,7 @@ class Plan:
     weights: Weights
     dispatch: Dispatch | None
     surveys: tuple[Survey, ...]
-    aim: Aim
+    objective: Objective
     gradient_rule: GradientRule | None
     gradient_transforms: tuple[GradientTransform, ...]
     corrections: tuple[StepCorrection, ...]
@@ -137,7 +137,7 @@ class Plan:
         return frozenset(part.name for part in self.client_states if part.renewed)
 
     @cached_property
-    def bent(self) -> str:
+    def nonlinear_part(self) -> str:
         """Name of a part beside which a local path is no weighted sum of gradients, or ""."""
         bend = (part.name for part in self.parts if Capability.LINEAR_ACCUMULATION in part.breaks)
         return next(bend, "")
@@ -208,7 +208,7 @@ def compose(
         weights=weights or _stated_weights(parts, expression),
         dispatch=next(iter(_playing(parts, Dispatch)), None),
         surveys=_playing(parts, Survey),
-        aim=Aim(
+        objective=Objective(
             criterion=next(iter(_playing(parts, Criterion)), None),
             terms=_playing(parts, LossTerm),
             penalties=penalties,

@@ -41,22 +41,22 @@ def of(states: Mapping[str, State], part: str) -> State:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ClientInfo:
     """What a client knows about itself.
 
     Args:
         client: stable index 0..C-1; [] where clients train side by side.
         examples: number of training examples; [] likewise.
-        counts: [Y] number of examples of each class; only for methods that need CLASS_COUNTS.
+        class_counts: [Y] number of examples of each class; only for methods that need CLASS_COUNTS.
     """
 
     client: int | Tensor
     examples: int | Tensor
-    counts: Tensor | None = None
+    class_counts: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Aim:
+class Objective:
     """What a client minimises.
 
     Args:
@@ -82,14 +82,14 @@ class Message:
     Args:
         params: the model.
         buffers: the model's buffers, where they are averaged.
-        sent: further messages, by part.
+        broadcast: further messages, by part.
         round: rounds completed before this one.
         lr: local learning rate of this round.
     """
 
     params: Tree
     buffers: Tree
-    sent: ByPart
+    broadcast: ByPart
     round: int
     lr: float
 
@@ -103,14 +103,14 @@ class Step:
             train side by side some may be padding, of weight 0: `batch.real(dtype)`, [B]. A part of
             one's own in which padding shows is given batches without.
         start: the received model.
-        facts: about the client.
-        sent: what this part's server half sent.
-        mine: what this part keeps for the client.
+        client_info: about the client.
+        broadcast: what this part's server half sent.
+        client_state: what this part keeps for the client.
         carry: what this part carried from the step before.
         prepared: this part's preparation, the rows [B, ...] of this step.
         network: the model and its loss.
         buffers: the model's buffers.
-        aim: what is minimised.
+        objective: what is minimised.
         autograd: how gradients are taken.
         received: the buffers of the received model.
         noise: standard normal numbers of the model's shapes, fresh in every step; only for methods
@@ -120,27 +120,27 @@ class Step:
 
     batch: Batch
     start: Tree
-    facts: Facts
+    client_info: ClientInfo
     network: Network
     buffers: Tree
-    aim: Aim = Aim()
+    objective: Objective = Objective()
     autograd: Autograd = "eager"
     received: Tree = field(default_factory=dict)
     noise: Tree | None = None
     states: tuple[ByPart, ByPart, ByPart, ByPart] = ({}, {}, {}, {})
-    sent: State = field(default_factory=dict)
-    mine: State = field(default_factory=dict)
+    broadcast: State = field(default_factory=dict)
+    client_state: State = field(default_factory=dict)
     carry: State = field(default_factory=dict)
     prepared: State = field(default_factory=dict)
     seen: list[Tensor] = field(default_factory=list)
 
     def view(self, part: str) -> Step:
         """Return this step with the namespaces of one part."""
-        sent, mine, carry, prepared = self.states
+        broadcast, client_state, carry, prepared = self.states
         return replace(
             self,
-            sent=of(sent, part),
-            mine=of(mine, part),
+            broadcast=of(broadcast, part),
+            client_state=of(client_state, part),
             carry=of(carry, part),
             prepared=of(prepared, part),
         )
@@ -153,7 +153,7 @@ class Step:
         """
         first = not self.seen
         buffers = self.buffers if first else self.network.throwaway(self.buffers)
-        objective = None if self.aim.plain else self._objective
+        objective = None if self.objective.plain else self._objective
         given = params, buffers, self.batch, self.autograd, objective
         loss, grads = self.network.value_and_grad(*given)
         if first:
@@ -162,23 +162,23 @@ class Step:
 
     def _objective(self, output: Output, params: Tree) -> Tensor:
         """Return the loss with all terms, without the penalties, []."""
-        criterion = self.aim.criterion
+        criterion = self.objective.criterion
         if criterion is None:
             losses = self.network.task_losses(output.logits, self.batch.y)
         else:
             found = criterion.criterion(output.logits, self.view(criterion.name))
             losses = checks.losses(criterion, found, len(self.batch.x))
         total = batch_mean(losses, self.batch)
-        for part in self.aim.terms:
+        for part in self.objective.terms:
             term = part.loss_term(output, params, self.view(part.name))
             term = checks.losses(part, term, len(self.batch.x))
             total = total + (batch_mean(term, self.batch) if term.ndim else term)
         return total
 
     def _with_penalties(self, grads: Tree, params: Tree) -> Tree:
-        for part in self.aim.penalties:
+        for part in self.objective.penalties:
             found = part.penalty_gradient(params, self.view(part.name))
-            grads = tree.add(grads, checks.whole(part, found, params))
+            grads = tree.add(grads, checks.tree_of(part, found, params))
         return grads
 
     def grad_of(self, params: Tree, function: Callable[[Output], Tensor]) -> Tree:
@@ -204,7 +204,7 @@ class Step:
 
         def one(x: Tensor, y: Tensor) -> tuple[Tree, Tensor]:
             alone = replace(self, batch=Batch(x[None], y[None]))
-            objective = None if self.aim.plain else alone._objective
+            objective = None if self.objective.plain else alone._objective
             buffers = self.network.throwaway(self.buffers)
             value, grads = self.network.value_and_grad(
                 params, buffers, alone.batch, "functional", objective
@@ -271,36 +271,37 @@ class Round:
     Args:
         start: the received model.
         end: the model after the last step.
-        facts: about the client.
+        client_info: about the client.
         steps: S, the number of steps; [] where clients train side by side.
-        unit: length of the local path: displacement over -lr for a constant gradient of 1, so S
+        path_length: displacement of the local model over -lr for a constant gradient of 1, so S
             for plain gradient descent. Momentum and penalties are in it. [] likewise.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
         everything: makes a step whose batch is all examples of the client.
-        sent: what this part's server half sent.
-        mine: what this part kept for the client from its last round.
-        kept: what it keeps for the next one; only `Upload` sees it.
-        notes: diagnostics of all parts.
-        delta: the update as the update transforms left it, before a codec; only what comes after
+        broadcast: what this part's server half sent.
+        client_state: what this part kept for the client from its last round.
+        new_state: what it keeps for the next one; only `Upload` sees it.
+        diagnostics: diagnostics of all parts.
+        update: the update as the update transforms left it, before a codec; only what comes after
             them sees it.
         part: name of the part.
-        bent: name of a part beside which the path is no weighted sum of gradients, "" for none.
+        nonlinear_part: name of a part that makes the local path something else than a weighted sum
+            of gradients; "" for none.
     """
 
     start: Tree
     end: Tree
-    facts: Facts
+    client_info: ClientInfo
     steps: int | Tensor
-    unit: float | Tensor
+    path_length: float | Tensor
     lr: float | Tensor
     everything: Callable[[], Step]
-    sent: State = field(default_factory=dict)
-    mine: State = field(default_factory=dict)
-    kept: State = field(default_factory=dict)
-    notes: dict[str, Tensor] = field(default_factory=dict)
-    delta: Tree = field(default_factory=dict)
+    broadcast: State = field(default_factory=dict)
+    client_state: State = field(default_factory=dict)
+    new_state: State = field(default_factory=dict)
+    diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    update: Tree = field(default_factory=dict)
     part: str = ""
-    bent: str = ""
+    nonlinear_part: str = ""
 
     def whole(self) -> Step:
         """Return a step whose batch is all examples of the client, with this part's namespaces.
@@ -318,16 +319,16 @@ class Round:
         Raises:
             CompositionError: one does.
         """
-        if self.bent:
+        if self.nonlinear_part:
             raise CompositionError(
                 f"{self.part!r} asks for the mean gradient of a path that is no sum of gradients.",
-                why=f"{self.bent!r} breaks LINEAR_ACCUMULATION",
+                why=f"{self.nonlinear_part!r} breaks LINEAR_ACCUMULATION",
                 do=f"leave one of them out, and let {self.part!r} say that it needs it",
             )
         moved = tree.sub(self.end, self.start)  # as the update is made: recorded, it is made once
-        return tree.scale(moved, -1.0 / (self.lr * self.unit))
+        return tree.scale(moved, -1.0 / (self.lr * self.path_length))
 
-    def note(self, name: str, value: Tensor | float) -> None:
+    def log(self, name: str, value: Tensor | float) -> None:
         """Record a diagnostic of this client, one number; the record holds the cohort's mean.
 
         Raises:
@@ -337,7 +338,7 @@ class Round:
             value = next(iter(self.end.values())).new_tensor(float(value))
         if value.ndim:
             raise ValueError(f"{name!r} is one number for a client; got {list(value.shape)}")
-        self.notes[f"{self.part}.{name}"] = value
+        self.diagnostics[f"{self.part}.{name}"] = value
 
 
 @dataclass(frozen=True)
@@ -371,7 +372,7 @@ class Cohort:
         rows: what this part remembers of each of these clients, tensors [K, ...].
         seen: [K] whether it has remembered something of each before, a NumPy array.
         answer: the mean answer to what this part asked before training.
-        notes: diagnostics of all parts.
+        diagnostics: diagnostics of all parts.
         part: name of the part.
     """
 
@@ -387,7 +388,7 @@ class Cohort:
     rows: State = field(default_factory=dict)
     seen: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     answer: State = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict)
     part: str = ""
 
     def groups(self, kind: Groups) -> Sequence[Sequence[str]]:
@@ -398,9 +399,9 @@ class Cohort:
         """Return this part's random stream for this round, a generator of NumPy."""
         return generator(self.seed, self.part, self.round)
 
-    def note(self, name: str, value: float) -> None:
+    def log(self, name: str, value: float) -> None:
         """Record a diagnostic of this round."""
-        self.notes[f"{self.part}.{name}"] = float(value)
+        self.diagnostics[f"{self.part}.{name}"] = float(value)
 
 
 @dataclass(frozen=True)

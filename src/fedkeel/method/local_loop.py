@@ -17,7 +17,7 @@ from fedkeel import tree
 from fedkeel.config import Buffers, Local
 from fedkeel.method import checks
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import ByPart, Facts, Message, Round, Step, of
+from fedkeel.method.context import ByPart, ClientInfo, Message, Round, Step, of
 from fedkeel.method.local_optimiser import LocalSGD, path_length
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
@@ -27,7 +27,7 @@ BUFFERS = "buffers"
 
 
 @dataclass(frozen=True)
-class Bench:
+class LocalTraining:
     """What stays the same for all clients and rounds.
 
     Args:
@@ -47,7 +47,7 @@ class Bench:
     @property
     def optimiser(self) -> LocalSGD:
         """The local optimiser."""
-        return LocalSGD.of(self.local, self.network.habits.unreached)
+        return LocalSGD.of(self.local, self.network.traits.unreached)
 
     @property
     def stateful(self) -> bool:
@@ -60,18 +60,18 @@ class Client:
     """What stays the same for one client during its round.
 
     Args:
-        bench: what stays the same for all.
+        training: what stays the same for all.
         message: what the server sent.
-        facts: about the client.
-        mine: what the parts keep for the client.
+        client_info: about the client.
+        client_state: what the parts keep for the client.
         prepared: what the preparations made, by part, with one row for each distinct example.
         everything: gives all examples of the client.
     """
 
-    bench: Bench
+    training: LocalTraining
     message: Message
-    facts: Facts
-    mine: ByPart
+    client_info: ClientInfo
+    client_state: ByPart
     prepared: ByPart
     everything: Callable[[], Batch]
 
@@ -102,104 +102,117 @@ class Progress:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client gives back. Everything here but `mine` and `notes` is sent to the server.
+    """What a client gives back. All but `client_state` and `diagnostics` is sent to the server.
 
     Args:
-        delta: end - start, as the update transforms left it. Where there is a codec, it is what
+        update: end - start, as the update transforms left it. Where there is a codec, it is what
             the server makes of the codec's upload, and not sent itself.
         buffers: the buffers after training, where they are averaged.
         uploads: further messages, by part.
-        mine: what the parts keep for the client's next round, by part.
+        client_state: what the parts keep for the client's next round, by part.
         loss: [] mean recorded loss of the steps.
         finite: [] whether everything that is sent is finite.
-        notes: diagnostics, 0-d tensors by ``part.name``.
+        diagnostics: diagnostics, 0-d tensors by ``part.name``.
     """
 
-    delta: Tree
+    update: Tree
     buffers: Tree
     uploads: ByPart
-    mine: ByPart
+    client_state: ByPart
     loss: Tensor
     finite: Tensor
-    notes: dict[str, Tensor]
+    diagnostics: dict[str, Tensor]
 
 
 def wired(plan: Plan, reply: Reply) -> State:
     """Return what of a reply is sent: the update, or what a codec made of it, and the rest."""
     rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
-    return rest if plan.codec is not None else {"delta": dict(reply.delta), **rest}
+    return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
 
 
 def client_survey(
-    bench: Bench,
+    training: LocalTraining,
     message: Message,
-    mine: ByPart | None,
-    facts: Facts,
+    client_state: ByPart | None,
+    client_info: ClientInfo,
     everything: Callable[[], Batch],
 ) -> ByPart:
     """Return a client's answers to the surveys, by part, before it trains.
 
     Args:
-        bench: method, model and local training.
+        training: method, model and local training.
         message: what the server sent.
-        mine: what the client kept from its last round, None the first time.
-        facts: about the client.
+        client_state: what the client kept from its last round, None the first time.
+        client_info: about the client.
         everything: gives all examples of the client.
     """
-    mine, buffers = kept(bench, message, mine)
-    carry = {p.name: p.init_carry(message.params, of(mine, p.name)) for p in bench.plan.carries}
-    states = (message.sent, mine, carry, ByPart())
-    own = bench.network.throwaway(buffers)
-    step = _step(bench, message, facts, everything(), own, states)
-    return {part.name: part.survey(step.view(part.name)) for part in bench.plan.surveys}
+    client_state, buffers = kept(training, message, client_state)
+    carry = {
+        p.name: p.init_carry(message.params, of(client_state, p.name))
+        for p in training.plan.carries
+    }
+    states = (message.broadcast, client_state, carry, ByPart())
+    own = training.network.throwaway(buffers)
+    step = _step(training, message, client_info, everything(), own, states)
+    return {part.name: part.survey(step.view(part.name)) for part in training.plan.surveys}
 
 
 def client_start(
-    bench: Bench,
+    training: LocalTraining,
     message: Message,
-    mine: ByPart | None,
-    facts: Facts,
+    client_state: ByPart | None,
+    client_info: ClientInfo,
     everything: Callable[[], Batch],
     examples: Callable[[], Batch] | None = None,
 ) -> tuple[Client, Progress]:
     """Begin a client's round.
 
     Args:
-        bench: method, model and local training.
+        training: method, model and local training.
         message: what the server sent.
-        mine: what the client kept from its last round, None the first time.
-        facts: about the client.
+        client_state: what the client kept from its last round, None the first time.
+        client_info: about the client.
         everything: gives all examples of the client; called only by methods that want them.
         examples: gives the distinct examples of the round, where those are not all; called only
             by methods that prepare.
     """
-    plan, start = bench.plan, message.params
-    mine, buffers = kept(bench, message, mine)
+    plan, start = training.plan, message.params
+    client_state, buffers = kept(training, message, client_state)
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or everything)()
-        own = bench.network.throwaway(buffers)
-        step = _step(bench, message, facts, batch, own, (message.sent, mine, {}, {}))
+        own = training.network.throwaway(buffers)
+        step = _step(
+            training, message, client_info, batch, own, (message.broadcast, client_state, {}, {})
+        )
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
     progress = Progress(
-        params=tree.clone(start) if bench.network.habits.writes else start,
+        params=tree.clone(start) if training.network.traits.writes else start,
         buffers=tree.clone(buffers),
-        optimiser=bench.optimiser.init(start),
-        carry={part.name: part.init_carry(start, of(mine, part.name)) for part in plan.carries},
+        optimiser=training.optimiser.init(start),
+        carry={
+            part.name: part.init_carry(start, of(client_state, part.name)) for part in plan.carries
+        },
         loss=next(iter(start.values())).new_zeros(()),
     )
-    return Client(bench, message, facts, mine, prepared, everything), progress
+    return Client(training, message, client_info, client_state, prepared, everything), progress
 
 
-def kept(bench: Bench, message: Message, mine: ByPart | None) -> tuple[ByPart, Tree]:
+def kept(
+    training: LocalTraining, message: Message, client_state: ByPart | None
+) -> tuple[ByPart, Tree]:
     """Return what a client keeps, made anew the first time, and the buffers it begins with."""
-    buffers = message.buffers or bench.network.buffers
-    if mine is None:
-        mine = {part.name: part.init_client(message.params) for part in bench.plan.client_states}
-        if bench.buffers == "local":
-            mine[BUFFERS] = dict(tree.clone(buffers))
-    return mine, tree.tensors(of(mine, BUFFERS)) if bench.buffers == "local" else buffers
+    buffers = message.buffers or training.network.buffers
+    if client_state is None:
+        client_state = {
+            part.name: part.init_client(message.params) for part in training.plan.client_states
+        }
+        if training.buffers == "local":
+            client_state[BUFFERS] = dict(tree.clone(buffers))
+    return client_state, tree.tensors(
+        of(client_state, BUFFERS)
+    ) if training.buffers == "local" else buffers
 
 
 def client_step(
@@ -224,30 +237,35 @@ def client_step(
         noise: standard normal numbers of the model's shapes, for methods that need NOISE.
         lr: [] the learning rate, where a step is recorded for many; None is the message's.
     """
-    bench, plan = client.bench, client.bench.plan
+    training, plan = client.training, client.training.plan
     rate = client.message.lr if lr is None else lr
-    buffers = bench.network.throwaway(progress.buffers)  # a forward pass may change them
+    buffers = training.network.throwaway(progress.buffers)  # a forward pass may change them
     step = _step(
-        bench,
+        training,
         client.message,
-        client.facts,
+        client.client_info,
         batch,
         buffers,
-        (client.message.sent, client.mine, progress.carry, _rows(client, rows, first_pass)),
+        (
+            client.message.broadcast,
+            client.client_state,
+            progress.carry,
+            _rows(client, rows, first_pass),
+        ),
         noise,
     )
     params = progress.params
     rule = plan.gradient_rule
     grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     if rule is not None:
-        grads = checks.whole(rule, grads, params)
+        grads = checks.tree_of(rule, grads, params)
     for part in plan.gradient_transforms:
         grads = part.transform_gradient(grads, params, step.view(part.name))
-        grads = checks.whole(part, grads, params)
-    moved, optimiser = bench.optimiser.step(params, grads, progress.optimiser, rate)
+        grads = checks.tree_of(part, grads, params)
+    moved, optimiser = training.optimiser.step(params, grads, progress.optimiser, rate)
     for correction in plan.corrections:
         moved = correction.correct(moved, step.view(correction.name))
-        moved = checks.whole(correction, moved, params)
+        moved = checks.tree_of(correction, moved, params)
     carry = {
         part.name: part.next_carry(params, of(progress.carry, part.name)) for part in plan.carries
     }
@@ -262,7 +280,7 @@ def client_finish(
     client: Client,
     progress: Progress,
     steps: int | Tensor,
-    unit: Tensor | None = None,
+    path_length: Tensor | None = None,
     lr: Tensor | None = None,
 ) -> Reply:
     """End a client's round.
@@ -271,67 +289,76 @@ def client_finish(
         client: what stays the same.
         progress: what the last step left.
         steps: S, the number of real steps; [] where clients end side by side.
-        unit: [] length of the local path, where clients end side by side; see `path`.
+        path_length: [] length of the local path, where clients end side by side; see `path`.
         lr: [] the learning rate, where the end is recorded for many; None is the message's.
     """
-    bench, plan = client.bench, client.bench.plan
+    training, plan = client.training, client.training.plan
     rate = client.message.lr if lr is None else lr
-    notes: dict[str, Tensor] = {}
+    diagnostics: dict[str, Tensor] = {}
 
     def everything() -> Step:
-        buffers = bench.network.throwaway(progress.buffers)
-        states = (client.message.sent, client.mine, progress.carry, ByPart())
-        return _step(bench, client.message, client.facts, client.everything(), buffers, states)
+        buffers = training.network.throwaway(progress.buffers)
+        states = (client.message.broadcast, client.client_state, progress.carry, ByPart())
+        return _step(
+            training, client.message, client.client_info, client.everything(), buffers, states
+        )
 
     round = Round(
         start=client.start,
         end=progress.params,
-        facts=client.facts,
+        client_info=client.client_info,
         steps=steps,
-        unit=path(bench, int(steps), client.message.lr) if unit is None else unit,
+        path_length=path(training, int(steps), client.message.lr)
+        if path_length is None
+        else path_length,
         lr=rate,
         everything=everything,
-        notes=notes,
-        bent=plan.bent,
+        diagnostics=diagnostics,
+        nonlinear_part=plan.nonlinear_part,
     )
 
     def view(part: str) -> Round:
         return replace(
-            round, sent=of(client.message.sent, part), mine=of(client.mine, part), part=part
+            round,
+            broadcast=of(client.message.broadcast, part),
+            client_state=of(client.client_state, part),
+            part=part,
         )
 
-    delta = tree.sub(progress.params, client.start)
+    update = tree.sub(progress.params, client.start)
     for part in plan.update_transforms:
-        delta = checks.whole(part, part.transform_update(delta, view(part.name)), client.start)
-    round, codec = replace(round, delta=delta), plan.codec
+        update = checks.tree_of(part, part.transform_update(update, view(part.name)), client.start)
+    round, codec = replace(round, update=update), plan.codec
     encoded: ByPart = {}
     if codec is not None:
-        encoded[codec.name] = codec.encode(delta, view(codec.name))
-        delta = checks.whole(codec, codec.decode(encoded[codec.name], client.start), client.start)
-    mine = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
-    if bench.buffers == "local":
-        mine[BUFFERS] = dict(progress.buffers)
-    buffers = progress.buffers if bench.buffers == "average" else {}
+        encoded[codec.name] = codec.encode(update, view(codec.name))
+        update = checks.tree_of(
+            codec, codec.decode(encoded[codec.name], client.start), client.start
+        )
+    client_state = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
+    if training.buffers == "local":
+        client_state[BUFFERS] = dict(progress.buffers)
+    buffers = progress.buffers if training.buffers == "average" else {}
     uploads = {
-        part.name: part.upload(replace(view(part.name), kept=of(mine, part.name)))
+        part.name: part.upload(replace(view(part.name), new_state=of(client_state, part.name)))
         for part in plan.uploads
     }
     uploads.update(encoded)
     checks.states("sends to the server", uploads)
     return Reply(
-        delta=delta,
+        update=update,
         buffers=buffers,
         uploads=uploads,
-        mine=mine,
+        client_state=client_state,
         loss=progress.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
-        finite=finite({"delta": dict(delta), "buffers": dict(buffers), "uploads": dict(uploads)}),
-        notes=notes,
+        finite=finite({"update": dict(update), "buffers": dict(buffers), "uploads": dict(uploads)}),
+        diagnostics=diagnostics,
     )
 
 
-def path(bench: Bench, steps: int, lr: float) -> float:
-    """Return the length of the local path of `steps` steps, see `Round.unit`."""
-    return path_length(bench.optimiser, steps, lr, bench.plan.pull)
+def path(training: LocalTraining, steps: int, lr: float) -> float:
+    """Return the length of the local path of `steps` steps, see `Round.path_length`."""
+    return path_length(training.optimiser, steps, lr, training.plan.pull)
 
 
 def finite(sent: State) -> Tensor:
@@ -341,9 +368,9 @@ def finite(sent: State) -> Tensor:
 
 
 def _step(
-    bench: Bench,
+    training: LocalTraining,
     message: Message,
-    facts: Facts,
+    client_info: ClientInfo,
     batch: Batch,
     buffers: Tree,
     states: tuple[ByPart, ByPart, ByPart, ByPart],
@@ -352,12 +379,12 @@ def _step(
     return Step(
         batch=batch,
         start=message.params,
-        facts=facts,
-        network=bench.network,
+        client_info=client_info,
+        network=training.network,
         buffers=buffers,
-        aim=bench.plan.aim,
-        autograd=bench.autograd,
-        received=message.buffers or bench.network.buffers,
+        objective=training.plan.objective,
+        autograd=training.autograd,
+        received=message.buffers or training.network.buffers,
         noise=noise,
         states=states,
     )
@@ -366,7 +393,7 @@ def _step(
 def _rows(client: Client, rows: Tensor | None, first_pass: Tensor | None) -> ByPart:
     """Return the rows of the preparations that this step sees."""
     out: ByPart = {}
-    for part in client.bench.plan.preparations:
+    for part in client.training.plan.preparations:
         index = rows if part.pairing == "example" else first_pass
         if index is None:
             raise ValueError(f"{part.name} prepares examples; the engine gave no rows")

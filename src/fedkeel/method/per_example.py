@@ -226,7 +226,7 @@ def _calls(
     ones of which the loss does not depend where calls are cut off from them, whatever the numbers
     are.
     """
-    if network.habits.writes:
+    if network.traits.writes:
         return [], []
     leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
     watched = _LinearCalls(leaves)

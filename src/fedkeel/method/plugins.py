@@ -25,8 +25,8 @@ from fedkeel.errors import CompositionError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.hyperparameters import expressible, hyperparameter_types, type_name
 from fedkeel.method.roles import ROLES, Part
-from fedkeel.user_code import Wanted, find, one_line
 from fedkeel.source_digest import module_digest
+from fedkeel.user_code import Wanted, find, one_line
 
 GROUP = "fedkeel.methods"
 """Entry points of packages that bring methods."""

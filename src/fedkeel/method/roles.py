@@ -176,7 +176,7 @@ class Carry(Part):
     """Remembers something from step to step within a round."""
 
     @abstractmethod
-    def init_carry(self, start: Tree, mine: State) -> State:
+    def init_carry(self, start: Tree, client_state: State) -> State:
         """Return what the first step sees."""
 
     @abstractmethod
@@ -214,8 +214,8 @@ class UpdateTransform(Part):
     update_stage: ClassVar[Stage]
 
     @abstractmethod
-    def transform_update(self, delta: Tree, round: Round) -> Tree:
-        """Return the changed update; `delta` is end - start, as earlier transforms left it."""
+    def transform_update(self, update: Tree, round: Round) -> Tree:
+        """Return the changed update; `update` is end - start, as earlier transforms left it."""
 
 
 class Codec(Part):
@@ -226,7 +226,7 @@ class Codec(Part):
     """
 
     @abstractmethod
-    def encode(self, delta: Tree, round: Round) -> State:
+    def encode(self, update: Tree, round: Round) -> State:
         """Return what is sent in place of the update; it has the same form in every round."""
 
     @abstractmethod
@@ -330,7 +330,7 @@ class AggregateTransform(Part):
     aggregate_stage: ClassVar[Stage]
 
     @abstractmethod
-    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the changed aggregate."""
 
 
@@ -342,7 +342,9 @@ class ServerOptimiser(Part):
         """Return the state before the first round."""
 
     @abstractmethod
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the new global model and the new state."""
 
 

@@ -55,7 +55,7 @@ class Replies:
         examples: [K] number of examples each owns.
         processed: [K] number of examples each processed this round.
         finite: [K] whether everything each sent is finite.
-        delta: updates, tensors [K, ...]; where `summed`, G sums of them with their clients'
+        update: updates, tensors [K, ...]; where `summed`, G sums of them with their clients'
             weights, [G, ...].
         buffers: buffers, tensors [K, ...], where they are averaged.
         uploads: further messages by part, tensors [K, ...]; where `summed`, of the parts that are
@@ -67,7 +67,7 @@ class Replies:
     examples: Ints
     processed: Ints
     finite: Bools
-    delta: Tree
+    update: Tree
     buffers: Tree
     uploads: ByPart
     summed: bool = False
@@ -80,14 +80,14 @@ class Aggregated:
     Args:
         server: the server after the round.
         excluded: clients whose update was not finite, and was left out.
-        notes: diagnostics by ``part.name``.
+        diagnostics: diagnostics by ``part.name``.
         clients: [K] clients that counted, ascending.
         rows: what is remembered of each of them from now on, by part, tensors [K, ...].
     """
 
     server: Server
     excluded: list[int]
-    notes: dict[str, float]
+    diagnostics: dict[str, float]
     clients: Ints
     rows: ByPart
 
@@ -122,7 +122,7 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
 def first_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
     """Return what the parts at the server remember before the first round."""
     optimiser = plan.server_optimiser
-    with checks.named("The server's memory cannot be begun"):
+    with checks.raised_in("The server's memory cannot be begun"):
         memory: ByPart = {p.name: p.init_server(params, population) for p in plan.server_states}
         memory[optimiser.name] = optimiser.init_optimiser(params, population)
     checks.states("remembers at the server", memory)
@@ -152,12 +152,12 @@ def server_message(plan: Plan, server: Server, lr: float) -> Message:
         TrainingError: names the part that raised something, or that sends something of no use.
     """
     params, dispatch = server.params, plan.dispatch
-    with checks.named(f"The message of round {server.round + 1} cannot be made"):
+    with checks.raised_in(f"The message of round {server.round + 1} cannot be made"):
         sent = {part.name: part.message(of(server.memory, part.name)) for part in plan.broadcasts}
         checks.states("sends to the clients", sent)
         if dispatch is not None:
             found = dispatch.dispatch(params, of(server.memory, dispatch.name), lr)
-            params = checks.whole(dispatch, found, params)
+            params = checks.tree_of(dispatch, found, params)
     return Message(params, server.buffers, sent, server.round, lr)
 
 
@@ -200,13 +200,13 @@ def surveyed(message: Message, answers: ByPart, weights: Floats) -> Message:
 
 def with_answers(message: Message, answers: ByPart) -> Message:
     """Return the message with answers, by part, among what is sent."""
-    told = {k: {**of(message.sent, k), "survey": v} for k, v in answers.items()}
-    return replace(message, sent={**message.sent, **told})
+    told = {k: {**of(message.broadcast, k), "survey": v} for k, v in answers.items()}
+    return replace(message, broadcast={**message.broadcast, **told})
 
 
 def server_rows(plan: Plan, params: Tree) -> ByPart:
     """Return what is remembered of a client of which nothing is known yet."""
-    with checks.named("What is remembered of a client cannot be begun"):
+    with checks.raised_in("What is remembered of a client cannot be begun"):
         rows = {part.name: part.init_row(params) for part in plan.tables}
     checks.states("remembers of a client", rows)
     return rows
@@ -262,7 +262,7 @@ def server_round(
     replies = _take(replies, keep, plan.summed if replies.summed else frozenset())
     remembered = remembered or Remembered({}, np.zeros(len(finite), dtype=np.bool_))
     rows = _pick(remembered.rows, keep)
-    notes: dict[str, float] = {}
+    diagnostics: dict[str, float] = {}
     cohort = Cohort(
         clients=replies.clients,
         weights=raw[keep] / raw[keep].sum(),
@@ -272,19 +272,19 @@ def server_round(
         names=tuple(server.params),
         seed=seed,
         seen=remembered.seen[keep],
-        notes=notes,
+        diagnostics=diagnostics,
     )
-    updates = Sums(replies.delta, weights=raw[keep]) if replies.summed else Span(replies.delta)
-    with checks.named(f"The server's step in round {server.round + 1} failed"):
+    updates = Sums(replies.update, weights=raw[keep]) if replies.summed else Span(replies.update)
+    with checks.raised_in(f"The server's step in round {server.round + 1} failed"):
         after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
     makers = (*plan.cohort_transforms, plan.reduction, *plan.aggregate_transforms)
     checks.finite(after.round, (*makers, plan.server_optimiser), {**after.params, **after.buffers})
-    return Aggregated(_apart(after, replies), excluded, notes, replies.clients, rows)
+    return Aggregated(_apart(after, replies), excluded, diagnostics, replies.clients, rows)
 
 
 def _apart(server: Server, replies: Replies) -> Server:
     """Return the server with copies of what lies in the replies: the next are written there."""
-    own = tree.apart(replies.delta, replies.buffers, dict(replies.uploads))
+    own = tree.apart(replies.update, replies.buffers, dict(replies.uploads))
     params, buffers = ({k: own(t) for k, t in s.items()} for s in (server.params, server.buffers))
     memory = {name: tree.map_tensors(own, kept) for name, kept in server.memory.items()}
     return Server(params, buffers, memory, server.round)
@@ -308,7 +308,7 @@ def _aggregate(
             uploads=of(replies.uploads, part),
             state=of(server.memory, part),
             rows=of(rows, part),
-            answer=tree.below(of(message.sent, part), "survey"),
+            answer=tree.below(of(message.broadcast, part), "survey"),
             part=part,
         )
 
@@ -319,28 +319,30 @@ def _aggregate(
         )
     lap("projection")
     reduction = plan.reduction
-    delta = checks.whole(reduction, reduction.reduce(updates, view(reduction.name)), server.params)
+    update = checks.tree_of(
+        reduction, reduction.reduce(updates, view(reduction.name)), server.params
+    )
     lap("server")
     for part in plan.aggregate_transforms:
-        delta = part.transform_aggregate(delta, updates, view(part.name))
-        delta = checks.whole(part, delta, server.params)
+        update = part.transform_aggregate(update, updates, view(part.name))
+        update = checks.tree_of(part, update, server.params)
     lap("projection")
     optimiser = plan.server_optimiser
-    with checks.kept_as_is(optimiser, start=server.params):
-        applied = optimiser.apply(server.params, delta, updates, view(optimiser.name))
+    with checks.unchanged_models(optimiser, start=server.params):
+        applied = optimiser.apply(server.params, update, updates, view(optimiser.name))
     params, state = checks.pair(optimiser, applied)
-    params = checks.whole(optimiser, params, server.params)
+    params = checks.tree_of(optimiser, params, server.params)
     memory, known = {optimiser.name: state}, ByPart()
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
-        with checks.kept_as_is(keeper, start=server.params, end=params):
+        with checks.unchanged_models(keeper, start=server.params, end=params):
             memory[keeper.name] = keeper.next_server(outcome)
-    checks.same("remembers at the server", server.memory, memory)
+    checks.same_form("remembers at the server", server.memory, memory)
     for table in plan.tables:
         outcome = Outcome(server.params, params, updates, view(table.name))
-        with checks.kept_as_is(table, start=server.params, end=params):
+        with checks.unchanged_models(table, start=server.params, end=params):
             known[table.name] = table.next_rows(outcome)
-    checks.same("remembers of clients", rows, known)
+    checks.same_form("remembers of clients", rows, known)
     buffers = _mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), known
 
@@ -376,7 +378,7 @@ def _take(replies: Replies, keep: Ints, summed: frozenset[str]) -> Replies:
         examples=replies.examples[keep],
         processed=replies.processed[keep],
         finite=replies.finite[keep],
-        delta=replies.delta if replies.summed else taken(replies.delta),
+        update=replies.update if replies.summed else taken(replies.update),
         buffers=taken(replies.buffers),
         uploads={**replies.uploads, **_pick(single, keep)},
         summed=replies.summed,

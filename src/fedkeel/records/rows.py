@@ -67,7 +67,7 @@ class RoundRecord:
             (``partition.holdout``), else on those that it is trained on. One without examples to
             measure on, such as a client too small to hold any out, has 0 examples and None for the
             others.
-        notes: diagnostics by ``part.name``, such as ``fedgc.sgc.infeasible``.
+        diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
@@ -85,14 +85,13 @@ class RoundRecord:
     test: Scores | None = None
     sources: dict[str, Scores] = field(default_factory=dict)
     per_client: dict[str, list[float | None]] | None = None
-    notes: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
         """Return the row that `values` were written from; keys of later versions are ignored."""
-        known = {f.name for f in fields(cls)}
-        row = {k: v for k, v in values.items() if k in known}
+        row = _known(cls, values)
         if row.get("test") is not None:
             row["test"] = Scores(**row["test"])
         row["sources"] = {k: Scores(**v) for k, v in row.get("sources", {}).items()}
@@ -139,7 +138,7 @@ class RunRecord:
             engine in one process; ``reasons`` why a faster one could not be had.
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
-        hints: what was to be known before the run, such as that rounding may decide it.
+        warnings: what was to be known before the run, such as that rounding may decide it.
         message: why a run failed, was interrupted, or ended before its last round, else "".
         format: version of this layout.
     """
@@ -164,7 +163,7 @@ class RunRecord:
     engine: dict[str, Any]
     environment: dict[str, Any]
     estimate: dict[str, Any]
-    hints: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     message: str = ""
     format: int = FORMAT
 
@@ -185,8 +184,21 @@ class RunRecord:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
         """Return the record that `values` were written from; keys of later versions are ignored."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in values.items() if k in known})
+        return cls(**_known(cls, values))
+
+
+OLD_NAMES = {"diagnostics": "notes", "warnings": "hints"}
+"""Key -> the name that it had before version 0.2."""
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row type, those under their old names too."""
+    out = {}
+    for f in fields(kind):
+        old = OLD_NAMES.get(f.name, f.name)
+        if f.name in values or old in values:
+            out[f.name] = values.get(f.name, values.get(old))
+    return out
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from fedkeel.errors import counted
 from fedkeel.records.rows import NOT_NEEDED
+from fedkeel.report.formatting import percent, without_folders
 from fedkeel.report.runs import Entry, differences
 from fedkeel.report.summary import finite
-from fedkeel.report.formatting import percent, without_folders
 
 GREW = 10.0
 """How many times the untrained model's loss a last loss is taken to have blown up from."""
@@ -28,7 +28,7 @@ def alerts(entries: Sequence[Entry]) -> list[str]:
                 why = f" {without_folders(run.record.message)}" if run.record.message else ""
                 told.append(f"{entry.label}, seed {run.record.seed}: {run.state}.{why}")
     told += [*unlike(entries), *went_wrong(entries)]
-    found = [hint for entry in entries for run in entry.runs for hint in run.record.hints]
+    found = [hint for entry in entries for run in entry.runs for hint in run.record.warnings]
     return told + [f"{one[0].upper()}{one[1:]}." for one in dict.fromkeys(found)]
 
 

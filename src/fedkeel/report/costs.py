@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Drawing, Key, bare, short, tag, text
+from fedkeel.report.formatting import megabytes, number, percent
 from fedkeel.report.runs import Entry, Run
 from fedkeel.report.summary import TRAINING, finite
-from fedkeel.report.formatting import megabytes, number, percent
 
 POINTED = 60
 """Clients up to which each is drawn as a point of its own."""

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Curve, Drawing, bare, curve, short, text
+from fedkeel.report.formatting import number
 from fedkeel.report.runs import Entry
 from fedkeel.report.summary import finite
-from fedkeel.report.formatting import number
 
 Metric = Literal["top1", "loss"]
 Against = Literal["rounds", "megabytes"]

@@ -12,15 +12,13 @@ import markupsafe
 from plotly.offline import get_plotlyjs
 
 from fedkeel.records.folder import RunFolder, write_text
-from fedkeel.report import (costs, figures, palette, partition)
-from fedkeel.report import page_content
-from fedkeel.report import sparklines
+from fedkeel.report import costs, figures, page_content, palette, partition, sparklines
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Drawing
+from fedkeel.report.formatting import Name, plain
 from fedkeel.report.runs import Entry, load
 from fedkeel.report.tables import COLUMNS, columns, footnotes, table
 from fedkeel.report.verdict import Status, verdict
-from fedkeel.report.formatting import Name, plain
 
 _HERE = Path(__file__).parent
 

@@ -11,10 +11,6 @@ from typing import Any
 
 from fedkeel.errors import counted
 from fedkeel.records.rows import RunRecord
-from fedkeel.report.runs import Entry, Run, settings
-from fedkeel.report.summary import Stat, finite, rounds_to_share
-from fedkeel.report.sparklines import sparkline
-from fedkeel.report.tables import Row
 from fedkeel.report.formatting import (
     NOTHING,
     duration,
@@ -25,6 +21,10 @@ from fedkeel.report.formatting import (
     spread,
     without_folders,
 )
+from fedkeel.report.runs import Entry, Run, settings
+from fedkeel.report.sparklines import sparkline
+from fedkeel.report.summary import Stat, finite, rounds_to_share
+from fedkeel.report.tables import Row
 
 Facts = list[tuple[str, str]]
 """Names and values, in the order they are shown."""
@@ -188,12 +188,12 @@ def environment(entries: Sequence[Entry]) -> Facts:
 def notes(entry: Entry) -> list[Note]:
     """Return a method's diagnostics: mean, last value and course over rounds."""
     rounds = sorted({row.round for run in entry.runs for row in run.rows if row.round > 0})
-    names = sorted({name for run in entry.runs for row in run.rows for name in row.notes})
+    names = sorted({name for run in entry.runs for row in run.rows for name in row.diagnostics})
     found = []
     for name in names:
         values: dict[int, list[float]] = {}
         for row in (row for run in entry.runs for row in run.rows):
-            if (value := finite(row.notes.get(name))) is not None:
+            if (value := finite(row.diagnostics.get(name))) is not None:
                 values.setdefault(row.round, []).append(value)
         if not values:
             continue

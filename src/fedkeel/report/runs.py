@@ -11,8 +11,8 @@ from typing import Any
 from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord
-from fedkeel.report.summary import Group, Summary, summarise
 from fedkeel.report.formatting import NOTHING, setting
+from fedkeel.report.summary import Group, Summary, summarise
 
 _PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
 """What of a partition is a setting; the rest of its record is what came out of it, by seed."""

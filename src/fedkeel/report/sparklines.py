@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeel.report.chart_style import thin
+from fedkeel.report.formatting import percent, spread
 from fedkeel.report.runs import Entry
 from fedkeel.report.summary import Stat
-from fedkeel.report.formatting import percent, spread
 
 WIDTH, HEIGHT = 120.0, 26.0
 """Units of a sparkline's box."""

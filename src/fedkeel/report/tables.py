@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeel.errors import counted
-from fedkeel.report.summary import Group, Stat, paired, tied
 from fedkeel.report.formatting import NOTHING, number, spread
+from fedkeel.report.summary import Group, Stat, paired, tied
 
 _NAME = 27
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedkeel.errors import counted
-from fedkeel.report.summary import LAST, Group, Stat, paired, tied
 from fedkeel.report.formatting import (
     Name,
     Sentence,
@@ -27,6 +26,7 @@ from fedkeel.report.formatting import (
     points,
     spread,
 )
+from fedkeel.report.summary import LAST, Group, Stat, paired, tied
 
 ENOUGH = 3
 """Seeds below which no claim is made."""

@@ -23,13 +23,13 @@ import torch
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.read.catalogue import SOURCES
-from fedkeel.errors import FedkeelError
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import prepare, task
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import FedkeelError
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
+from fedkeel.runner.prepare import prepare, task
+from fedkeel.runner.start import start
 
 SPEEDS = "speed.json"
 """File beside the runs that keeps what was measured."""
@@ -154,7 +154,7 @@ def sample(experiment: config.Experiment) -> Speed:
     found = _sample(experiment, "sequential")
     if found.step > _LARGE:
         return found
-    other = _sample(experiment, "vectorised")
+    other = _sample(experiment, "vectorized")
     return min(found, other, key=lambda one: one.step)
 
 
@@ -174,7 +174,7 @@ def _sample(experiment: config.Experiment, kind: str) -> Speed:
     values["local"] = {**values["local"], **work, "batch_size": taken}
     values |= {"rounds": 2, "cohort": {"clients": 1}, "evaluation": {"every": 1}}
     values["engine"] = {"kind": kind, "workers": 1, "dtype": experiment.engine.dtype}
-    values["engine"] |= {"chunk": 1} if kind == "vectorised" else {}
+    values["engine"] |= {"chunk": 1} if kind == "vectorized" else {}
     made = federation(train, [np.arange(len(train))])
     ingredients = Ingredients(
         task(experiment, train),

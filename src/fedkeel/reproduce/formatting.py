@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeel.report.summary import Stat
 from fedkeel.report.formatting import NOTHING
+from fedkeel.report.summary import Stat
 from fedkeel.reproduce.outcome import Interval, Line, Values
 from fedkeel.reproduce.table import Column, Metric, Table
 from fedkeel.reproduce.tuning import words as searched

@@ -8,9 +8,9 @@ from pathlib import Path
 from fedkeel.errors import RunError
 from fedkeel.records.folder import write_text
 from fedkeel.records.rows import RunRecord
+from fedkeel.reproduce.formatting import FOOT, Block, about, blocks, mark
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.formatting import FOOT, Block, about, blocks, mark
 
 READING = "## Reading"
 """What stands from this heading on is written by hand, and kept when the page is written again."""

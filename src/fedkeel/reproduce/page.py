@@ -9,10 +9,10 @@ import jinja2
 
 import fedkeel.report.page as report
 from fedkeel.records.folder import write_text
+from fedkeel.reproduce.formatting import FOOT, about, blocks, mark
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.formatting import FOOT, about, blocks, mark
 
 _HERE = Path(__file__).parent
 

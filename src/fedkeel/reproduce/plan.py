@@ -14,11 +14,11 @@ from fedkeel import config
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
-from fedkeel.study.compare import in_words
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, laid_over
-from fedkeel.version import __version__
 from fedkeel.source_digest import file_digest
+from fedkeel.study.compare import in_words
+from fedkeel.version import __version__
 
 Chosen = Mapping[tuple[str, str], Mapping[str, Any]]
 """Settings found by a search, by the name of the row and the id of the column."""

@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.study.compare import make_folder
-from fedkeel.runner.start import start
-from fedkeel.study.pool import Order, alone, can_fork, make_all
-from fedkeel.runner.prepare import gather, prepare
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.runner.progress import Silent, Watcher
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import Status
 from fedkeel.reproduce.plan import Cell
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.progress import Silent, Watcher
+from fedkeel.runner.start import start
+from fedkeel.study.compare import make_folder
+from fedkeel.study.pool import Order, alone, can_fork, make_all
 
 
 @dataclass

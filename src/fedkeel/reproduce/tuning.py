@@ -10,13 +10,13 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.errors import ConfigError, RunError, TrainingError
+from fedkeel.records.folder import write_text
+from fedkeel.reproduce.plan import Ask, Cell, cells, digest
+from fedkeel.reproduce.table import Table
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import Watcher
 from fedkeel.study.tune import tune
-from fedkeel.records.folder import write_text
-from fedkeel.reproduce.plan import Ask, Cell, cells, digest
-from fedkeel.reproduce.table import Table
 
 TUNED = "tuned.json"
 """File in a table's folder: what was chosen, by column and row."""

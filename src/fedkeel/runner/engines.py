@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedkeel.engine.base import Engine
 from fedkeel.engine.local import Trainer
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.round_buffers import answered
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
-from fedkeel.engine.base import Engine
-from fedkeel.engine.prepared import Prepared
 from fedkeel.method.server_round import server_message
 
 
@@ -26,7 +26,7 @@ def make(prepared: Prepared, chosen: Mapping[str, Any], state: Path | None = Non
     Raises:
         RunError: its processes cannot be started.
     """
-    world, spec, capacity = prepared.world, prepared.spec, prepared.population.per_round
+    setup, spec, capacity = prepared.setup, prepared.spec, prepared.population.per_round
     file = None if state is None else state / "clients.bin"
     kind, count = chosen["kind"], chosen["workers"]
     message = answered(server_message(prepared.plan, prepared.server, 1.0), spec)
@@ -34,12 +34,12 @@ def make(prepared: Prepared, chosen: Mapping[str, Any], state: Path | None = Non
         from fedkeel.engine.ray.engine import Ray
 
         address, chunk = chosen.get("address"), chosen.get("chunk")
-        return Ray(world, spec, capacity, message, count, address, file=file, chunk=chunk)
+        return Ray(setup, spec, capacity, message, count, address, file=file, chunk=chunk)
     chunks: Trainer | None = None
-    if kind == "vectorised":
+    if kind == "vectorized":
         from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
 
-        chunks = Chunks(world, chosen["chunk"], chosen.get("device", "cpu"))
+        chunks = Chunks(setup, chosen["chunk"], chosen.get("device", "cpu"))
     if kind != "workers" and count == 1:
-        return Sequential(world, spec, capacity, file=file, chunks=chunks)
-    return Workers(world, spec, capacity, message, count, file=file, chunks=chunks)
+        return Sequential(setup, spec, capacity, file=file, chunks=chunks)
+    return Workers(setup, spec, capacity, message, count, file=file, chunks=chunks)

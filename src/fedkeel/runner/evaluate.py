@@ -5,35 +5,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedkeel.engine.base import Engine, Split, TrainingSetup
 from fedkeel.engine.local import evaluated
-from fedkeel.engine.base import Engine, Split, World
 from fedkeel.method.server_round import Server
 from fedkeel.records.rows import Scores
 from fedkeel.task.metrics import by_group
 
 
 def on_test(
-    engine: Engine, world: World, server: Server
+    engine: Engine, setup: TrainingSetup, server: Server
 ) -> tuple[Scores | None, dict[str, Scores]]:
     """Return the scores on the test set, and by source where there are several.
 
     None where nobody was there to measure any: a federation may have its test data on its nodes.
     """
-    measured, group, groups = _measure(engine, world, server, "test")
+    measured, group, groups = _measure(engine, setup, server, "test")
     if not len(measured):
         return None, {}
     everything = by_group(measured, torch.zeros_like(group), 1)[0]
     if groups == 1:
         return everything, {}
-    return everything, dict(zip(world.test.sources, by_group(measured, group, groups), strict=True))
+    return everything, dict(zip(setup.test.sources, by_group(measured, group, groups), strict=True))
 
 
-def on_clients(engine: Engine, world: World, server: Server) -> dict[str, list[float | None]]:
+def on_clients(
+    engine: Engine, setup: TrainingSetup, server: Server
+) -> dict[str, list[float | None]]:
     """Return the scores on each client's own examples, as columns of one entry for each client.
 
     A client without examples to measure on has 0 of them, and None for its scores.
     """
-    found = by_group(*_measure(engine, world, server, "clients"))
+    found = by_group(*_measure(engine, setup, server, "clients"))
     columns: dict[str, list[float | None]] = {"examples": [float(s.examples) for s in found]}
     for name in ("top1", "top3", "loss"):
         columns[name] = [getattr(s, name) if s.examples else None for s in found]
@@ -41,10 +43,10 @@ def on_clients(engine: Engine, world: World, server: Server) -> dict[str, list[f
 
 
 def _measure(
-    engine: Engine, world: World, server: Server, split: Split
+    engine: Engine, setup: TrainingSetup, server: Server, split: Split
 ) -> tuple[Tensor, Tensor, int]:
-    _, group, groups = evaluated(world, split)
-    buffers = server.buffers or world.bench.network.buffers
+    _, group, groups = evaluated(setup, split)
+    buffers = server.buffers or setup.training.network.buffers
     measured = engine.evaluate(server.params, buffers, split)
     there = ~measured[:, 0].isnan()  # a node that does not answer measures nothing
     return measured[there], torch.from_numpy(group)[there], groups

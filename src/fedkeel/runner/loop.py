@@ -14,22 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from fedkeel.clock import Clock, shares
+from fedkeel.cost.memory import estimate
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
-from fedkeel.engine.process.malloc import kept
-from fedkeel.engine.local import evaluated
 from fedkeel.engine.base import Account, Engine, Trained
+from fedkeel.engine.local import evaluated
+from fedkeel.engine.prepared import Prepared, learning_rate
+from fedkeel.engine.process.malloc import kept
 from fedkeel.errors import FedkeelError, RunError, TrainingError
-from fedkeel.runner.checkpoint import packed, unpacked
-from fedkeel.runner.early_stopping import Early, least
-from fedkeel.runner.engines import make
-from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.prepare import learning_rate
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import Watcher
-from fedkeel.cost.memory import estimate
-from fedkeel.runner.evaluate import on_clients, on_test
-from fedkeel.runner.server_table import ServerTable
 from fedkeel.method.context import Message
 from fedkeel.method.server_round import (
     Aggregated,
@@ -42,6 +34,13 @@ from fedkeel.method.server_round import (
 )
 from fedkeel.records.folder import Checkpoint, RunFolder
 from fedkeel.records.rows import RoundRecord, RunRecord, Status
+from fedkeel.runner.checkpoint import packed, unpacked
+from fedkeel.runner.early_stopping import Early, least
+from fedkeel.runner.engines import make
+from fedkeel.runner.evaluate import on_clients, on_test
+from fedkeel.runner.interrupts import interrupts
+from fedkeel.runner.progress import Watcher
+from fedkeel.runner.server_table import ServerTable
 from fedkeel.tree import Tree, nbytes
 
 
@@ -119,14 +118,14 @@ class Run:
     ) -> None:
         self._prepared = prepared
         self._given = engine
-        self._world = prepared.world
+        self._setup = prepared.setup
         self._settings = prepared.settings
         self._folder = folder
         self._watcher, self._name = watcher, name
         self._server = owned(prepared.server)
         self._rows: list[RoundRecord] = []
         self._whole = True  # false from a server's step until its round is recorded
-        sources = len(np.unique(evaluated(self._world, "test")[1]))
+        sources = len(np.unique(evaluated(self._setup, "test")[1]))
         self._early = Early(self._settings.stop, least(self._settings.flower.quorum, sources))
         self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
@@ -161,7 +160,7 @@ class Run:
                 self._table = ServerTable(plan, self._server.params, population, file)
                 self._begin(engine, resume)
                 self._watcher.begin(self._name, rounds, self._server.round)
-                for told in record.hints:
+                for told in record.warnings:
                     self._watcher.hint(self._name, told)
                 while not (self._server.round >= rounds or self._early.reason or stop.is_set()):
                     self._round(engine)
@@ -215,7 +214,7 @@ class Run:
         if self._folder is not None:
             self._folder.keep_rows(-1)
         self._clock = Clock()
-        test, sources = on_test(engine, self._world, self._server)
+        test, sources = on_test(engine, self._setup, self._server)
         self._clock.lap("evaluation")
         row = RoundRecord(0, test=test, sources=sources, seconds=self._clock.restart())
         self._early.see(row)
@@ -226,8 +225,8 @@ class Run:
         clock = self._clock
         clock.lap("records")  # of the round before
         server, number = self._server, self._server.round + 1
-        lr = learning_rate(self._settings, self._world.bench, server.round)
-        sizes = self._world.federation.sizes
+        lr = learning_rate(self._settings, self._setup.training, server.round)
+        sizes = self._setup.federation.sizes
         chosen = select(self._settings.cohort, sizes, self._settings.seed, server.round)
         message = server_message(self._prepared.plan, server, lr)
         clock.lap("sampling")
@@ -276,21 +275,21 @@ class Run:
 
     def _evaluated(self, engine: Engine, row: RoundRecord) -> RoundRecord:
         """Return the row of a round with the scores that are due: all of them after the last."""
-        world, server, evaluation = self._world, self._server, self._settings.evaluation
+        setup, server, evaluation = self._setup, self._server, self._settings.evaluation
         last = row.round == self._settings.rounds
         if last or row.round % evaluation.every == 0:
-            test, sources = on_test(engine, world, server)
+            test, sources = on_test(engine, setup, server)
             row = replace(row, test=test, sources=sources)
         every = evaluation.clients_every
         last = last or self._early.see(row)
         if last or (every and row.round % every == 0):
-            row = replace(row, per_client=on_clients(engine, world, server))
+            row = replace(row, per_client=on_clients(engine, setup, server))
         return row
 
     def _ask(self, engine: Engine, message: Message, chosen: Selection) -> Message:
         """Return the message with the clients' mean answer to what the method asks them first."""
-        plan, local = self._prepared.plan, self._world.bench.local
-        sizes, done = self._world.federation.sizes[chosen.clients], engine.done(chosen.clients)
+        plan, local = self._prepared.plan, self._setup.training.local
+        sizes, done = self._setup.federation.sizes[chosen.clients], engine.done(chosen.clients)
         spent = [batches.processed(local, int(n), int(d)) for n, d in zip(sizes, done, strict=True)]
         weights = raw_weights(plan.weights, sizes, np.array(spent))
         return surveyed(message, engine.survey(message, chosen.clients), weights)
@@ -311,7 +310,9 @@ class Run:
         silent = np.setdiff1d(chosen.clients, replied)
         account = trained.account or self._account(message, selected, len(replied))
         losses = trained.loss[kept]
-        notes = {k: float(v[kept].mean()) for k, v in trained.notes.items() if kept.any()}
+        diagnostics = {
+            k: float(v[kept].mean()) for k, v in trained.diagnostics.items() if kept.any()
+        }
         return RoundRecord(
             round=number,
             lr=lr,
@@ -323,14 +324,14 @@ class Run:
             train_loss=float(losses.mean()) if len(losses) else None,
             bytes_down=account.down,
             bytes_up=account.up,
-            notes={**notes, **result.notes},
+            diagnostics={**diagnostics, **result.diagnostics},
             faults=account.faults,
         )
 
     def _account(self, message: Message, selected: int, replied: int) -> Account:
         """Return what was sent, where every client receives and sends the same."""
         down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
-        down.update({part: nbytes(state) for part, state in message.sent.items()})
+        down.update({part: nbytes(state) for part, state in message.broadcast.items()})
         return Account(
             down={part: n * selected for part, n in down.items()},
             up={part: n * replied for part, n in self._estimate.up.items()},
@@ -372,7 +373,7 @@ class Run:
         record = replace(record, status=status, message=message)
         folder = self._folder
         server = self._server
-        module = self._world.bench.network.whole(server.params, server.buffers)
+        module = self._setup.training.network.whole(server.params, server.buffers)
         if folder is not None:
             if status == "finished":
                 folder.save_model({name: tensor.numpy() for name, tensor in module.items()})

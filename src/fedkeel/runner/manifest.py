@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.data.dataset import Dataset
-from fedkeel.errors import counted
 from fedkeel.cost.autotune import choose
-from fedkeel.runner.warnings import hints
-from fedkeel.runner.prepare import cores
-from fedkeel.engine.prepared import Prepared
 from fedkeel.cost.memory import estimate
+from fedkeel.data.dataset import Dataset
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.affinity import cores
+from fedkeel.errors import counted
 from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe, facts
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.roles import Part
 from fedkeel.records.rows import RunRecord
+from fedkeel.runner.warnings import hints
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 
@@ -35,8 +35,8 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         prepared: the run.
         engine: what runs the clients, where that is decided already.
     """
-    settings, world, plan = prepared.settings, prepared.world, prepared.plan
-    network, federation = world.bench.network, world.federation
+    settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
+    network, federation = setup.training.network, setup.federation
     parts = plan.parts or ()
     on_nodes = federation.how["kind"] == "nodes"  # then nobody knows, and nobody is asked
     return RunRecord(
@@ -60,7 +60,7 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         data={
             "sources": list(federation.data.sources),
             "train": len(federation.rows),
-            "test": len(world.test),
+            "test": len(setup.test),
             "classes": federation.data.classes,
             "label_names": list(federation.data.label_names),
             "columns": list(federation.data.columns),
@@ -75,13 +75,13 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
             "histogram": [] if on_nodes else federation.histogram().tolist(),
             "names": list(federation.names),
         },
-        local=_local_words(world.bench.local),
+        local=_local_words(setup.training.local),
         participation=_participation_words(prepared),
         target=settings.evaluation.target or settings.stop.target,
         engine=engine or choose(prepared),
         environment=environment(),
         estimate=asdict(estimate(prepared)),
-        hints=hints(prepared),
+        warnings=hints(prepared),
     )
 
 

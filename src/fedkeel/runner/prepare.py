@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -16,29 +15,29 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.cost.memory import check_server, place
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.local import examples
+from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
 from fedkeel.engine.round_buffers import rehearse
-from fedkeel.engine.base import World
 from fedkeel.errors import DataError, ModelError, counted
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.cost.memory import check_server, place
-from fedkeel.method.local_loop import Bench
 from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.roles import Capability
 from fedkeel.method.server_round import server_message, server_start
-from fedkeel.user_code import one_line
 from fedkeel.task.models import make
-from fedkeel.task.parameter_names import blocks
 from fedkeel.task.network import Network
+from fedkeel.task.parameter_names import blocks
 from fedkeel.task.task import Task
 from fedkeel.tree import walk
+from fedkeel.user_code import one_line
 from fedkeel.version import __version__
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -86,10 +85,10 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     _check_test(network, federation.data, test)
     plan = parse(settings.method, _provides(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
-    bench = Bench(plan, network, plan.work(settings.local), ingredients.task.buffers)
-    _check_single(bench, federation, settings.rounds)
-    world = World(
-        bench,
+    training = LocalTraining(plan, network, plan.work(settings.local), ingredients.task.buffers)
+    _check_single(training, federation, settings.rounds)
+    setup = TrainingSetup(
+        training,
         federation,
         test,
         settings.seed,
@@ -97,29 +96,17 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.evaluation.batch_size,
         settings.engine.precision,
     )
-    _check_single_score(world)
+    _check_single_score(setup)
     check_server(plan, network.params, population, settings.engine)
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
-    lr = learning_rate(settings, bench, 0)
+    lr = learning_rate(settings, training, 0)
     try:
-        spec = rehearse(world, server_message(plan, server, lr))
+        spec = rehearse(setup, server_message(plan, server, lr))
     except ModelError as error:  # its place knows no method's name
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
-    prepared = Prepared(settings, world, server, spec, population, ingredients)
+    prepared = Prepared(settings, setup, server, spec, population, ingredients)
     return replace(prepared, key=_key(prepared), state=place(prepared))
-
-
-def learning_rate(settings: config.Run, bench: Bench, round: int) -> float:
-    """Return the local learning rate of a round, counted from 0."""
-    return bench.local.lr * bench.local.schedule.factor(round, settings.rounds)
-
-
-def cores() -> int:
-    """Return the number of processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:
@@ -175,9 +162,9 @@ def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
         )
 
 
-def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
+def _check_single(training: LocalTraining, federation: Federation, rounds: int) -> None:
     """Refuse batches of one example where batch normalisation cannot take them."""
-    network, local = bench.network, bench.local
+    network, local = training.network, training.local
     if not network.mixes_examples:
         return
     found = [n for n in np.unique(federation.sizes) if n and meets(local, int(n), rounds, 1)]
@@ -204,17 +191,17 @@ def _check_single(bench: Bench, federation: Federation, rounds: int) -> None:
     )
 
 
-def _check_single_score(world: World) -> None:
+def _check_single_score(setup: TrainingSetup) -> None:
     """Refuse evaluations that end with one example where statistics of the batch are used."""
-    if not world.bench.network.batch_statistics:
+    if not setup.training.network.batch_statistics:
         return
     counts = {
-        "test set": examples(world, "test"),
-        "clients' own examples": examples(world, "clients"),
+        "test set": examples(setup, "test"),
+        "clients' own examples": examples(setup, "clients"),
     }
-    size = world.shard
+    size = setup.shard
     alone = [name for name, n in counts.items() if n and (size == 1 or n % size == 1)]
-    raised = raises_on_one(world.bench.network, world.federation.data, False) if alone else ""
+    raised = raises_on_one(setup.training.network, setup.federation.data, False) if alone else ""
     if not raised:
         return
     sizes = range(size + 1, max(counts.values()) + 2)
@@ -259,30 +246,30 @@ def _key(prepared: Prepared) -> str:
         settings["engine"]["precision"] = engine.precision
     if prepared.settings.stop == config.Stop():
         settings.pop("stop")
-    world = prepared.world
+    setup = prepared.setup
     digest = hashlib.blake2b(digest_size=8)
     facts = {
         "version": __version__,
         "method": prepared.plan.expression,
         "weights": prepared.plan.weights,
-        "buffers": world.bench.buffers,
-        "augment": world.augment,
+        "buffers": setup.training.buffers,
+        "augment": setup.augment,
         "settings": settings,
-        "train": world.federation.data.fingerprint(),
-        "test": world.test.fingerprint(),
-        "network": world.bench.network.describe(),
+        "train": setup.federation.data.fingerprint(),
+        "test": setup.test.fingerprint(),
+        "network": setup.training.network.describe(),
         "own": fingerprint(prepared.plan.parts),
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())
     for array in (
-        world.federation.rows,
-        world.federation.offsets,
-        world.federation.held_rows,
-        world.federation.held_offsets,
+        setup.federation.rows,
+        setup.federation.offsets,
+        setup.federation.held_rows,
+        setup.federation.held_offsets,
     ):
         digest.update(b"" if array is None else array.tobytes())
-    everything = world.bench.network.everything()
-    apart = {k: v for k, v in world.bench.network.buffers.items() if k not in everything}
+    everything = setup.training.network.everything()
+    apart = {k: v for k, v in setup.training.network.buffers.items() if k not in everything}
     for _, tensor in walk({"p": dict(everything), "not saved": dict(apart)}):
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import config
-from fedkeel.engine.base import Engine
-from fedkeel.errors import RunError
-from fedkeel.runner.checkpoint import unpacked
 from fedkeel.cost.autotune import begun_with
-from fedkeel.runner.manifest import describe_run
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import REUSED, Silent, Watcher
 from fedkeel.cost.memory import check_disk
-from fedkeel.runner.loop import Result, Run
+from fedkeel.engine.base import Engine
+from fedkeel.engine.prepared import Prepared
+from fedkeel.errors import RunError
 from fedkeel.method.plugins import fingerprint
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.rows import RunRecord
+from fedkeel.runner.checkpoint import unpacked
+from fedkeel.runner.loop import Result, Run
+from fedkeel.runner.manifest import describe_run
+from fedkeel.runner.progress import REUSED, Silent, Watcher
 from fedkeel.version import __version__
 
 
@@ -81,7 +81,7 @@ def start(
             )
         check_disk(prepared, out)
         asked = prepared.settings.engine
-        measured = asked.kind == "vectorised" == found.engine["kind"] and asked.chunk is None
+        measured = asked.kind == "vectorized" == found.engine["kind"] and asked.chunk is None
         again = None
         if asked.kind == "auto" or measured:  # a new choice might round differently
             again = begun_with(found.engine, asked)
@@ -152,7 +152,7 @@ def _no_setting(found: RunRecord, prepared: Prepared) -> str:
     version = found.environment.get("fedkeel")
     if version != __version__:
         return f"the version is {__version__}, there {version}"
-    if found.data.get("fingerprint") != prepared.world.federation.data.fingerprint():
+    if found.data.get("fingerprint") != prepared.setup.federation.data.fingerprint():
         return "the training data differ"
     files = [f"{module.replace('.', '/')}.py" for module in fingerprint(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""
@@ -172,5 +172,5 @@ def _reused(
     watcher.begin(name, found.rounds, saved.round)
     watcher.row(name, rows[-1])
     watcher.end(name, REUSED)
-    module = prepared.world.bench.network.whole(server.params, server.buffers)
+    module = prepared.setup.training.network.whole(server.params, server.buffers)
     return Result(found, rows, server.params, server.buffers, module, folder.path)

@@ -11,12 +11,12 @@ from fedkeel import config
 from fedkeel.config.base import Kinds
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.round_buffers import tried
 from fedkeel.errors import counted
-from fedkeel.runner.prepare import learning_rate, meets, raises_on_one
-from fedkeel.engine.prepared import Prepared
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import server_message
+from fedkeel.runner.prepare import meets, raises_on_one
 from fedkeel.tree import nbytes, walk
 
 LARGE = 100.0
@@ -38,16 +38,16 @@ HEAVY = 1_000_000_000
 
 def hints(prepared: Prepared) -> list[str]:
     """Return what is to be known before a run, none in a federation whose data nobody sees."""
-    federation = prepared.world.federation
+    federation = prepared.setup.federation
     if federation.how["kind"] == "nodes":
         return []
     data = federation.data
     found = (
         *_idle(prepared.settings),
-        _one_class(data) or _one_sided(data, prepared.world.test),
-        _unseen(data, prepared.world.test),
+        _one_class(data) or _one_sided(data, prepared.setup.test),
+        _unseen(data, prepared.setup.test),
         _quantity(data),
-        _seen(data, prepared.world.test),
+        _seen(data, prepared.setup.test),
         *_cases(federation),
         _nothing_held(federation),
         _unscaled(data) or _series(data),
@@ -211,11 +211,11 @@ def _series(data: Dataset) -> str:
 
 def _softmax(prepared: Prepared) -> str:
     """Return a hint where the module ends in a softmax, and its loss takes another."""
-    network = prepared.world.bench.network
+    network = prepared.setup.training.network
     if not network.takes_scores:
         return ""
     with torch.no_grad():
-        few = prepared.world.test.x[:8]
+        few = prepared.setup.test.x[:8]
         made = network.test_logits(network.params, network.buffers, few)
     if made.shape[1] < 2 or made.min() < 0 or ((made.sum(dim=1) - 1).abs() > 1e-3).any():
         return ""
@@ -230,9 +230,9 @@ def _strays(prepared: Prepared) -> str:
     own = fingerprint(prepared.plan.parts)
     if not own:
         return ""
-    lr = learning_rate(prepared.settings, prepared.world.bench, 0)
+    lr = learning_rate(prepared.settings, prepared.setup.training, 0)
     message = server_message(prepared.plan, prepared.server, lr)
-    one, two = (dict(walk(tried(prepared.world, message))) for _ in range(2))
+    one, two = (dict(walk(tried(prepared.setup, message))) for _ in range(2))
     if all(torch.equal(t, two[path]) or not t.isfinite().all() for path, t in one.items()):
         return ""
     return (
@@ -248,12 +248,12 @@ def _pairs(prepared: Prepared) -> str:
     What is left of their difference is rounding, which its gradient then magnifies: two exact
     engines differ in such a client's update as much as two clients do.
     """
-    bench, federation = prepared.world.bench, prepared.world.federation
-    if not bench.network.mixes_examples:
+    training, federation = prepared.setup.training, prepared.setup.federation
+    if not training.network.mixes_examples:
         return ""
     sizes, rounds = [int(n) for n in np.unique(federation.sizes) if n], prepared.settings.rounds
-    found = [n for n in sizes if meets(bench.local, n, rounds, 2)]
-    if not found or not raises_on_one(bench.network, federation.data):
+    found = [n for n in sizes if meets(training.local, n, rounds, 2)]
+    if not found or not raises_on_one(training.network, federation.data):
         return ""
     count = int(np.isin(federation.sizes, found).sum())
     return (
@@ -267,7 +267,7 @@ def _pairs(prepared: Prepared) -> str:
 def _unaugmented(prepared: Prepared) -> str:
     """Return a hint where a part corrects by gradients of examples that are not augmented."""
     parts = [part.name for part in prepared.plan.surveys]
-    if not parts or not prepared.world.augment:
+    if not parts or not prepared.setup.augment:
         return ""
     return (
         f"{parts[0]} corrects its gradients by those of the examples as they are, so that near the "

@@ -10,7 +10,7 @@ in that small space, in float64. Three forms of the same problem:
 
 - `halfspace`: one constraint, in closed form.
 - `enumerate_cone`: up to four constraints, by trying every set of active ones: no
-  branch on data, so that it can stand inside a client's vectorised step.
+  branch on data, so that it can stand inside a client's vectorized step.
 - `project`: any number of constraints, by block pivoting, and where that does not end well by
   non-negative least squares; accepts singular G, says whether the constraints can be met at all.
   For b = 0 they always can, by u = 0 if nothing else.

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
+from fedkeel.method.grammar import split
+from fedkeel.runner.interrupts import interrupts
+from fedkeel.runner.loop import Result
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Watcher, watcher
+from fedkeel.runner.start import start
 from fedkeel.study.compare import Comparison
 from fedkeel.study.compare import compare as _compare
-from fedkeel.runner.start import start
-from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients
-from fedkeel.runner.progress import Watcher, watcher
-from fedkeel.runner.loop import Result
-from fedkeel.method.grammar import split
 from fedkeel.task.task import Task
 
 Test = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor]

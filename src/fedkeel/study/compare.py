@@ -14,20 +14,20 @@ from functools import partial
 from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
-from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
-from fedkeel.runner.start import start
-from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.progress import Silent, Watcher
 from fedkeel.cost.memory import check_disk
-from fedkeel.runner.loop import Result
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
 from fedkeel.records.comparison import runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.report.alerts import unlike, went_wrong
 from fedkeel.report.runs import Entry, Run, load
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import Row, table
+from fedkeel.runner.interrupts import interrupts
+from fedkeel.runner.loop import Result
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Silent, Watcher
+from fedkeel.runner.start import start
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,18 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedkeel import config
+from fedkeel.cost.memory import Estimate, estimate, size
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
-from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.local import survey_client, train_client
-from fedkeel.engine.round_buffers import answered
 from fedkeel.engine.base import Job
-from fedkeel.errors import FedkeelError
-from fedkeel.runner.prepare import prepare
+from fedkeel.engine.local import survey_client, train_client
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.cost.memory import Estimate, estimate, size
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.round_buffers import answered
+from fedkeel.errors import FedkeelError
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message
+from fedkeel.runner.prepare import prepare
 from fedkeel.task.models import make
 from fedkeel.task.task import Task
 from fedkeel.tree import nbytes, numel
@@ -99,7 +99,7 @@ def footprint(method: str) -> Footprint:
     with arithmetic("float32"):  # small tensors: more threads only wait for each other
         prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
         gradients = _multiplications(prepared) / _gradient()
-    params = prepared.world.bench.network.params
+    params = prepared.setup.training.network.params
     return Footprint(estimate(prepared), gradients, numel(params), nbytes(dict(params)))
 
 
@@ -115,12 +115,12 @@ def multiply_adds(prepared: Prepared) -> float:
 
 def _multiplications(prepared: Prepared) -> float:
     """Return a client's multiplications and additions in matrix products, for each example."""
-    world, job = prepared.world, Job(row=0, client=0, done=0)
+    setup, job = prepared.setup, Job(row=0, client=0, done=0)
     message = answered(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
     with _Counter() as counter:
         if prepared.plan.surveys:
-            survey_client(world, message, job, None)
-        _, _, processed = train_client(world, message, job, None)
+            survey_client(setup, message, job, None)
+        _, _, processed = train_client(setup, message, job, None)
     total: int = counter.total
     return total / processed
 

@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 from fedkeel import config
+from fedkeel.cost import autotune
 from fedkeel.engine.process import malloc
 from fedkeel.engine.workers import beginning
 from fedkeel.errors import FedkeelError, RunError
-from fedkeel.cost import autotune
-from fedkeel.runner.interrupts import POLITE, be_patient, interrupts
-from fedkeel.runner.progress import REUSED, Silent, Watcher
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Status
+from fedkeel.runner.interrupts import POLITE, be_patient, interrupts
+from fedkeel.runner.progress import REUSED, Silent, Watcher
 
 PATIENCE = 0.2
 """Seconds between looks for an interrupt while runs go on, and between words on how they go."""
@@ -191,7 +191,9 @@ class _Jobs:
     def make(self) -> list[Made | None]:
         """Make the runs until all are made, or an interrupt comes."""
         if can_fork():
-            importlib.import_module("fedkeel.engine.vectorized.engine")  # once, and not in every process
+            importlib.import_module(
+                "fedkeel.engine.vectorized.engine"
+            )  # once, and not in every process
         told = False
         with interrupts(self._watcher.stopping) as stop:
             try:

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedkeel.config import Range, Space, Value
 from fedkeel.errors import ConfigError
-from fedkeel.study.search_space import Axis, Point
 from fedkeel.rng import generator
+from fedkeel.study.search_space import Axis, Point
 
 WAVE = 4
 """Points that Optuna suggests before it hears of them, whatever the number of processes."""

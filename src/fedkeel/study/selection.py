@@ -11,8 +11,8 @@ from fedkeel import config
 from fedkeel.config import Metric, Space
 from fedkeel.config import Run as RunSettings
 from fedkeel.data.dataset import Federation
-from fedkeel.errors import DataError
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import DataError
 from fedkeel.records.rows import RoundRecord
 
 LAST = 10

@@ -14,24 +14,24 @@ from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
-from fedkeel.errors import ConfigError, TrainingError
-from fedkeel.study.search_space import Axis, Point, applied, axes, changed, check
-from fedkeel.study.compare import folder_of, make_folder
-from fedkeel.runner.start import start
-from fedkeel.runner.interrupts import interrupts
-from fedkeel.study.pool import Made, Order, alone, can_fork, make_all
-from fedkeel.study.selection import Measure
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.progress import Blind, Silent, Watcher
 from fedkeel.cost.memory import check_disk
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.errors import ConfigError, TrainingError
+from fedkeel.records.folder import RunFolder
+from fedkeel.records.rows import Status
+from fedkeel.runner.interrupts import interrupts
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.progress import Blind, Silent, Watcher
+from fedkeel.runner.start import start
+from fedkeel.study.compare import folder_of, make_folder
+from fedkeel.study.pool import Made, Order, alone, can_fork, make_all
 from fedkeel.study.samplers import Suggester, sampler_of, suggester
+from fedkeel.study.search_space import Axis, Point, applied, axes, changed, check
+from fedkeel.study.selection import Measure
 from fedkeel.study.tuning_result import Trial as Trial
 from fedkeel.study.tuning_result import Tuned as Tuned
 from fedkeel.study.tuning_result import TunedRow as TunedRow
 from fedkeel.study.tuning_result import chosen, earlier, searched, write
-from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import Status
 
 
 @dataclass

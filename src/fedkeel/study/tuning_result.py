@@ -13,9 +13,9 @@ from typing import Any
 from fedkeel import config
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
-from fedkeel.study.search_space import Axis, End, Point, expression
-from fedkeel.study.compare import in_words
 from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.study.compare import in_words
+from fedkeel.study.search_space import Axis, End, Point, expression
 
 SUMMARY = "tune.json"
 """File in a search's folder: what was chosen, and every trial."""

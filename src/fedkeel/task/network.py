@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
 from fedkeel.matmul import linear_layers
-from fedkeel.task.functional import Functional
-from fedkeel.task.traits import Habits, observe
-from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
-from fedkeel.task.parameter_names import under
 from fedkeel.task.batch_norm import RealExamples
+from fedkeel.task.functional import Functional
+from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import in_words
+from fedkeel.task.parameter_names import under
+from fedkeel.task.traits import Traits, observe
 from fedkeel.tree import Tree, clone
 
 Autograd = Literal["eager", "functional"]
@@ -104,7 +104,7 @@ class Network:
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                     layer.train()
         self.channels_last = False
-        self.habits = Habits()
+        self.traits = Traits()
         self._functions = self._made()
         self.head = head
         self._loss = loss
@@ -132,7 +132,7 @@ class Network:
 
     def _made(self) -> dict[bool, Functional]:
         """Return the module as functions, in training and in evaluation."""
-        own = self.habits.bypasses
+        own = self.traits.bypasses
         return {True: Functional(self._train, own), False: Functional(self._eval, own)}
 
     @property
@@ -211,11 +211,11 @@ class Network:
         It sees real examples alone, of `weight` [B] 1; all where there is None. What a module
         writes to its parameters lasts where their gradient is taken, and only there.
         """
-        if self.habits.writes:
+        if self.traits.writes:
             params = {
                 k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
             }
-        function, x = self._functions[train], x.clone() if self.habits.overwrites else x
+        function, x = self._functions[train], x.clone() if self.traits.overwrites else x
         if weight is None or not self.mixes_examples:
             return function(params, buffers, x)
         with RealExamples(weight):
@@ -251,7 +251,7 @@ class Network:
         Raises:
             ModelError: gradients by given parameters are not those by the module's own.
         """
-        self.habits = observe(self._train, self.params, self.buffers, x)
+        self.traits = observe(self._train, self.params, self.buffers, x)
         self._functions = self._made()
 
     def try_layout(self, x: Tensor) -> None:
@@ -343,7 +343,7 @@ class Network:
         for name, buffer in buffers.items():
             buffer.copy_(own[name])
         found = torch.autograd.grad(aim, list(leaves.values()), allow_unused=True)
-        if self.habits.writes:
+        if self.traits.writes:
             for name, leaf in leaves.items():  # which may have been given other memory
                 params[name].copy_(leaf.detach())
         grads = {

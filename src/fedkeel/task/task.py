@@ -15,12 +15,12 @@ from torch.nn.parameter import is_lazy
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
-from fedkeel.user_code import one_line, where_raised
 from fedkeel.rng import torch_seed
-from fedkeel.task.traits import SEEN, TRIES, changed_by
 from fedkeel.task.losses import Loss, cross_entropy
-from fedkeel.task.parameter_names import module_names
 from fedkeel.task.network import Network
+from fedkeel.task.parameter_names import module_names
+from fedkeel.task.traits import SEEN, TRIES, changed_by
+from fedkeel.user_code import one_line, where_raised
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Task:
         counter = changed_by(lambda: _check_loss(network, scores, few.y), self.loss)
         network.observe(sample.x)
         if counter:
-            network.habits = replace(network.habits, remembers=f"{counter} of its loss")
+            network.traits = replace(network.traits, remembers=f"{counter} of its loss")
         network.try_layout(few.x)
         return network
 

@@ -20,7 +20,7 @@ from fedkeel.tree import Tree, clone
 
 
 @dataclass(frozen=True)
-class Habits:
+class Traits:
     """What a module does in a forward pass in training, beside returning scores.
 
     Args:
@@ -69,7 +69,7 @@ TRIES, SEEN = 8, 8
 of layers that are left out at random, or that only some inputs go through."""
 
 
-def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits:
+def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Traits:
     """Call a copy of a module twice, alike, and see whether it evaluates as one that was not.
 
     Args:
@@ -100,27 +100,27 @@ def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Habits
                 for one in (copy.deepcopy(module), own)
             ]
     except Exception:  # it says so where it is trained
-        return Habits()
+        return Traits()
     finally:
         draws = drawn.by()
     writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
-    habits = Habits(writes, draws=draws, overwrites=mine._version > 0)
+    traits = Traits(writes, draws=draws, overwrites=mine._version > 0)
     changed = _changed(*states)
     alike = all(torch.allclose(a, b, equal_nan=True) for a, b in (found, scores))
     if not changed and not alike and not draws:
         changed = next((k[0] for k in states[2] if k not in states[0]), "something of its own")
-    habits = replace(habits, remembers=changed)
-    return _with_gradients(habits, module, params, buffers, every)
+    traits = replace(traits, remembers=changed)
+    return _with_gradients(traits, module, params, buffers, every)
 
 
 def _with_gradients(
-    habits: Habits, module: nn.Module, params: Tree, buffers: Tree, every: Tensor
-) -> Habits:
+    traits: Traits, module: nn.Module, params: Tree, buffers: Tree, every: Tensor
+) -> Traits:
     """Compare the gradient by given parameters with what `backward` finds for the module's own.
 
     They are alike there, and the module that is given parameters has other numbers of its own.
     """
-    x, shared = every[:2], not habits.writes  # a large model is not copied in vain
+    x, shared = every[:2], not traits.writes  # a large model is not copied in vain
 
     def same(own: Tensor) -> Tensor:
         return own.detach() if shared and isinstance(own, nn.Parameter) else own.detach().clone()
@@ -149,17 +149,17 @@ def _with_gradients(
             unreached = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)
             unreached = _never_reached(first, unreached, every)
     except Exception:  # whatever is wrong, it says so where it is trained
-        return habits
+        return traits
     finally:
         drawn.by()
-    if not served and not habits.varies:
+    if not served and not traits.varies:
         raise ModelError(
             "The model's gradient by parameters that it is given is not what backward() finds.",
             why="some of it is made in the backward pass, by torch.utils.checkpoint or an "
             "autograd.Function of one's own",
             do="give checkpoint use_reentrant=False",
         )
-    return replace(habits, bypasses=bypasses, unreached=unreached)
+    return replace(traits, bypasses=bypasses, unreached=unreached)
 
 
 def _never_reached(module: nn.Module, names: frozenset[str], x: Tensor) -> frozenset[str]:

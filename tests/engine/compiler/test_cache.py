@@ -39,8 +39,8 @@ def test_libraries_that_round_otherwise_make_no_other_recording(
     def shifted(a: torch.Tensor, b: torch.Tensor, bias: object = None) -> torch.Tensor:
         return torch.mm(a, b) + 1e-6
 
-    monkeypatch.setattr(matrices, "faster", lambda: True)
-    monkeypatch.setattr(matrices, "_product", shifted)
+    monkeypatch.setattr(matmul, "faster", lambda: True)
+    monkeypatch.setattr(matmul, "_product", shifted)
     given = Flat.of({"x": x, "w": w, "z": known})
     found = Recordings().run("jumps", jumps, [given], varies=(0,), sources=None)
     assert (leaf(found.state, "y") > 0).any()  # what the recording gives, from the first time on

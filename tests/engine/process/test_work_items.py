@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkeel.engine.process.work_items import Evaluate, Tasks, Train, even, guided, plain, raised
 from fedkeel.engine.base import Job
+from fedkeel.engine.process.work_items import Evaluate, Tasks, Train, even, guided, plain, raised
 from fedkeel.errors import DataError, TrainingError
 
 PIECE = Train(3, 0.1, (Job(0, 7, 0), Job(1, 9, 0)))

@@ -1,4 +1,4 @@
-"""The vectorised engine against the sequential one: whatever the model, the data and the chunk."""
+"""The vectorized engine against the sequential one: whatever the model, the data and the chunk."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
+from fedkeel.engine.base import Job
 from fedkeel.engine.buffers import private
+from fedkeel.engine.compiler.cache import Flat, Recordings
+from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.local import Done, SequentialTrainer
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.vectorized.engine import Chunks
 from fedkeel.engine.vectorized.loop import Common, Lanes
-from fedkeel.engine.local import Done, OneByOne
-from fedkeel.engine.compiler.capture import Captured
-from fedkeel.engine.compiler.cache import Flat, Recordings
-from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.vectorized.low_rank import whole
-from fedkeel.engine.base import Job
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import prepare
-from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.method.server_round import server_message, server_round
+from fedkeel.runner.prepare import prepare
+from fedkeel.runner.start import start
 from fedkeel.tree import State, below, branches, map_tensors, walk
 
 RAGGED = (9, 4, 13, 6, 1)
@@ -84,7 +84,7 @@ def trained(
 ) -> dict[int, dict[str, Tensor]]:
     """What each client replies, by path, with its counts."""
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.world.federation)))]
+    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.setup.federation)))]
     found: dict[int, dict[str, Tensor]] = {}
     done: Done
     for done in train(message, jobs, kept):
@@ -98,7 +98,7 @@ def trained(
 
 def agree(p: Prepared, lanes: int) -> Chunks:
     """Check that side by side is as one by one, also by recordings; return what trained."""
-    expected, chunks = trained(OneByOne(p.world), p), Chunks(p.world, lanes)
+    expected, chunks = trained(SequentialTrainer(p.setup), p), Chunks(p.setup, lanes)
     for _ in range(2):
         found = trained(chunks, p)
         assert found.keys() == expected.keys()
@@ -178,12 +178,12 @@ def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int)
 
 def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
     """What the server is given of a round: weighted sums of updates, and sums of messages."""
-    rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=True)
+    rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private, sums=True)
     clients = np.arange(len(SHORT))
     message = server_message(p.plan, p.server, 0.1)
     rounds.run(train, message, rounds.begin(clients), lambda _: None)
     found = rounds.gather(clients).replies
-    sent: State = {"delta": dict(found.delta)}
+    sent: State = {"update": dict(found.update)}
     sent["uploads"] = {part: found.uploads[part] for part in p.plan.summed}
     return {path: t.sum(0) for path, t in walk(sent)}
 
@@ -206,8 +206,8 @@ def test_lanes_may_be_added_up_without_ever_being_made(
     given: dict[str, Any], times: int, made: int, lanes: int
 ) -> None:
     p = ready(wide, SHORT, epochs=1, **given)
-    chunks = Chunks(p.world, lanes)
-    expected = total(Chunks(p.world, 1), p)
+    chunks = Chunks(p.setup, lanes)
+    expected = total(Chunks(p.setup, 1), p)
     for _ in range(2):
         found = total(chunks, p)
         assert found.keys() == expected.keys()
@@ -222,9 +222,9 @@ def test_lanes_may_be_added_up_without_ever_being_made(
 
 
 def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
-    engine = {"kind": "vectorised", "workers": 1, "chunk": 5}
+    engine = {"kind": "vectorized", "workers": 1, "chunk": 5}
     p = ready(wide, SHORT, epochs=1, engine=engine)
-    p.world.federation.data.x[:] = float("nan")
+    p.setup.federation.data.x[:] = float("nan")
     with pytest.raises(TrainingError, match="diverged in round 1"):
         start(p)
 
@@ -232,10 +232,10 @@ def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method: str) -> None:
     results = []
-    for kind in ("sequential", "vectorised"):
+    for kind in ("sequential", "vectorized"):
         engine = {"kind": kind, "workers": 1, "chunk": 5}
         p = ready(wide, SHORT, epochs=1, method=method, engine=engine)
-        p.world.federation.data.x[p.world.federation.client(2)] = float("nan")
+        p.setup.federation.data.x[p.setup.federation.client(2)] = float("nan")
         results.append(start(p))
     for one, other in zip(results[0].rows[1:], results[1].rows[1:], strict=True):
         assert one.excluded == other.excluded == [2]
@@ -267,7 +267,7 @@ def test_a_client_whose_terms_overflow_is_trained_step_by_step() -> None:
         )
         return [row.excluded for row in found.rows]
 
-    assert run(kind="vectorised", chunk=8, workers=1) == run(kind="sequential")
+    assert run(kind="vectorized", chunk=8, workers=1) == run(kind="sequential")
 
 
 def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
@@ -276,11 +276,11 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
     message = server_message(p.plan, p.server, 0.1)
     found = []
     for sums in (False, True):
-        rounds = RoundBuffers(p.world, p.spec, len(SHORT), private, sums=sums)
-        rounds.run(Chunks(p.world, 2), message, rounds.begin(clients), lambda _: None)
+        rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private, sums=sums)
+        rounds.run(Chunks(p.setup, 2), message, rounds.begin(clients), lambda _: None)
         replies = rounds.gather(clients).replies
         found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)
-        shapes = {len(t) for _, t in walk({"d": dict(replies.delta), "u": dict(replies.uploads)})}
+        shapes = {len(t) for _, t in walk({"d": dict(replies.update), "u": dict(replies.uploads)})}
         assert shapes == {1 if sums else len(SHORT)}
     for (path, one), (_, other) in zip(
         walk({"params": dict(found[0].params), "memory": dict(found[0].memory)}),
@@ -294,7 +294,7 @@ def joined(p: Prepared) -> list[list[int]]:
     """Which clients share a chunk of five."""
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(k, k, 0) for k in range(5)]
-    done = list(Chunks(p.world, 5)(message, jobs, lambda _: None))
+    done = list(Chunks(p.setup, 5)(message, jobs, lambda _: None))
     return sorted(sorted(job.client for job in one.jobs) for one in done)
 
 
@@ -323,8 +323,8 @@ def test_prepared_examples_are_not_padded_where_examples_see_each_other() -> Non
 def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None:
     local = {"epochs": None, "steps": 3, "batch_size": 2, "sampling": "random"}
     p = ready(wide, (6,) * 5, method="fedreg", **local)
-    chunks = Chunks(p.world, 1)
-    expected = trained(OneByOne(p.world), p)
+    chunks = Chunks(p.setup, 1)
+    expected = trained(SequentialTrainer(p.setup), p)
     found = trained(chunks, p)
     assert (chunks._short, chunks.reasons) == ({True, False}, [])
     for k, reply in expected.items():
@@ -338,7 +338,7 @@ def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
     """A process that had met the last client first went another way: a run that was killed had
     other bits."""
     p = ready(wide, SHORT, epochs=1)
-    chunks, genuine = Chunks(p.world, 2), Lanes.whole
+    chunks, genuine = Chunks(p.setup, 2), Lanes.whole
     ways = []
 
     def once(self: Lanes, common: Common, *given: Any) -> State:
@@ -392,7 +392,7 @@ def test_dropout_draws_what_each_client_would_draw_by_itself(
 ) -> None:
     p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
     chunks = agree(p, lanes)
-    assert p.world.draws
+    assert p.setup.draws
     assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
 
 
@@ -438,7 +438,7 @@ def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
     )
     p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
     chunks = agree(p, 3)
-    assert (chunks.lanes, p.world.pads, chunks.reasons) == (3, True, [])
+    assert (chunks.lanes, p.setup.pads, chunks.reasons) == (3, True, [])
 
 
 class Noisy(nn.Module):
@@ -455,8 +455,8 @@ class Noisy(nn.Module):
 
 def test_other_random_numbers_are_drawn_in_one_lane() -> None:
     chunks = agree(ready(Noisy, ALIKE), 3)
-    assert chunks._world.draws is not None
-    assert not chunks._world.draws.by_example
+    assert chunks._setup.draws is not None
+    assert not chunks._setup.draws.by_example
     assert (chunks.lanes, chunks.recorded) == (1, True)
     assert chunks.reasons == [
         "clients are not trained side by side: the model draws random numbers, or may "
@@ -516,7 +516,7 @@ class Fails(Branches):
 
 def test_a_models_own_error_names_the_client() -> None:
     with pytest.raises(TrainingError, match="client 4, step 1"):
-        trained(Chunks(ready(Fails, batch_size="all").world, 2), ready(Fails, batch_size="all"))
+        trained(Chunks(ready(Fails, batch_size="all").setup, 2), ready(Fails, batch_size="all"))
 
 
 def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,7 +567,7 @@ def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers: int) -> None:
     expected = start(ready(method=method))
-    engine = {"kind": "vectorised", "workers": workers, "chunk": 2}
+    engine = {"kind": "vectorized", "workers": workers, "chunk": 2}
     found = start(ready(method=method, engine=engine))
     for name, one in expected.params.items():
         torch.testing.assert_close(found.params[name], one, rtol=0, atol=1e-12)
@@ -606,10 +606,12 @@ def test_nothing_of_a_round_is_left_on_another_device(
     p = ready(**given)
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
-    chunks = Chunks(p.world, lanes, "meta")
+    chunks = Chunks(p.setup, lanes, "meta")
     done = list(chunks(message, jobs, lambda _: None))
-    mine = {job.client: branches(below(one.state, "mine")) for one in done for job in one.jobs}
-    own = branches(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), mine[0]))
+    client_state = {
+        job.client: branches(below(one.state, "client_state")) for one in done for job in one.jobs
+    }
+    own = branches(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), client_state[0]))
     done += chunks(message, jobs, lambda _: own or None)
     assert chunks.reasons == []
     assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}
@@ -621,7 +623,7 @@ def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fk.Dataset, "on", no_room)
     with pytest.raises(RunError, match="do not fit into the GPU's memory") as caught:
-        Chunks(ready().world, 2, "cuda")
+        Chunks(ready().setup, 2, "cuda")
     assert "CUDA out of memory" in str(caught.value)
     assert "data.limit" in str(caught.value)
 
@@ -635,7 +637,7 @@ def test_what_clients_keep_is_used_in_later_rounds(method: str) -> None:
     """One lane: in their first round, what clients keep is what they have received."""
     runs = [
         start(ready(method=method, engine=engine))
-        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 1})
+        for engine in ({"kind": "sequential"}, {"kind": "vectorized", "workers": 1, "chunk": 1})
     ]
     for name, one in runs[0].params.items():
         torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-12)
@@ -652,8 +654,8 @@ def test_what_clients_keep_is_known_by_its_name() -> None:
         turned = dict(reversed(own.items())) if client % 2 else own
         return {"scaffold": {"c": turned}} if client != 3 else None
 
-    chunks = Chunks(p.world, 5)
-    expected, found = trained(OneByOne(p.world), p, kept), trained(chunks, p, kept)
+    chunks = Chunks(p.setup, 5)
+    expected, found = trained(SequentialTrainer(p.setup), p, kept), trained(chunks, p, kept)
     assert chunks.reasons == []
     for k, reply in expected.items():
         for path, one in reply.items():
@@ -665,7 +667,7 @@ def test_single_precision(method: str) -> None:
     """The type that runs have by default: counts are kept in others."""
     runs = [
         start(ready(method=method, engine={"dtype": "float32", **engine}))
-        for engine in ({"kind": "sequential"}, {"kind": "vectorised", "workers": 1, "chunk": 3})
+        for engine in ({"kind": "sequential"}, {"kind": "vectorized", "workers": 1, "chunk": 3})
     ]
     for name, one in runs[0].params.items():
         assert one.dtype == torch.float32

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.test_chunks import ALIKE, Dropped, net, ready
+from engine.vectorized.test_engine import ALIKE, Dropped, net, ready
 from fedkeel.conformance.small_federation import Stand
 from fedkeel.runner.start import start
 from fedkeel.tree import Tree
@@ -16,7 +16,7 @@ from method.players import ENTRIES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
-GPU = {"kind": "vectorised", "device": "cuda", "workers": 1}
+GPU = {"kind": "vectorized", "device": "cuda", "workers": 1}
 
 
 def close(one: Tree, other: Tree, tolerance: float) -> None:
@@ -75,5 +75,5 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -
 
 def test_auto_takes_chunks_on_a_gpu() -> None:
     found = start(ready(engine={**GPU, "kind": "auto"})).record.engine
-    assert (found["kind"], found["device"]) == ("vectorised", "cuda")
-    assert f"vectorised(chunk={found['chunk']})" in found["seconds_per_client"]
+    assert (found["kind"], found["device"]) == ("vectorized", "cuda")
+    assert f"vectorized(chunk={found['chunk']})" in found["seconds_per_client"]

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.engine.buffers import Spec, private
+from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, STEP, beside, forms, whole
 from fedkeel.errors import RunError
-from fedkeel.runner.start import start
-from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import Silent
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.progress import Silent
+from fedkeel.runner.start import start
 from fedkeel.tree import State, walk
 from toys import prepared, same
 
@@ -233,9 +233,9 @@ def clients() -> fk.Federation:
 
 
 def ready(
-    method: str = "scaffold", kind: str = "vectorised", momentum: float = 0.0, **engine: object
+    method: str = "scaffold", kind: str = "vectorized", momentum: float = 0.0, **engine: object
 ) -> Prepared:
-    chunk = {"chunk": 3, "workers": 1} if kind == "vectorised" else {}
+    chunk = {"chunk": 3, "workers": 1} if kind == "vectorized" else {}
     data = clients()
     return prepared(
         method,

@@ -39,7 +39,7 @@ def run(task: fk.Task, sizes: tuple[int, ...], tokens: bool, **more: Any) -> fk.
 
 
 def engine(chunk: int) -> dict[str, Any]:
-    return {"kind": "vectorised", "workers": 1, "chunk": chunk}
+    return {"kind": "vectorized", "workers": 1, "chunk": chunk}
 
 
 def agree(
@@ -433,10 +433,10 @@ class Looks(Own):
 def test_what_a_model_remembers_is_found_out(model: type[nn.Module], told: str) -> None:
     module = model().train()
     before = repr(own(module))
-    habits = observe(module, dict(module.named_parameters()), {}, torch.randn(3, 24))
-    assert not habits.writes
-    assert habits.remembers.startswith(told)
-    assert bool(habits.remembers) == bool(told)
+    traits = observe(module, dict(module.named_parameters()), {}, torch.randn(3, 24))
+    assert not traits.writes
+    assert traits.remembers.startswith(told)
+    assert bool(traits.remembers) == bool(told)
     assert repr(own(module)) == before
 
 

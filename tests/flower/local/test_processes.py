@@ -13,14 +13,14 @@ import pytest
 
 from commands import rows
 from fedkeel.config import load
-from fedkeel.runner.checkpoint import packed
-from fedkeel.runner.start import start
-from fedkeel.runner.prepare import gather, prepare
 from fedkeel.flower.apps import ORPHAN
-from fedkeel.flower.local.processes import Federation
 from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.processes import Federation
 from fedkeel.method.server_round import Server
 from fedkeel.records.folder import RunFolder
+from fedkeel.runner.checkpoint import packed
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.start import start
 from toys import alive, eventually, living
 
 pytestmark = pytest.mark.processes

@@ -16,22 +16,22 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fedkeel import config
-from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
-from fedkeel.runner.prepare import gather
 from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.progress import FINISHED
+from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
+from fedkeel.flower.apps import client_app
+from fedkeel.flower.node.configuration import folder, site
+from fedkeel.flower.node.local_data import away
+from fedkeel.flower.node.node import terms
 from fedkeel.flower.server import exchange as exchange_module
 from fedkeel.flower.server import membership as roster_module
-from fedkeel.flower.apps import client_app
-from fedkeel.flower.server.exchange import HELLO, Exchange
 from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.node.local_data import away
-from fedkeel.flower.node.configuration import folder, site
+from fedkeel.flower.server.exchange import HELLO, Exchange
 from fedkeel.flower.server.membership import Roster
 from fedkeel.flower.server.serve import Faults, Options, serve
-from fedkeel.flower.node.node import terms
 from fedkeel.flower.wire import FORMAT, HEAD, Head
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.prepare import gather
+from fedkeel.runner.progress import FINISHED
 from fedkeel.version import __version__ as VERSION
 from near import Near, sites
 from toys import federation, prepared
@@ -73,8 +73,8 @@ def test_other_data_and_strange_numbers_are_turned_away(tmp_path: Path) -> None:
     assert sorted(found.where()) == [0, 1]
     assert any("it plays client 2, of 2" in words for words in found.faults)
     found = roster(grid, 3)
-    digest = made.world.federation.data.fingerprint()
-    sizes = made.world.federation.sizes
+    digest = made.setup.federation.data.fingerprint()
+    sizes = made.setup.federation.sizes
     found.pin({0: (int(sizes[0]), digest), 1: (int(sizes[1]) + 1, digest), 2: (int(sizes[2]), "x")})
     found.refresh(0.1, everybody)
     assert sorted(found.where()) == [0]
@@ -98,7 +98,7 @@ def test_who_was_turned_away_is_asked_again_now_and_then(
 
     grid.bends[second] = lies
     found, now = roster(grid, 2), [100.0]
-    digest, sizes = made.world.federation.data.fingerprint(), made.world.federation.sizes
+    digest, sizes = made.setup.federation.data.fingerprint(), made.setup.federation.sizes
     found.pin({k: (int(sizes[k]), digest) for k in range(2)})
     monkeypatch.setattr(roster_module.time, "monotonic", lambda: now[0])
     told = []
@@ -205,8 +205,8 @@ def test_another_model_or_experiment_is_turned_away_before_it_trains(tmp_path: P
     there = roster(grid, 3)
     there.refresh(0.1, everybody)
     assert sorted(there.where()) == [0, 1, 2]  # where data are on the nodes, terms come later
-    data = made.world.federation.data.fingerprint()
-    sizes = made.world.federation.sizes
+    data = made.setup.federation.data.fingerprint()
+    sizes = made.setup.federation.sizes
     there.pin({k: (int(n), data) for k, n in enumerate(sizes)}, agreed)
     assert there.where() == {0: first}
     assert f"node {second} was turned away: it makes another model" in there.faults[0]
@@ -567,18 +567,18 @@ def test_settings_of_the_data_hold_for_functions_too(
 ) -> None:
     """They were ignored, without a word."""
     for how in ("standardize", "pixels"):
-        x = called(tmp_path, monkeypatch, "images", normalize=how).world.federation.data.x[:32]
+        x = called(tmp_path, monkeypatch, "images", normalize=how).setup.federation.data.x[:32]
         over = (0, 2, 3) if how == "standardize" else (0,)
         assert x.mean(over).abs().max() < 1e-5
         assert (x.std(over, unbiased=False) - 1).abs().max() < 1e-3
-    assert not called(tmp_path, monkeypatch, "images").world.augment
-    assert called(tmp_path, monkeypatch, "images", augment="crop_flip").world.augment
+    assert not called(tmp_path, monkeypatch, "images").setup.augment
+    assert called(tmp_path, monkeypatch, "images", augment="crop_flip").setup.augment
 
 
 def test_halves_that_a_function_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="training and test inputs of data 'functions:halves'"):
         called(tmp_path, monkeypatch, "halves")
-    federation = called(tmp_path, monkeypatch, "no_test").world.federation
+    federation = called(tmp_path, monkeypatch, "no_test").setup.federation
     assert federation.held_rows is not None
     assert (len(federation.rows), len(federation.held_rows)) == (40, 0)
 
@@ -587,7 +587,7 @@ def test_labels_that_a_function_names_are_numbered_as_the_experiment_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Classes were those of the function's own order, so the model's were turned round."""
-    data = called(tmp_path, monkeypatch, "turned").world.federation.data
+    data = called(tmp_path, monkeypatch, "turned").setup.federation.data
     assert data.label_names == ("no", "yes")
     assert torch.equal(data.y, (data.x[:, 0, 0, 0] > 3).long())
     with pytest.raises(DataError, match="holds a label that is not known"):
@@ -598,9 +598,9 @@ def test_labels_that_are_texts_are_numbered_as_the_experiment_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were refused with the advice to number them, in an order of the node's own."""
-    data = called(tmp_path, monkeypatch, "texts").world.federation.data
+    data = called(tmp_path, monkeypatch, "texts").setup.federation.data
     assert torch.equal(data.y, (data.x[:, 0, 0, 0] > 3).long())
-    alone = called(tmp_path, monkeypatch, "one_text").world.federation.data
+    alone = called(tmp_path, monkeypatch, "one_text").setup.federation.data
     assert alone.y.unique().tolist() == [1]
     with pytest.raises(DataError, match="holds a label that is not known"):
         called(tmp_path, monkeypatch, "strange_text")
@@ -636,12 +636,12 @@ def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path
     file = table(tmp_path / "0.csv", 0)
     node = site(experiment, {"partition-id": 0, "data": str(file), "state": str(tmp_path / "s")})
     result = serve(Near({1: node}), experiment, Options(tmp_path / "run"))
-    world = node.prepared.world
-    rows = torch.from_numpy(world.federation.client(0))
-    x, y = world.federation.data.x[rows], world.federation.data.y[rows]
+    setup = node.prepared.setup
+    rows = torch.from_numpy(setup.federation.client(0))
+    x, y = setup.federation.data.x[rows], setup.federation.data.y[rows]
     start = {k: v.clone().requires_grad_() for k, v in node.prepared.server.params.items()}
     loss = torch.nn.functional.cross_entropy(
-        world.bench.network.logits(start, {}, x, train=True), y
+        setup.training.network.logits(start, {}, x, train=True), y
     )
     grads = torch.autograd.grad(loss, list(start.values()))
     for (name, v), g in zip(start.items(), grads, strict=True):
@@ -667,7 +667,7 @@ def test_labels_are_numbered_in_the_same_way_everywhere(tmp_path: Path) -> None:
     """Also on a node that has only one of them."""
     one = table(tmp_path / "1.csv", 1, labels=("yes",))
     node = site(own(), {"partition-id": 1, "num-partitions": 2, "data": str(one), "state": "s"})
-    assert set(node.prepared.world.federation.data.y.tolist()) == {1}
+    assert set(node.prepared.setup.federation.data.y.tolist()) == {1}
     strange = table(tmp_path / "2.csv", 1, labels=("yes", "perhaps"))
     with pytest.raises(DataError, match="a label that is not known"):
         site(own(), {"partition-id": 1, "data": str(strange)})
@@ -772,7 +772,7 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
     file_of_run = tmp_path / "s" / f"scale-0-{record['key']}.json"
     scale = json.loads(file_of_run.read_text())
     raw = np.genfromtxt(file, delimiter=",", skip_header=1, usecols=(0, 1, 2))
-    federation = grid.sites[100].prepared.world.federation
+    federation = grid.sites[100].prepared.setup.federation
     seen = federation.data.x.numpy()[: len(federation.rows)]
     made = (raw - scale["mean"]) / scale["deviation"]
     assert all(np.abs(made - one).max(axis=1).min() < 1e-5 for one in seen)

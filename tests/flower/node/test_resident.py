@@ -98,7 +98,15 @@ def test_where_there_is_none_to_be_had_the_program_itself_is_started(tmp_path: P
     real.chmod(0o755)
     folder = tmp_path / "warm"
     warm.install(folder)
-    words = [sys.executable, "-IS", client_app.__file__, str(folder), "/bin/false", "--token", "x y"]
+    words = [
+        sys.executable,
+        "-IS",
+        client_app.__file__,
+        str(folder),
+        "/bin/false",
+        "--token",
+        "x y",
+    ]
     done = subprocess.run(
         words,
         cwd=tmp_path,

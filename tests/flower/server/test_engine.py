@@ -14,15 +14,15 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedkeel import config
-from fedkeel.errors import RunError, TrainingError
-from fedkeel.runner.early_stopping import least
-from fedkeel.runner.start import start
 from fedkeel.engine.prepared import Prepared
-from fedkeel.runner.loop import Result
-from fedkeel.flower.server import serve as server
+from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.export import export
+from fedkeel.flower.server import serve as server
 from fedkeel.flower.server.engine import Nodes
 from fedkeel.flower.wire import HEAD
+from fedkeel.runner.early_stopping import least
+from fedkeel.runner.loop import Result
+from fedkeel.runner.start import start
 from near import Near, played, sites
 from toys import MARK, Net, federation, prepared, same
 
@@ -42,12 +42,12 @@ def forget(root: Path, client: int) -> None:
 def bending(round: int, bend):  # type: ignore[no-untyped-def]
     """Bend the reply of one round."""
 
-    def bent(kind: str, reply: RecordDict) -> RecordDict | None:
+    def nonlinear_part(kind: str, reply: RecordDict) -> RecordDict | None:
         if kind == "train" and reply[HEAD]["round"] == round:
             return bend(reply)
         return reply
 
-    return bent
+    return nonlinear_part
 
 
 def alone(made: Prepared, root: Path) -> Near:

@@ -13,12 +13,12 @@ from fedkeel.method.docs.bibliography import entries, reference
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.docs.describe import facts
 from fedkeel.method.docs.docstring import Maths, read
+from fedkeel.method.docs.page import Block, markdown, page, terminal
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import WEIGHTS, verdict
-from fedkeel.method.docs.page import Block, markdown, page, terminal
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import Part
-from method.test_outside import PARTS
+from method.test_plugins import PARTS
 
 TRAFFIC = [("down", "two models"), ("up", "one model")]
 

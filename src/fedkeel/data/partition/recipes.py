@@ -17,12 +17,6 @@ from numpy.typing import ArrayLike
 
 from fedkeel.config import Partition
 from fedkeel.data.dataset import Dataset, Federation, Ints, federation
-from fedkeel.data.partition.dirichlet import (
-    dirichlet,
-    dirichlet_attempts,
-    dirichlet_gradma,
-    dirichlet_prior,
-)
 from fedkeel.data.partition.common import (
     Lists,
     Sizes,
@@ -32,6 +26,12 @@ from fedkeel.data.partition.common import (
     group,
     members,
     shares,
+)
+from fedkeel.data.partition.dirichlet import (
+    dirichlet,
+    dirichlet_attempts,
+    dirichlet_gradma,
+    dirichlet_prior,
 )
 from fedkeel.errors import DataError
 from fedkeel.rng import generator

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from fedkeel.config import Data
 from fedkeel.data.dataset import dataset
-from fedkeel.data.user_arrays import one_axis
 from fedkeel.data.read.formats import damaged, reason
 from fedkeel.data.read.identifiers import WHOLE, may_be_names, whole
 from fedkeel.data.read.raw_examples import Raw, number, number_like
+from fedkeel.data.user_arrays import one_axis
 from fedkeel.errors import DataError, did_you_mean
 
 TABLES = (".csv", ".parquet")

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedkeel import matmul
 from fedkeel.config import Precision
+from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.compiler.cuda_graphs import Graphed
+from fedkeel.engine.compiler.dropout_masks import Draw, Drawn, Sources
 from fedkeel.engine.process import malloc
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.compiler.capture import Captured
-from fedkeel.engine.compiler.dropout_masks import Draw, Drawn, Sources
-from fedkeel.engine.compiler.cuda_graphs import Graphed
 from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, whole
 from fedkeel.method.context import Ints
 from fedkeel.tree import State, Tree, unwalk, walk

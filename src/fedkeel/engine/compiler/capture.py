@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.compiler import passes
-from fedkeel.engine.compiler.low_rank_pass import expand
-from fedkeel.engine.compiler.grouped_conv import multiply
-from fedkeel.engine.compiler.trace import module_of, trace
 from fedkeel.engine.compiler.fuse_updates import centre, fuse
+from fedkeel.engine.compiler.grouped_conv import multiply
+from fedkeel.engine.compiler.low_rank_pass import expand
+from fedkeel.engine.compiler.trace import module_of, trace
 
 Flat = Sequence[Tensor]
 Function = Callable[..., Sequence[Tensor]]

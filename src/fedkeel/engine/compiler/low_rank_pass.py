@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedkeel.engine.compiler.low_rank_terms import Scale, added, entries, made, slim, times
-from fedkeel.engine.compiler.graph_nodes import SIGNS, base, form, mutates
 from fedkeel.engine.compiler.fuse_updates import accumulate
+from fedkeel.engine.compiler.graph_nodes import SIGNS, base, form, mutates
+from fedkeel.engine.compiler.low_rank_terms import Scale, added, entries, made, slim, times
 
 aten = torch.ops.aten
 

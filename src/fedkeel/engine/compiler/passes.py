@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fedkeel import matmul
+from fedkeel.engine.compiler.fuse_updates import accumulate
 from fedkeel.engine.compiler.graph_nodes import (
     SIGNS,
     called,
@@ -27,7 +28,6 @@ from fedkeel.engine.compiler.graph_nodes import (
     turns,
     written,
 )
-from fedkeel.engine.compiler.fuse_updates import accumulate
 
 aten = torch.ops.aten
 

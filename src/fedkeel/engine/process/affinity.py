@@ -1,4 +1,4 @@
-"""Where processes that wait for work wake up.
+"""Processor cores: how many there are, and on which one a waiting process wakes up.
 
 Linux may wake a worker on a core where another one has just been woken, or on that of the process
 which wakes it, and look for a free core only at its next tick, four milliseconds later: as long as
@@ -12,6 +12,13 @@ import ctypes
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+
+
+def cores() -> int:
+    """Return the number of processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def core(taken: Collection[int | None]) -> int | None:

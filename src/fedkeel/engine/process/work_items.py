@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.data import batches
-from fedkeel.engine.base import Job, Split, World
+from fedkeel.engine.base import Job, Split, TrainingSetup
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.context import Message
 
@@ -103,10 +103,10 @@ def named(piece: Piece) -> str:
 
 
 def training(
-    world: World, message: Message, found: Sequence[Job], workers: int, lanes: int
+    setup: TrainingSetup, message: Message, found: Sequence[Job], workers: int, lanes: int
 ) -> list[Piece]:
     """Cut the training of a round: as many lanes in each piece as there are, or guided."""
-    local, sizes = world.bench.local, world.federation.sizes
+    local, sizes = setup.training.local, setup.federation.sizes
     spent = [batches.processed(local, int(sizes[job.client]), job.done) for job in found]
     order = sorted(range(len(found)), key=spent.__getitem__, reverse=True)  # stable
     jobs, costs = [found[i] for i in order], [spent[i] for i in order]
@@ -123,9 +123,9 @@ def survey(message: Message, jobs: Sequence[Job], workers: int) -> list[Piece]:
     return [Train(message.round, message.lr, tuple(jobs[a:b]), survey=True) for a, b in cuts]
 
 
-def evaluation(world: World, split: Split, count: int, workers: int) -> list[Piece]:
+def evaluation(setup: TrainingSetup, split: Split, count: int, workers: int) -> list[Piece]:
     """Cut an evaluation of `count` examples."""
-    starts = range(0, count, world.shard)
+    starts = range(0, count, setup.shard)
     cuts = guided([1] * len(starts), workers)
     return [Evaluate(split, tuple(starts[a:b])) for a, b in cuts]
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.engine.process import malloc
-from fedkeel.engine.process import work_items
-from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.buffers import Buffers, Layout, Raw, Spec, aligned, private
-from fedkeel.engine.ray.cluster import Carried, opened
-from fedkeel.engine.local import Kept, OneByOne, Trainer, evaluate_shard
+from fedkeel.engine.local import Kept, SequentialTrainer, Trainer, evaluate_shard
+from fedkeel.engine.process import malloc, work_items
+from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.process.work_items import Evaluate, Piece, Train
-from fedkeel.engine.round_buffers import kept_spec, unflat
+from fedkeel.engine.ray.cluster import Carried, opened
 from fedkeel.engine.reply_rows import Packed, Rows
+from fedkeel.engine.round_buffers import kept_spec, unflat
 from fedkeel.method.context import ByPart, Message
 from fedkeel.tree import branches, unwalk
 
@@ -57,7 +56,7 @@ class Actor:
     """Trains and evaluates in one thread, and keeps nothing but the last message.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         spec: what a reply looks like.
         message: shapes and types of a message.
         capacity: the most clients of a piece.
@@ -66,7 +65,7 @@ class Actor:
 
     def __init__(
         self,
-        world: Carried,
+        setup: Carried,
         spec: Mapping[str, Spec],
         message: Mapping[str, Spec],
         capacity: int,
@@ -75,14 +74,14 @@ class Actor:
         with suppress(ValueError):  # Ctrl-C is for the process that gives out the work
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         malloc.keep()
-        self._world = opened(world)
-        settle(self._world.precision)
-        self._train: Trainer = OneByOne(self._world)
+        self._setup = opened(setup)
+        settle(self._setup.precision)
+        self._train: Trainer = SequentialTrainer(self._setup)
         if chunk is not None:
             from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
 
-            self._train = Chunks(self._world, chunk)
-        self._rows = Rows(self._world, spec, capacity, private, sums=chunk is not None)
+            self._train = Chunks(self._setup, chunk)
+        self._rows = Rows(self._setup, spec, capacity, private, sums=chunk is not None)
         self._layout = Layout(kept_spec(spec))
         self._message = Buffers(message, None, private)
         self._read = 0
@@ -113,10 +112,10 @@ class Actor:
         return unflat(self._message.nested(), round, lr)
 
     def _scores(self, piece: Evaluate) -> dict[int, NDArray[np.float64]]:
-        received, world = self._received(0, 0.0), self._world
-        buffers = received.buffers or world.bench.network.buffers
+        received, setup = self._received(0, 0.0), self._setup
+        buffers = received.buffers or setup.training.network.buffers
         return {
-            start: evaluate_shard(world, received.params, buffers, piece.split, start).numpy()
+            start: evaluate_shard(setup, received.params, buffers, piece.split, start).numpy()
             for start in piece.starts
         }
 

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.base import World
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.errors import RunError
 
 PATIENCE = 5.0
@@ -164,7 +164,7 @@ class Carried:
     arrays: list[NDArray[np.uint8]]
 
 
-def carried(world: World) -> Carried:
+def carried(setup: TrainingSetup) -> Carried:
     """Return a world as Ray can carry it. Code of modules that others could not import goes along.
 
     Raises:
@@ -172,7 +172,7 @@ def carried(world: World) -> Carried:
     """
     cloudpickle = module().cloudpickle
     base = cloudpickle.CloudPickler
-    shared = {id(t) for data in (world.federation.data, world.test) for t in (data.x, data.y)}
+    shared = {id(t) for data in (setup.federation.data, setup.test) for t in (data.x, data.y)}
 
     class Pickler(base):  # type: ignore[misc, valid-type]
         def reducer_override(self, value: object) -> object:
@@ -185,7 +185,7 @@ def carried(world: World) -> Carried:
     for one in local:
         cloudpickle.register_pickle_by_value(one)
     try:
-        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(world)
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(setup)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RunError(
             "The model or its loss cannot be sent to Ray actors.",
@@ -199,10 +199,10 @@ def carried(world: World) -> Carried:
     return Carried(file.getvalue(), arrays)
 
 
-def opened(found: Carried) -> World:
+def opened(found: Carried) -> TrainingSetup:
     """Return the world that was carried; its examples cannot be written to."""
-    world: World = pickle.loads(found.body, buffers=found.arrays)
-    return world
+    setup: TrainingSetup = pickle.loads(found.body, buffers=found.arrays)
+    return setup
 
 
 def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:  # noqa: ANN401

@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.process import work_items
-from fedkeel.engine.ray.actor import Actor, Cohort, Found
+from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
 from fedkeel.engine.buffers import Buffers, Layout, Spec, private, specs
-from fedkeel.engine.ray.cluster import carried, connected, reason
 from fedkeel.engine.local import examples
+from fedkeel.engine.process import work_items
 from fedkeel.engine.process.work_items import ATTEMPTS, Piece, Tasks, Train
+from fedkeel.engine.ray.actor import Actor, Cohort, Found
+from fedkeel.engine.ray.cluster import carried, connected, reason
 from fedkeel.engine.round_buffers import RoundBuffers, flat, kept_spec
-from fedkeel.engine.base import Split, Tick, Trained, World
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree, walk
@@ -48,7 +48,7 @@ class Ray:
     """Trains clients in Ray actors of one thread each.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         spec: what a reply looks like, from `rounds.rehearse`.
         capacity: the largest cohort.
         message: any message of this run, for the shapes.
@@ -64,7 +64,7 @@ class Ray:
 
     def __init__(
         self,
-        world: World,
+        setup: TrainingSetup,
         spec: Mapping[str, Spec],
         capacity: int,
         message: Message,
@@ -74,10 +74,10 @@ class Ray:
         file: Path | None = None,
         chunk: int | None = None,
     ) -> None:
-        self._world, self._lanes, self._wanted = world, chunk or 1, workers
+        self._setup, self._lanes, self._wanted = setup, chunk or 1, workers
         self._message = Buffers(specs(flat(message)), None, private)
         sums = chunk is not None
-        self._rounds = RoundBuffers(world, spec, capacity, private, file, sums)
+        self._rounds = RoundBuffers(setup, spec, capacity, private, file, sums)
         self._kept = kept_spec(spec)
         self._sent = 0  # messages so far: actors read each of them once
         self._workers: list[_Worker] = []
@@ -87,7 +87,7 @@ class Ray:
             self._ray = open_now.enter_context(connected(address, workers))
             open_now.callback(self._end)
             shapes = specs(flat(message))
-            self._given = (self._ray.put(carried(world)), dict(spec), shapes, capacity, chunk)
+            self._given = (self._ray.put(carried(setup)), dict(spec), shapes, capacity, chunk)
             self._class = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
             for _ in range(workers):
                 self._start()
@@ -101,15 +101,15 @@ class Ray:
         """Train clients [K] from a message."""
         self._message.write(flat(message))
         jobs = self._rounds.begin(clients)
-        work = work_items.training(self._world, message, jobs, self._wanted, self._lanes)
-        self._work(work, self._put("params", "buffers", "sent"), tick)
+        work = work_items.training(self._setup, message, jobs, self._wanted, self._lanes)
+        self._work(work, self._put("params", "buffers", "broadcast"), tick)
         return self._rounds.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         self._message.write(flat(message))
         work = work_items.survey(message, self._rounds.jobs(clients), self._wanted)
-        self._work(work, self._put("params", "buffers", "sent"), lambda _: None)
+        self._work(work, self._put("params", "buffers", "broadcast"), lambda _: None)
         return self._rounds.answers(clients)
 
     def done(self, clients: Ints) -> Ints:
@@ -124,12 +124,12 @@ class Ray:
         """Return [N, 3] of the examples of a split."""
         self._message.write({"params": dict(params)})
         sent = ["params"]
-        if self._world.bench.buffers == "average":  # otherwise the actors have them
+        if self._setup.training.buffers == "average":  # otherwise the actors have them
             self._message.write({"buffers": dict(buffers)})
             sent.append("buffers")
-        count = examples(self._world, split)
+        count = examples(self._setup, split)
         scores = torch.empty(count, 3, dtype=torch.float64)
-        work = work_items.evaluation(self._world, split, count, self._wanted)
+        work = work_items.evaluation(self._setup, split, count, self._wanted)
         self._work(work, self._put(*sent), lambda _: None, scores)
         return scores
 

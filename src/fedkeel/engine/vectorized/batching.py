@@ -15,8 +15,8 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
+from fedkeel.engine.base import Job, TrainingSetup
 from fedkeel.engine.local import noise, passes, plans
-from fedkeel.engine.base import Job, World
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
 from fedkeel.tree import State
@@ -37,12 +37,12 @@ class Group:
     used: Sequence[Ints] | None
 
     @classmethod
-    def each(cls, world: World, message: Message, jobs: Sequence[Job]) -> list[Group]:
+    def each(cls, setup: TrainingSetup, message: Message, jobs: Sequence[Job]) -> list[Group]:
         """Return every client by itself, with its round planned."""
-        prepares = bool(world.bench.plan.preparations)
+        prepares = bool(setup.training.plan.preparations)
         return [
             cls([job], [planned], [np.unique(np.concatenate(planned))] if prepares else None)
-            for job, planned in zip(jobs, plans(world, message, jobs), strict=True)
+            for job, planned in zip(jobs, plans(setup, message, jobs), strict=True)
         ]
 
     @classmethod
@@ -120,27 +120,29 @@ class Feed:
     """The batches of a group, step by step.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         examples: the training set.
         message: what the server sent.
         group: the clients.
     """
 
-    def __init__(self, world: World, examples: Examples, message: Message, group: Group) -> None:
-        self._world, self._examples, self._group = world, examples, group
+    def __init__(
+        self, setup: TrainingSetup, examples: Examples, message: Message, group: Group
+    ) -> None:
+        self._setup, self._examples, self._group = setup, examples, group
         self._single = len(group.jobs) == 1
         pairs = list(zip(group.jobs, group.planned, strict=True))
-        rows, self._sizes = _table([(world.federation.client(j.client), p) for j, p in pairs])
+        rows, self._sizes = _table([(setup.federation.client(j.client), p) for j, p in pairs])
         # all tables of a round go to the device at once: it would be waited for in each step
         self._rows, self._real = examples.placed(rows), examples.placed(self._sizes)
         clients = [job.client for job in group.jobs]
-        if world.augment:
-            draws = [generator(world.seed, "augment", message.round, k) for k in clients]
+        if setup.augment:
+            draws = [generator(setup.seed, "augment", message.round, k) for k in clients]
             self._offsets, self._mirrored = map(examples.placed, _crops(group, draws, rows.shape))
         if group.used is not None:
-            turns = [passes(world, job, planned) for job, planned in pairs]
+            turns = [passes(setup, job, planned) for job, planned in pairs]
             self._places = examples.placed(_places(group, turns, rows.shape))
-        self._noise = [noise(world, message, k) for k in clients]
+        self._noise = [noise(setup, message, k) for k in clients]
         self._taken: list[State] = []
 
     def batches(self, steps: int, pads: bool) -> State:
@@ -171,7 +173,7 @@ class Feed:
         x = tree.leaf(out, "x")
         if going < live:
             out["active"] = torch.arange(live, device=x.device) < going
-        if self._world.augment:
+        if self._setup.augment:
             out["x"] = self._augmented(x, step, live, width)
         if self._group.used is not None:
             places = self._places[step, :, 0 if self._single else slice(live), ..., :width]
@@ -198,7 +200,7 @@ class Feed:
         With `pads` there are 2^n of them, so that clients of many sizes share a few recordings.
         """
         pairs = zip(self._group.jobs, self._group.used or (), strict=True)
-        rows, sizes = _table([(self._world.federation.client(j.client), [p]) for j, p in pairs])
+        rows, sizes = _table([(self._setup.federation.client(j.client), [p]) for j, p in pairs])
         rows, most = rows[0], rows.shape[2]
         width = 1 << (most - 1).bit_length() if pads else most
         rows = np.concatenate([rows, np.repeat(rows[:, :1], width - most, axis=1)], axis=1)

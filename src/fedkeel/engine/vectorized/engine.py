@@ -1,4 +1,4 @@
-"""Clients trained side by side, by recorded steps: what the vectorised engine does with a chunk.
+"""Clients trained side by side, by recorded steps: what the vectorized engine does with a chunk.
 
 Clients lie on a leading axis of lanes. The longest come first, so that those which still train are
 always the first lanes; when half of them have ended, the others go on in half as many lanes. In
@@ -21,14 +21,14 @@ import torch
 from fedkeel import tree
 from fedkeel.clock import Clock
 from fedkeel.data import batches
+from fedkeel.engine.base import Job, TrainingSetup
+from fedkeel.engine.compiler.cache import Flat
+from fedkeel.engine.local import Done, Kept, SequentialTrainer, carry_on, client_info, seed
 from fedkeel.engine.vectorized.batching import Examples, Feed, Group
 from fedkeel.engine.vectorized.loop import Common, Lanes
-from fedkeel.engine.local import Done, Kept, OneByOne, carry_on, facts, seed
-from fedkeel.engine.compiler.cache import Flat
 from fedkeel.engine.vectorized.low_rank import beside, whole
-from fedkeel.engine.base import Job, World
+from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import kept, path
-from fedkeel.method.context import ByPart, Facts, Message
 from fedkeel.rng import torch_seeds
 from fedkeel.tree import State, Tree, below, branches, leaf, map_tensors, tensors, unwalk, walk
 
@@ -42,36 +42,40 @@ class Chunks:
     What cannot be trained side by side, or recorded, is trained one by one; `reasons` says why.
 
     Args:
-        world: method, model, data and seed.
+        setup: method, model, data and seed.
         lanes: clients on the leading axis, at most.
         device: where they train.
-        placed: `world` with network and data there, where it is at hand.
+        placed: `setup` with network and data there, where it is at hand.
     """
 
     def __init__(
-        self, world: World, lanes: int, device: str = "cpu", placed: World | None = None
+        self,
+        setup: TrainingSetup,
+        lanes: int,
+        device: str = "cpu",
+        placed: TrainingSetup | None = None,
     ) -> None:
         self.lanes = lanes
         self.device = torch.device(device)
         self.recorded = True
         self.reasons: list[str] = []
-        self._world = world
-        self.placed = placed or world.on(self.device)
-        network = self.placed.bench.network.to_be_recorded()
-        self._bench = replace(self.placed.bench, network=network, autograd="functional")
-        self._plain = OneByOne(self.placed)
-        self._lanes = Lanes(self._bench, world.precision, world.draws)
-        self._examples = Examples(self.placed.federation.data, world.bench.network.dtype)
+        self._setup = setup
+        self.placed = placed or setup.on(self.device)
+        network = self.placed.training.network.to_be_recorded()
+        self._training = replace(self.placed.training, network=network, autograd="functional")
+        self._plain = SequentialTrainer(self.placed)
+        self._lanes = Lanes(self._training, setup.precision, setup.draws)
+        self._examples = Examples(self.placed.federation.data, setup.training.network.dtype)
         self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
-        self._short = {True, False} if _short(world) else set()  # alone, and side by side
-        habits = world.bench.network.habits
-        if habits.reason:
+        self._short = {True, False} if _short(setup) else set()  # alone, and side by side
+        traits = setup.training.network.traits
+        if traits.reason:
             self.lanes, self.recorded = 1, False
-            self.reasons.append(f"steps are not recorded: {habits.reason}")
+            self.reasons.append(f"steps are not recorded: {traits.reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave recordings behind: another process makes its own."""
-        return Chunks, (self._world, self.lanes, str(self.device))
+        return Chunks, (self._setup, self.lanes, str(self.device))
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
@@ -79,7 +83,7 @@ class Chunks:
         """Train clients from a message."""
         clock = Clock()
         message = self._placed_message(message)
-        left = Group.each(self._world, message, jobs)
+        left = Group.each(self._setup, message, jobs)
         own = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=own), torch.no_grad():
             while left and self.recorded:
@@ -102,7 +106,7 @@ class Chunks:
             message,
             params=tensors(self._place(dict(message.params))),
             buffers=tensors(self._place(dict(message.buffers))),
-            sent=branches(self._place(dict(message.sent))),
+            broadcast=branches(self._place(dict(message.broadcast))),
         )
 
     def _placing(self, kept: Kept) -> Kept:
@@ -122,7 +126,7 @@ class Chunks:
         if self.lanes == 1 or len(left) == 1:
             return left[0], left[1:]
         ordered = sorted(left, key=lambda group: -group.steps[0])  # stable
-        if self._world.pads:
+        if self._setup.pads:
             return Group.join(ordered[: self.lanes]), ordered[self.lanes :]
         alike = [g for g in ordered if g.form == ordered[0].form]  # the others see padding
         rest = [g for g in ordered if g.form != ordered[0].form]
@@ -163,7 +167,7 @@ class Chunks:
         self, message: Message, group: Group, kept: Kept, clock: Clock, sums: bool
     ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
-        alike = self._world.draws is None or len(set(group.widths)) == 1
+        alike = self._setup.draws is None or len(set(group.widths)) == 1
         if (len(group.jobs) == 1) in self._short and len(set(group.steps)) == 1 and alike:
             held = self._held(message, group, kept, thin=self.device.type == "cpu")
             done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
@@ -174,11 +178,11 @@ class Chunks:
 
     def _begin(self, message: Message, group: Group) -> tuple[Common, Feed]:
         """Return what the lanes see, with all random numbers of their rounds yet to be drawn."""
-        feed = Feed(self._world, self._examples, message, group)
+        feed = Feed(self._setup, self._examples, message, group)
         alone = len(group.jobs) == 1
-        drawing = group.jobs if alone or self._world.draws is not None else []
+        drawing = group.jobs if alone or self._setup.draws is not None else []
         clients = [job.client for job in drawing]
-        seeds = torch_seeds(self._world.seed, "torch", message.round, clients)
+        seeds = torch_seeds(self._setup.seed, "torch", message.round, clients)
         if alone:
             seed(seeds[0])
             return Common.of(message, None), feed
@@ -196,11 +200,11 @@ class Chunks:
         common, feed = self._begin(message, group)
         weights = None
         if sums:
-            weights = torch.from_numpy(self._world.raw_weights(group.jobs, group.seen))
-            weights = weights.to(self.device, self._bench.network.dtype)
-        pads = self._world.pads and self._world.draws is None
+            weights = torch.from_numpy(self._setup.raw_weights(group.jobs, group.seen))
+            weights = weights.to(self.device, self._training.network.dtype)
+        pads = self._setup.pads and self._setup.draws is None
         seen = feed.batches(group.steps[0], pads)
-        prepared = feed.prepared(self._world.pads) if group.used else {}
+        prepared = feed.prepared(self._setup.pads) if group.used else {}
         clock.lap("data")
         about = self._about(common, group)
         try:
@@ -220,7 +224,7 @@ class Chunks:
         """Train lanes step by step; as they end, the others go on in half as many."""
         common, feed = self._begin(message, group)
         clock.lap("data")
-        prepared = feed.prepared(self._world.pads) if group.used else {}
+        prepared = feed.prepared(self._setup.pads) if group.used else {}
         held, moving = self._lanes.start(common, held, prepared)
         done: list[Done] = []
         live, left = len(group.jobs), group
@@ -236,9 +240,9 @@ class Chunks:
                 clock.lap("upload")
                 left = left.part(slice(live))
                 held, moving = (flat.map(lambda t, n=live: t[:n]) for flat in (held, moving))  # type: ignore[misc]
-            batch = feed.batch(step, live, going, self._world.pads)
+            batch = feed.batch(step, live, going, self._setup.pads)
             clock.lap("data")
-            real = None if self._world.draws is None else feed.real(step, batch, going)
+            real = None if self._setup.draws is None else feed.real(step, batch, going)
             moving = self._lanes.step(common, held, moving, batch, real)
             clock.lap("steps")
         self._wait()
@@ -252,28 +256,28 @@ class Chunks:
 
         Matrices of what it keeps are products where they may be (`thin`) and come as such.
         """
-        mine = self._mine(message, group, self._placing(get), thin)
-        about = [facts(self._world, job.client) for job in group.jobs]
+        client_state = self._client_state(message, group, self._placing(get), thin)
+        about = [client_info(self._setup, job.client) for job in group.jobs]
         told: State = {
             "client": torch.tensor([one.client for one in about]),
             "examples": torch.tensor([one.examples for one in about]),
         }
-        counts = [one.counts for one in about if one.counts is not None]
+        counts = [one.class_counts for one in about if one.class_counts is not None]
         if counts:
             told["counts"] = torch.stack(counts)
         if len(group.jobs) == 1:
             told = map_tensors(lambda t: t[0], told)
-        held: State = {"mine": mine, "facts": told}
+        held: State = {"client_state": client_state, "facts": told}
         return Flat.of(self._place(held))
 
-    def _mine(self, message: Message, group: Group, get: Kept, thin: bool) -> State:
+    def _client_state(self, message: Message, group: Group, get: Kept, thin: bool) -> State:
         """Return what each lane keeps, read one after the other and written to its place."""
-        if not self._bench.stateful:
+        if not self._training.stateful:
             return {}
         rows = self._kept(message, group, get)
         if len(group.jobs) == 1:
             return whole(unwalk(next(rows)))
-        parts = self._bench.plan.renewed if thin else ()
+        parts = self._training.plan.renewed if thin else ()
         seen = sum(max(sizes) for sizes in zip(*group.widths, strict=True)) if parts else 0
         return unwalk(beside(rows, len(group.jobs), seen, parts))
 
@@ -284,7 +288,7 @@ class Chunks:
             own = get(job.client)
             if own is None:
                 if fresh is None:  # which may be empty, and is made once
-                    fresh, _ = kept(self._bench, message, None)
+                    fresh, _ = kept(self._training, message, None)
                 own = fresh
             yield dict(walk(own))
 
@@ -309,10 +313,10 @@ class Chunks:
     def _about(self, common: Common, group: Group) -> State:
         """Return what the end of a round has to know of each lane."""
         steps = group.steps
-        known = {count: path(self._bench, count, common.message.lr) for count in set(steps)}
+        known = {count: path(self._training, count, common.message.lr) for count in set(steps)}
         about: State = {
             "steps": torch.tensor(steps, device=self.device),
-            "unit": torch.tensor(
+            "path_length": torch.tensor(
                 [known[count] for count in steps], dtype=torch.float64, device=self.device
             ),
         }
@@ -322,14 +326,14 @@ class Chunks:
         self, message: Message, group: Group, lane: int, held: State, moving: State
     ) -> State:
         """End the round of one lane, whose states come without an axis."""
-        job, federation = group.jobs[lane], self._world.federation
+        job, federation = group.jobs[lane], self._setup.federation
         rows = federation.client(job.client)
 
         def everything() -> State:
             return self._examples.take(self._examples.placed(rows[None]), None, True)
 
         counts = tensors(below(held, "facts")).get("counts")
-        about = Facts(job.client, len(rows), counts)
+        about = ClientInfo(job.client, len(rows), counts)
         return self._lanes.alone(message, held, moving, about, group.steps[lane], everything)
 
 
@@ -337,7 +341,7 @@ def _done(group: Group, found: State) -> Done:
     counts = tensors(found)
     return Done(
         group.jobs,
-        {k: below(found, k) for k in ("delta", "buffers", "uploads", "mine", "notes")},
+        {k: below(found, k) for k in ("update", "buffers", "uploads", "client_state", "notes")},
         counts["loss"],
         counts["finite"],
         group.steps,
@@ -345,12 +349,12 @@ def _done(group: Group, found: State) -> Done:
     )
 
 
-def _short(world: World) -> bool:
+def _short(setup: TrainingSetup) -> bool:
     """Return whether all rounds are so short and alike that few recordings of a whole one do."""
-    sizes = np.unique(world.federation.sizes[world.federation.sizes > 0])
+    sizes = np.unique(setup.federation.sizes[setup.federation.sizes > 0])
     if len(sizes) > SHORT:
         return False
-    local = world.bench.local
+    local = setup.training.local
     if max(batches.steps(local, int(n)) for n in sizes) > SHORT:
         return False
     forms = {tuple(map(len, batches.plan(local, int(n), 0, 0, 0))) for n in sizes}

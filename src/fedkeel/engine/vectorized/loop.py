@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Precision
-from fedkeel.engine.local import sent
-from fedkeel.engine.compiler.dropout_masks import Masks, Sources
 from fedkeel.engine.compiler.cache import Flat, Recordings
+from fedkeel.engine.compiler.dropout_masks import Masks, Sources
+from fedkeel.engine.local import sent
 from fedkeel.engine.vectorized.low_rank import LEFT, whole
+from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
-    Bench,
     Client,
+    LocalTraining,
     Progress,
     Reply,
     client_finish,
     client_start,
     client_step,
 )
-from fedkeel.method.context import Facts, Ints, Message
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, walk
 
@@ -59,7 +59,7 @@ class Common:
         shared: State = {
             "start": dict(message.params),
             "received": dict(message.buffers),
-            "sent": dict(message.sent),
+            "broadcast": dict(message.broadcast),
         }
         rate = torch.tensor(message.lr, dtype=next(iter(message.params.values())).dtype)
         return cls(message, Flat.of(shared), rate, sources)
@@ -80,15 +80,15 @@ class Lanes:
     """The local loop, recorded.
 
     Args:
-        bench: method, model and local training.
+        training: method, model and local training.
         precision: of the factors of products.
         masks: what the network draws in training; None where that is nothing.
     """
 
     def __init__(
-        self, bench: Bench, precision: Precision = "float32", masks: Masks | None = None
+        self, training: LocalTraining, precision: Precision = "float32", masks: Masks | None = None
     ) -> None:
-        self._bench = bench
+        self._training = training
         self.recordings = Recordings(precision, masks.orders if masks else ())
         self._ends = "recorded"  # how lanes end their round: else "mapped", or "apart"
 
@@ -103,10 +103,10 @@ class Lanes:
         Returns:
             What stays the same, what parts have prepared among it, and what steps move.
         """
-        bench = self._bench
+        training = self._training
 
         def start(shared: State, held: State, prepared: State) -> State:
-            client, progress = _started(bench, shared, held, prepared)
+            client, progress = _started(training, shared, held, prepared)
             return {"moving": _moving(progress), "prepared": dict(client.prepared)}
 
         given = (common.shared, held, Flat.of(prepared))
@@ -125,10 +125,10 @@ class Lanes:
 
         Masks are drawn for the `real` examples alone: see `Recordings.run`.
         """
-        bench = self._bench
+        training = self._training
 
         def step(shared: State, held: State, moving: State, batch: State, lr: Tensor) -> State:
-            client = _client(bench, _message(shared), held, _refuse)
+            client = _client(training, _message(shared), held, _refuse)
             return _moving(_stepped(client, _progress(moving), batch, lr))
 
         given = (common.shared, held, moving, Flat.of(batch))
@@ -153,10 +153,10 @@ class Lanes:
             moving: what the last step left; it is lost.
             about: ``steps`` and ``unit`` [n] as `client_finish` means them.
         """
-        bench = self._bench
+        training = self._training
 
         def end(shared: State, held: State, moving: State, about: State, lr: Tensor) -> State:
-            client = _client(bench, _message(shared), held, _refuse)
+            client = _client(training, _message(shared), held, _refuse)
             return _finished(client, _progress(moving), about, lr)
 
         given = (common.shared, held, moving, Flat.of(about))
@@ -192,7 +192,7 @@ class Lanes:
         message: Message,
         held: State,
         moving: State,
-        facts: Facts,
+        client_info: ClientInfo,
         steps: int,
         everything: Callable[[], State],
     ) -> State:
@@ -202,13 +202,17 @@ class Lanes:
             message: what the server sent.
             held: what stayed the same in it.
             moving: what the last step left.
-            facts: about the client.
+            client_info: about the client.
             steps: how many it has made.
             everything: gives all examples of the client.
         """
-        bench = replace(self._bench, autograd="eager")  # as alone: masks lie in the same order
-        client = _client(bench, message, held, lambda: _batch(everything()))
-        return _ended(client_finish(replace(client, facts=facts), _progress(moving), steps))
+        training = replace(
+            self._training, autograd="eager"
+        )  # as alone: masks lie in the same order
+        client = _client(training, message, held, lambda: _batch(everything()))
+        return _ended(
+            client_finish(replace(client, client_info=client_info), _progress(moving), steps)
+        )
 
     def whole(
         self,
@@ -230,16 +234,16 @@ class Lanes:
             weights: [n] with which updates are added up; None where they are not.
 
         Returns:
-            What each sends, keeps and notes; where updates are added up, ``delta`` and the messages
+            What each sends, keeps and logs; where updates are added up, ``update`` and messages
             that the server only adds up are [1, ...]. Matrices of what is kept may be products, as
             they may be in `held`.
         """
-        bench = self._bench
+        training = self._training
 
         def one(
             shared: State, held: State, prepared: State, batches: State, about: State, lr: Tensor
         ) -> State:
-            client, progress = _started(bench, shared, held, prepared)
+            client, progress = _started(training, shared, held, prepared)
             for number in range(len(batches)):
                 progress = _stepped(client, progress, below(batches, str(number)), lr)
             return _finished(client, progress, about, lr)
@@ -252,7 +256,7 @@ class Lanes:
             if common.single:
                 found = map_tensors(lambda t: t[None], found)
             own = tensors(scales)  # type: ignore[arg-type]
-            return _added(found, own["weights"], bench.plan.summed) if own else found
+            return _added(found, own["weights"], training.plan.summed) if own else found
 
         scales: State = {} if weights is None else {"weights": weights}
         states = (prepared, batches, about, scales)
@@ -266,19 +270,21 @@ class Lanes:
             varies=(2, 3),
             sources=common.sources,
             rate=common.rate,
-            thin=tuple(f"mine/{part}/" for part in bench.plan.renewed),
+            thin=tuple(f"mine/{part}/" for part in training.plan.renewed),
         ).state
 
 
 # ---- the local loop of one client, on states ----------------------------------------------------
 
 
-def _started(bench: Bench, shared: State, held: State, prepared: State) -> tuple[Client, Progress]:
+def _started(
+    training: LocalTraining, shared: State, held: State, prepared: State
+) -> tuple[Client, Progress]:
     return client_start(
-        bench,
+        training,
         _message(shared),
-        branches(whole(below(held, "mine"))),
-        _facts(held),
+        branches(whole(below(held, "client_state"))),
+        _client_info(held),
         _refuse,
         (lambda: _batch(prepared)) if prepared else None,
     )
@@ -299,8 +305,8 @@ def _stepped(client: Client, progress: Progress, batch: State, lr: Tensor) -> Pr
 
 
 def _finished(client: Client, progress: Progress, about: State, lr: Tensor) -> State:
-    steps, unit = leaf(about, "steps"), leaf(about, "unit")
-    return _ended(client_finish(client, progress, steps, unit, lr))
+    steps, path_length = leaf(about, "steps"), leaf(about, "path_length")
+    return _ended(client_finish(client, progress, steps, path_length, lr))
 
 
 def _added(found: State, weights: Tensor, summed: frozenset[str]) -> State:
@@ -319,8 +325,8 @@ def _added(found: State, weights: Tensor, summed: frozenset[str]) -> State:
     count = (one > 0.0).to(one.dtype)
     uploads = branches(below(found, "uploads"))
     messages = {part: total(count, uploads[part]) for part in summed & uploads.keys()}
-    delta = total(one, below(found, "delta"))
-    return {**found, "delta": delta, "uploads": {**uploads, **messages}}
+    update = total(one, below(found, "update"))
+    return {**found, "update": update, "uploads": {**uploads, **messages}}
 
 
 # ---- values of the client loop as states --------------------------------------------------------
@@ -335,23 +341,25 @@ def _message(shared: State) -> Message:
     return Message(
         params=tensors(below(shared, "start")),
         buffers=tensors(below(shared, "received")),
-        sent=branches(below(shared, "sent")),
+        broadcast=branches(below(shared, "broadcast")),
         round=0,
         lr=math.nan,
     )
 
 
-def _facts(held: State) -> Facts:
+def _client_info(held: State) -> ClientInfo:
     told = tensors(below(held, "facts"))
-    return Facts(told["client"], told["examples"], told.get("counts"))
+    return ClientInfo(told["client"], told["examples"], told.get("counts"))
 
 
-def _client(bench: Bench, message: Message, held: State, everything: Callable[[], Batch]) -> Client:
+def _client(
+    training: LocalTraining, message: Message, held: State, everything: Callable[[], Batch]
+) -> Client:
     return Client(
-        bench=bench,
+        training=training,
         message=message,
-        facts=_facts(held),
-        mine=branches(whole(below(held, "mine"))),
+        client_info=_client_info(held),
+        client_state=branches(whole(below(held, "client_state"))),
         prepared=branches(below(held, "prepared")),
         everything=everything,
     )

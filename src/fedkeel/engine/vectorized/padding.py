@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.engine.compiler.dropout_masks import Drawn, Masks
-from fedkeel.method.local_loop import Bench, client_start, client_step, client_survey, kept
-from fedkeel.method.context import ByPart, Facts, Message, Population
+from fedkeel.method.context import ByPart, ClientInfo, Message, Population
+from fedkeel.method.local_loop import LocalTraining, client_start, client_step, client_survey, kept
 from fedkeel.method.server_round import server_message, server_start, surveyed
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import State, Tree
@@ -51,7 +51,7 @@ def network_bears_padding(network: Network, batch: Batch, masks: Masks | None) -
 
 
 def method_bears_padding(
-    bench: Bench, population: Population, classes: int, batch: Batch, masks: Masks | None
+    training: LocalTraining, population: Population, classes: int, batch: Batch, masks: Masks | None
 ) -> bool:
     """Return whether padding changes nothing in a client's first step, by any of the parts.
 
@@ -59,37 +59,45 @@ def method_bears_padding(
     they are multiplied with, and from random numbers in their place.
 
     Args:
-        bench: method, model and local training.
+        training: method, model and local training.
         population: how many clients there are.
         classes: Y.
         batch: a few examples, all real.
         masks: what the network draws in training; None where that is nothing.
     """
-    facts = Facts(0, len(batch.x), torch.bincount(batch.y, minlength=classes))
+    client_info = ClientInfo(0, len(batch.x), torch.bincount(batch.y, minlength=classes))
     try:
-        server = server_start(bench.plan, bench.network, population, bench.buffers == "average")
-        message = server_message(bench.plan, server, lr=1.0)
-        mine, _ = kept(bench, message, None)
-        if bench.plan.surveys:
-            answers = client_survey(bench, message, mine, facts, lambda: batch)
+        server = server_start(
+            training.plan, training.network, population, training.buffers == "average"
+        )
+        message = server_message(training.plan, server, lr=1.0)
+        client_state, _ = kept(training, message, None)
+        if training.plan.surveys:
+            answers = client_survey(training, message, client_state, client_info, lambda: batch)
             alone = tree.map_tensors(lambda t: t[None], dict(answers))
             message = surveyed(message, tree.branches(alone), np.ones(1))
     except Exception:  # the rehearsal of a run says what is wrong
         return False
-    other = replace(message, sent=_random(message.sent))
+    other = replace(message, broadcast=_random(message.broadcast))
     scale = max(map(_size, message.params.values()))
     return all(
-        _bears(_step(bench, facts, *states), batch, masks, bench.network, scale)
-        for states in ((message, mine, False), (other, _random(mine), True))
+        _bears(_step(training, client_info, *states), batch, masks, training.network, scale)
+        for states in ((message, client_state, False), (other, _random(client_state), True))
     )
 
 
-def _step(bench: Bench, facts: Facts, message: Message, mine: ByPart, random: bool) -> Learn:
+def _step(
+    training: LocalTraining,
+    client_info: ClientInfo,
+    message: Message,
+    client_state: ByPart,
+    random: bool,
+) -> Learn:
     """Return what makes a first step on a batch, from random numbers carried where so wanted."""
     noise = _random({"": dict(message.params)})[""]
 
     def learn(batch: Batch) -> Tree:
-        client, progress = client_start(bench, message, mine, facts, lambda: batch)
+        client, progress = client_start(training, message, client_state, client_info, lambda: batch)
         if random:
             progress = replace(progress, carry=_random(progress.carry))
         rows = torch.arange(len(batch.x), device=batch.x.device)

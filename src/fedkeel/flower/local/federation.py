@@ -17,17 +17,17 @@ from flwr.common.config import parse_config_args
 
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
-from fedkeel.runner.warnings import hints
-from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.prepare import gather, prepare
-from fedkeel.runner.progress import Watcher
 from fedkeel.flower.export import export
-from fedkeel.flower.node.local_data import away
-from fedkeel.flower.node.configuration import site
 from fedkeel.flower.local.processes import Federation, quoted
+from fedkeel.flower.node.configuration import site
+from fedkeel.flower.node.local_data import away
 from fedkeel.flower.server.serve import OUTCOME
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.interrupts import interrupts
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.progress import Watcher
+from fedkeel.runner.warnings import hints
 
 LOOK = 10.0
 """Seconds between questions to Flower whether the run is still alive, which are slow to answer."""

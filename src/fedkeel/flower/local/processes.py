@@ -205,8 +205,10 @@ class Federation:
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended, or belongs to somebody else
                 words = (place / "cmdline").read_bytes()
-                facts = (place / "environ").read_bytes().split(b"\0")
-                ours = any(one == mark or (not name and one.startswith(mark)) for one in facts)
+                client_info = (place / "environ").read_bytes().split(b"\0")
+                ours = any(
+                    one == mark or (not name and one.startswith(mark)) for one in client_info
+                )
                 found += [int(place.name)] if ours and command.encode() in words else []
         return found
 

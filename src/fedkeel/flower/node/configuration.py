@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
-from fedkeel.runner.prepare import gather, prepare
 from fedkeel.flower.node.local_data import away, own
 from fedkeel.flower.node.node import Site
+from fedkeel.runner.prepare import gather, prepare
 
 _KEYS = ("partition-id", "num-partitions", "state", "data", "name")
 """What a node's configuration may say; other apps on the node may have keys of their own."""

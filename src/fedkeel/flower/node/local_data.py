@@ -19,16 +19,16 @@ import torch
 
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
-from fedkeel.data.user_arrays import array_of
 from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import check_augment, load
 from fedkeel.data.read.raw_examples import stratified
-from fedkeel.errors import ConfigError, DataError
-from fedkeel.runner.prepare import DTYPES, task
+from fedkeel.data.user_arrays import array_of
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.server.membership import LARGEST, Presence
-from fedkeel.user_code import Wanted, find, one_line
 from fedkeel.rng import generator
+from fedkeel.runner.prepare import DTYPES, task
+from fedkeel.user_code import Wanted, find, one_line
 
 NODES = "nodes"
 """What ``data.source`` and ``partition.kind`` say where data stays on the nodes."""

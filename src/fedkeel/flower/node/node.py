@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from flwr.app import MetricRecord, RecordDict
 
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.base import Job
 from fedkeel.engine.buffers import Spec, specs
 from fedkeel.engine.local import (
     evaluate,
@@ -25,11 +25,11 @@ from fedkeel.engine.local import (
     survey_client,
     train_client,
 )
-from fedkeel.engine.round_buffers import answered, flat, unflat
-from fedkeel.engine.reply_rows import SURVEY
-from fedkeel.engine.base import Job
-from fedkeel.errors import DataError, FedkeelError, RunError
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.reply_rows import SURVEY
+from fedkeel.engine.round_buffers import answered, flat, unflat
+from fedkeel.errors import DataError, FedkeelError, RunError
 from fedkeel.flower.node.client_storage import Keep, LostError
 from fedkeel.flower.node.local_data import NODES
 from fedkeel.flower.server.membership import Presence
@@ -44,8 +44,8 @@ from fedkeel.flower.wire import (
     pack,
     unpack,
 )
-from fedkeel.method.local_loop import wired
 from fedkeel.method.context import ByPart, Message
+from fedkeel.method.local_loop import wired
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import write_text
@@ -60,7 +60,7 @@ LOG = "node.log"
 SCALE = "scale-{}-{}.json"
 """File there that says how a client's inputs are standardised in a run: nobody else knows it."""
 
-SENT = ("delta/", "buffers/", "uploads/")
+SENT = ("update/", "buffers/", "uploads/")
 OK, RESTARTED, LOST = "ok", "restarted", "lost"
 
 Terms = str
@@ -74,8 +74,8 @@ def terms(prepared: Prepared) -> Terms:
     how it is written, and its numbers that are never sent.
     """
     settings = prepared.settings
-    network: Network = prepared.world.bench.network
-    facts = {
+    network: Network = prepared.setup.training.network
+    client_info = {
         "version": __version__,
         "method": prepared.plan.expression,
         "own": fingerprint(prepared.plan.parts),
@@ -83,16 +83,16 @@ def terms(prepared: Prepared) -> Terms:
         "local": settings.local.model_dump(mode="json"),
         "seed": settings.seed,
         "dtype": settings.engine.dtype,
-        "buffers": prepared.world.bench.buffers,
+        "buffers": prepared.setup.training.buffers,
         "parameters": {k: list(v.shape) for k, v in network.params.items()},
     }
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)
+    digest = hashlib.blake2b(json.dumps(client_info).encode(), digest_size=8)
     return f"{digest.hexdigest()}-{_model(prepared)}"
 
 
 def _model(prepared: Prepared) -> str:
     """Return a digest of a model, without the numbers that every message brings."""
-    network: Network = prepared.world.bench.network
+    network: Network = prepared.setup.training.network
     sent = prepared.server.buffers
     own = {k: v for k, v in network.buffers.items() if k not in sent}
     digest = hashlib.blake2b(network.describe().encode(), digest_size=8)
@@ -110,25 +110,25 @@ class Forms:
         question: of what they receive before a survey.
         model: of what they receive to evaluate.
         reply: of what each sends after training.
-        notes: of the diagnostics that go with it.
+        diagnostics: of the diagnostics that go with it.
         answer: of an answer to a survey.
-        mine: of what each keeps.
+        client_state: of what each keeps.
     """
 
     message: Mapping[str, Spec]
     question: Mapping[str, Spec]
     model: Mapping[str, Spec]
     reply: Mapping[str, Spec]
-    notes: Mapping[str, Spec]
+    diagnostics: Mapping[str, Spec]
     answer: Mapping[str, Spec]
-    mine: Mapping[str, Spec]
+    client_state: Mapping[str, Spec]
 
     @classmethod
     def of(cls, prepared: Prepared) -> Forms:
         """Return the forms of a run."""
         spec = prepared.spec
         message = server_message(prepared.plan, prepared.server, 1.0)
-        sent = SENT if prepared.plan.codec is None else SENT[1:]  # see `method.client.wired`
+        sent = SENT if prepared.plan.codec is None else SENT[1:]  # see `method.local_loop.wired`
 
         def under(prefix: str) -> dict[str, Spec]:
             return {k.removeprefix(prefix): v for k, v in spec.items() if k.startswith(prefix)}
@@ -136,11 +136,11 @@ class Forms:
         return cls(
             message=specs(flat(answered(message, spec))),
             question=specs(flat(message)),
-            model=specs(flat(replace(message, params=prepared.server.params, sent={}))),
+            model=specs(flat(replace(message, params=prepared.server.params, broadcast={}))),
             reply={k: v for k, v in spec.items() if k.startswith(sent)},
-            notes=under("notes/"),
+            diagnostics=under("diagnostics/"),
             answer=under(SURVEY),
-            mine=under("mine/"),
+            client_state=under("client_state/"),
         )
 
 
@@ -205,24 +205,26 @@ class Site:
         client = order.clients[place]
         keep = Keep(self.root, order.run, client)
         keep.tidy(order.kept[place], order.back[place])
-        mine, status = self._mine(order, place, keep)
+        client_state, status = self._client_state(order, place, keep)
         if status == LOST:
             return status, 0, 0, ""
-        with arithmetic(self.prepared.world.precision):
+        with arithmetic(self.prepared.setup.precision):
             job = Job(place, client, order.done[place])
-            reply, steps, seen = train_client(self.prepared.world, message, job, mine)
-        digest = keep.store(order.round + 1, reply.mine) if self.forms.mine else ""
+            reply, steps, seen = train_client(self.prepared.setup, message, job, client_state)
+        digest = keep.store(order.round + 1, reply.client_state) if self.forms.client_state else ""
         records[of_client(TENSORS, client)] = pack(wired(self.prepared.plan, reply))
-        notes = {name: float(t) for name, t in reply.notes.items()}
-        records[of_client("notes", client)] = MetricRecord({**notes, "loss": float(reply.loss)})
+        notes = {name: float(t) for name, t in reply.diagnostics.items()}
+        records[of_client("diagnostics", client)] = MetricRecord(
+            {**notes, "loss": float(reply.loss)}
+        )
         return status, steps, seen, digest
 
-    def _mine(self, order: Order, place: int, keep: Keep) -> tuple[ByPart | None, str]:
+    def _client_state(self, order: Order, place: int, keep: Keep) -> tuple[ByPart | None, str]:
         """Return what a client kept, None where it begins anew, and whether that was asked for."""
         if not order.kept[place]:
             return None, OK
         try:
-            return keep.load(order.kept[place], order.digest[place], self.forms.mine), OK
+            return keep.load(order.kept[place], order.digest[place], self.forms.client_state), OK
         except LostError as error:
             note(self.root, error)
             return None, LOST if self.prepared.plan.mirrored else RESTARTED
@@ -240,9 +242,9 @@ class Site:
             keep = Keep(self.root, order.run, client)
             job = Job(place, client, order.done[place])
             try:
-                mine, _ = self._mine(order, place, keep)
-                with arithmetic(self.prepared.world.precision):
-                    answers = survey_client(self.prepared.world, message, job, mine)
+                client_state, _ = self._client_state(order, place, keep)
+                with arithmetic(self.prepared.setup.precision):
+                    answers = survey_client(self.prepared.setup, message, job, client_state)
             except FedkeelError as error:
                 note(self.root, error)
                 continue
@@ -258,11 +260,11 @@ class Site:
         """
         order = self._order(content)
         received = unflat(unpack(content, TENSORS, self.forms.model), order.round, order.lr)
-        world = self.prepared.world
-        buffers = received.buffers or world.bench.network.buffers
-        with arithmetic(self.prepared.world.precision):
-            measured = evaluate(world, received.params, buffers, "clients")
-        _, group, groups = evaluated(world, "clients")
+        setup = self.prepared.setup
+        buffers = received.buffers or setup.training.network.buffers
+        with arithmetic(self.prepared.setup.precision):
+            measured = evaluate(setup, received.params, buffers, "clients")
+        _, group, groups = evaluated(setup, "clients")
         found = by_group(measured, torch.from_numpy(group), groups)
         records = RecordDict({HEAD: order.record()})
         for client in order.clients:
@@ -274,8 +276,8 @@ class Site:
 
     def hello(self) -> RecordDict:
         """Return what the node says of itself: its clients, and the form of their data."""
-        federation, clients = self.prepared.world.federation, tuple(sorted(self.clients))
-        _, group, groups = evaluated(self.prepared.world, "clients")
+        federation, clients = self.prepared.setup.federation, tuple(sorted(self.clients))
+        _, group, groups = evaluated(self.prepared.setup, "clients")
         held = np.bincount(group, minlength=groups)
         data = federation.data
         said = Presence(
@@ -299,18 +301,18 @@ class Site:
 
     def _scale(self, order: Order) -> None:
         """Write down what the inputs of a node's own data were standardised by: it stays here."""
-        data = self.prepared.world.federation.data
-        if data.scale is None or self.prepared.world.federation.how["kind"] != NODES:
+        data = self.prepared.setup.federation.data
+        if data.scale is None or self.prepared.setup.federation.how["kind"] != NODES:
             return
         mean, deviation = data.scale
-        facts = {"columns": data.columns, "mean": mean, "deviation": deviation}
+        client_info = {"columns": data.columns, "mean": mean, "deviation": deviation}
         key = "".join(re.findall("[0-9a-f]", order.run.partition("-")[0]))[:32]  # no path
         try:
             for client in order.clients:
                 file = self.root / SCALE.format(client, key)
                 if not file.exists():
                     self.root.mkdir(parents=True, exist_ok=True)
-                    write_text(file, json.dumps(facts))
+                    write_text(file, json.dumps(client_info))
         except (OSError, RunError) as error:  # a node trains without it
             note(self.root, RunError("The scale of the inputs is not written down.", got=error))
 
@@ -336,7 +338,7 @@ class Site:
                 why="its code, its attributes, or frozen parameters or buffers differ",
                 do="have the same files here; in its constructor draw with torch, which is seeded",
             )
-        if order.data != self.prepared.world.federation.data.fingerprint():
+        if order.data != self.prepared.setup.federation.data.fingerprint():
             raise WireError(
                 "The data of this node are not those that the run began with.",
                 why="they have changed since it said what it has, or a function draws them anew",

@@ -1,1 +1,1 @@
-"""The server of a federation: who is connected, orders and replies, the engine that drives the nodes."""
+"""The server of a federation: who is connected, what is sent, what is taken of the replies."""

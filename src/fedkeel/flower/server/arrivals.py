@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedkeel.engine.base import Job, TrainingSetup
 from fedkeel.engine.local import Done, Kept, sent
-from fedkeel.engine.base import Job, World
-from fedkeel.method.local_loop import Reply
 from fedkeel.method.context import Message
+from fedkeel.method.local_loop import Reply
 from fedkeel.tree import map_tensors
 
 
@@ -33,12 +33,12 @@ class Arrived:
     """A `Trainer` whose clients have trained already.
 
     Args:
-        world: method, model and data.
+        setup: method, model and data.
         took: what came of each.
     """
 
-    def __init__(self, world: World, took: Mapping[int, Took]) -> None:
-        self.lanes, self.placed, self._took = 1, world, took
+    def __init__(self, setup: TrainingSetup, took: Mapping[int, Took]) -> None:
+        self.lanes, self.placed, self._took = 1, setup, took
         self.reasons: list[str] = []
 
     def __call__(

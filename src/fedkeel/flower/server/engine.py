@@ -14,22 +14,21 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.cost.memory import estimate
+from fedkeel.engine.base import Job, Split, Tick, Trained
 from fedkeel.engine.buffers import private
 from fedkeel.engine.local import evaluate, evaluated
-from fedkeel.engine.round_buffers import RoundBuffers, flat
-from fedkeel.engine.base import Job, Split, Tick, Trained
-from fedkeel.errors import RunError, TrainingError
-from fedkeel.runner.early_stopping import least
 from fedkeel.engine.prepared import Prepared
-from fedkeel.cost.memory import estimate
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.round_buffers import RoundBuffers, flat
+from fedkeel.errors import RunError, TrainingError
+from fedkeel.flower.node.node import LOST, OK, RESTARTED, Forms, terms
 from fedkeel.flower.server.arrivals import Arrived, Took
 from fedkeel.flower.server.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
-from fedkeel.flower.server.traffic import ASKED, EVALUATION, Ledger
-from fedkeel.flower.server.replies import Reader, nothing, scores
 from fedkeel.flower.server.membership import Presence, Roster, written
 from fedkeel.flower.server.outliers import odd_answers, outliers
-from fedkeel.flower.node.node import LOST, OK, RESTARTED, Forms, terms
+from fedkeel.flower.server.replies import Reader, nothing, scores
+from fedkeel.flower.server.traffic import ASKED, EVALUATION, Ledger
 from fedkeel.flower.wire import (
     FORMAT,
     HEAD,
@@ -42,6 +41,7 @@ from fedkeel.flower.wire import (
 )
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
+from fedkeel.runner.early_stopping import least
 from fedkeel.tree import State, Tree, below, branches, nbytes, walk
 
 KEPT, DIGEST, ROUND, BEGUN = "nodes/kept", "nodes/digest", "nodes/round", "nodes/begun"
@@ -67,16 +67,16 @@ class Nodes:
         roster: Roster,
         said: Mapping[int, Presence] | None = None,
     ) -> None:
-        world, capacity = prepared.world, prepared.population.per_round
-        self._prepared, self._world = prepared, world
+        setup, capacity = prepared.setup, prepared.population.per_round
+        self._prepared, self._setup = prepared, setup
         self._settings = prepared.settings.flower
         self._exchange, self._roster, self._said = exchange, roster, said
         needs = estimate(prepared)
         self._forms, self._terms = Forms.of(prepared), terms(prepared)
         self._begun = np.array([secrets.randbits(64)], dtype=np.uint64)
         self._reader = Reader(prepared, self._forms)
-        self._buffers = RoundBuffers(world, prepared.spec, capacity, private, away=True)
-        clients = len(world.federation)
+        self._buffers = RoundBuffers(setup, prepared.spec, capacity, private, away=True)
+        clients = len(setup.federation)
         self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
         self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
         self._back = np.zeros(clients, dtype=np.int64)  # [C] its round at the last checkpoint
@@ -110,7 +110,7 @@ class Nodes:
         found = np.array(sorted(took), dtype=np.int64)
         final = [Job(row, k, jobs[k].done) for row, k in enumerate(found.tolist())]
         self._pending = {client: one.digest for client, one in took.items()}
-        self._buffers.run(Arrived(self._world, took), message, final, lambda count: None)
+        self._buffers.run(Arrived(self._setup, took), message, final, lambda count: None)
         trained = self._buffers.gather(found)
         self._screen(trained)
         account = self._ledger.account(lost)
@@ -156,7 +156,7 @@ class Nodes:
             )
             orders[node] = RecordDict({HEAD: head.record(), TENSORS: arrays})
             self._ledger.sent(whose, {"p": dict(message.params), "b": dict(message.buffers)})
-            for part, state in message.sent.items():
+            for part, state in message.broadcast.items():
                 self._ledger.sent(part, {part: state})
         return orders
 
@@ -192,7 +192,7 @@ class Nodes:
 
     def _count(self, state: State) -> None:
         """Count the tensors of a client's reply."""
-        self._ledger.came("model", {k: below(state, k) for k in ("delta", "buffers")})
+        self._ledger.came("model", {k: below(state, k) for k in ("update", "buffers")})
         for part, own in branches(below(state, "uploads")).items():
             self._ledger.came(part, {part: own})
 
@@ -312,7 +312,7 @@ class Nodes:
     def commit(self, trained: Trained, keep: Ints) -> None:
         """Take the round: believe in the states that the clients `keep` have written for it."""
         self._buffers.commit(trained, keep)
-        if self._forms.mine:
+        if self._forms.client_state:
             for client in keep.tolist():
                 self._kept[client] = self._round + 1
                 self._digest[client] = int(self._pending[client], 16)
@@ -355,12 +355,12 @@ class Nodes:
         Where the server has the data, it evaluates itself, and exactly.
         """
         if self._said is None:
-            with arithmetic(self._world.precision):
-                return evaluate(self._world, params, buffers, split)
-        _, group, _ = evaluated(self._world, "clients")
+            with arithmetic(self._setup.precision):
+                return evaluate(self._setup, params, buffers, split)
+        _, group, _ = evaluated(self._setup, "clients")
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
         clients = np.unique(group)
-        sent = buffers if self._world.bench.buffers == "average" else {}  # nodes have their own
+        sent = buffers if self._setup.training.buffers == "average" else {}  # nodes have their own
         message = Message(params, sent, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
         orders = self._orders(message, jobs, EVALUATION)

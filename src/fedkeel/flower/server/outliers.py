@@ -18,7 +18,7 @@ def outliers(replies: Replies, factor: float) -> dict[int, str]:
     The update, and each part's message, are compared by themselves. The median is the lower one and
     leaves out what is not finite, so that of two replies the larger one is the outlier.
     """
-    update = {"an update": _norm(list(replies.delta.values()))} if replies.delta else {}
+    update = {"an update": _norm(list(replies.update.values()))} if replies.update else {}
     return _far({**update, **_norms("a message", replies.uploads)}, factor)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedkeel.data import batches
 from fedkeel.engine.prepared import Prepared
-from fedkeel.flower.server.arrivals import Took
 from fedkeel.flower.node.node import Forms
+from fedkeel.flower.server.arrivals import Took
 from fedkeel.flower.wire import TENSORS, Answer, Order, WireError, of_client, unpack, values
 from fedkeel.method import local_loop as method
 from fedkeel.method.context import ByPart
@@ -74,38 +74,38 @@ class Reader:
         Raises:
             WireError: it counts other work than was asked for, or cannot be decoded.
         """
-        client, forms, world = answer.clients[place], self.forms, self.prepared.world
-        numbers = values(content, of_client("notes", client), {*forms.notes, "loss"})
+        client, forms, setup = answer.clients[place], self.forms, self.prepared.setup
+        numbers = values(content, of_client("diagnostics", client), {*forms.diagnostics, "loss"})
         steps, seen = answer.steps[place], answer.seen[place]
-        asked = batches.processed(world.bench.local, int(world.federation.sizes[client]), done)
+        asked = batches.processed(setup.training.local, int(setup.federation.sizes[client]), done)
         if seen != asked or not 0 < steps <= seen:
             raise WireError(
                 "A reply counts other work than was asked for.",
                 got=f"{steps} steps, {seen} examples",
             )
         digest = answer.digest[place]
-        if forms.mine and not _is_digest(digest):
+        if forms.client_state and not _is_digest(digest):
             raise WireError("A reply's digest is not one.")
-        delta = self._delta(state)
+        update = self._update(state)
         reply = method.Reply(
-            delta=delta,
+            update=update,
             buffers=tensors(below(state, "buffers")),
             uploads=branches(below(state, "uploads")),
-            mine={},
+            client_state={},
             loss=torch.tensor(numbers["loss"], dtype=torch.float64),
-            finite=method.finite({**state, "delta": dict(delta)}),
-            notes={
+            finite=method.finite({**state, "update": dict(update)}),
+            diagnostics={
                 name: torch.tensor(numbers[name], dtype=one.dtype)
-                for name, one in forms.notes.items()
+                for name, one in forms.diagnostics.items()
             },
         )
         return Took(reply, steps, seen, digest)
 
-    def _delta(self, state: State) -> Tree:
+    def _update(self, state: State) -> Tree:
         """Return the update of a reply, decoded where it was encoded."""
         codec = self.prepared.plan.codec
         if codec is None:
-            return tensors(below(state, "delta"))
+            return tensors(below(state, "update"))
         try:
             sent = below(below(state, "uploads"), codec.name)
             return codec.decode(sent, self.prepared.server.params)

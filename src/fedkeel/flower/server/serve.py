@@ -13,20 +13,20 @@ from rich.console import Console
 
 from fedkeel.config import Experiment
 from fedkeel.errors import FedkeelError, RunError
-from fedkeel.runner.early_stopping import least
-from fedkeel.runner.start import check_settings, start
-from fedkeel.runner.prepare import gather, prepare
-from fedkeel.runner.progress import Lines
-from fedkeel.runner.loop import Result
-from fedkeel.flower.server.exchange import Exchange
-from fedkeel.flower.server.engine import Nodes
 from fedkeel.flower.node.local_data import away, stand_in
-from fedkeel.flower.server.membership import Presence, Roster, remembered
 from fedkeel.flower.node.node import terms
+from fedkeel.flower.server.engine import Nodes
+from fedkeel.flower.server.exchange import Exchange
+from fedkeel.flower.server.membership import Presence, Roster, remembered
 from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.early_stopping import least
+from fedkeel.runner.loop import Result
+from fedkeel.runner.prepare import gather, prepare
+from fedkeel.runner.progress import Lines
+from fedkeel.runner.start import check_settings, start
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
@@ -103,7 +103,7 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         said = None
         prepared = prepare(experiment, gather(experiment))
         roster = Roster(exchange, settings, prepared.population.clients)
-        federation = prepared.world.federation
+        federation = prepared.setup.federation
         digest = federation.data.fingerprint()
         data = {k: (int(n), digest) for k, n in enumerate(federation.sizes)}
     roster.pin(data, terms(prepared))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedkeel.method.docs.bibliography import bibtex as bibtex
 from fedkeel.method.compose import Plan
+from fedkeel.method.docs.bibliography import bibtex as bibtex
 from fedkeel.method.grammar import parse
 
 

@@ -15,13 +15,13 @@ from fedkeel.method.roles import LocalWork, Part
 def describe(plan: Plan) -> str:
     """Return the fixed order of a method's step and round, one line each, with its parts."""
     rule = plan.gradient_rule
-    aim = plan.aim
-    loss = f"the loss of {aim.criterion.name}" if aim.criterion else "the task loss"
+    objective = plan.objective
+    loss = f"the loss of {objective.criterion.name}" if objective.criterion else "the task loss"
     if rule is None:
         where = f"of {loss} at the local model"
     else:
-        where = f"by {rule.name}" + (f", of {loss}" if aim.criterion else "")
-    penalties = "".join(f" + {p.name}" for p in (*aim.terms, *aim.penalties))
+        where = f"by {rule.name}" + (f", of {loss}" if objective.criterion else "")
+    penalties = "".join(f" + {p.name}" for p in (*objective.terms, *objective.penalties))
     lines = [
         f"method   {plan.expression}",
         f"weights  {plan.weights}",

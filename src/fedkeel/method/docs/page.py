@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedkeel.errors import CompositionError
+from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.docs.bibliography import bibtex, reference
 from fedkeel.method.docs.cite import keys
-from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.docs.describe import describe, parameters
 from fedkeel.method.docs.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse

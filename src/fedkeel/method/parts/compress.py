@@ -61,9 +61,9 @@ class TopK(Codec, ClientState):
     paper: ClassVar[str] = "stich2018"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.STABLE_CLIENTS})
 
-    def encode(self, delta: Tree, round: Round) -> State:
+    def encode(self, update: Tree, round: Round) -> State:
         """Return the k largest entries of what is to be sent, and where they stand."""
-        v = _flat(self._whole(delta, round))
+        v = _flat(self._whole(update, round))
         k = max(1, nearest_whole(self.fraction * v.numel()))
         where = torch.topk(v.abs(), k, sorted=False).indices.sort().values
         return {"values": torch.gather(v, 0, where), "where": where.to(torch.int32)}
@@ -81,12 +81,12 @@ class TopK(Codec, ClientState):
     def next_client(self, round: Round) -> State:
         """Return what was not sent."""
         if not self.feedback:
-            return {"e": dict(tree.leaves(round.mine, "e"))}
-        whole = self._whole(round.delta, round)
-        return {"e": dict(tree.sub(whole, self.decode(self.encode(round.delta, round), whole)))}
+            return {"e": dict(tree.leaves(round.client_state, "e"))}
+        whole = self._whole(round.update, round)
+        return {"e": dict(tree.sub(whole, self.decode(self.encode(round.update, round), whole)))}
 
-    def _whole(self, delta: Tree, round: Round) -> Tree:
-        return tree.add(delta, tree.leaves(round.mine, "e"))
+    def _whole(self, update: Tree, round: Round) -> Tree:
+        return tree.add(update, tree.leaves(round.client_state, "e"))
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class Quantise(Codec):
     name: ClassVar[str] = "quantise"
     paper: ClassVar[str] = "alistarh2017"
 
-    def encode(self, delta: Tree, round: Round) -> State:
+    def encode(self, update: Tree, round: Round) -> State:
         """Return whole numbers, and the step of each tensor."""
-        steps = {k: v.abs().amax() / LEVELS for k, v in delta.items()}
-        whole = {k: _rounded(v, steps[k]).to(torch.int8) for k, v in delta.items()}
+        steps = {k: v.abs().amax() / LEVELS for k, v in update.items()}
+        whole = {k: _rounded(v, steps[k]).to(torch.int8) for k, v in update.items()}
         return {"q": dict(whole), "step": dict(steps)}
 
     def decode(self, sent: State, like: Tree) -> Tree:

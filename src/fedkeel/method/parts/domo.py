@@ -66,7 +66,9 @@ class DOMO(Dispatch, ServerOptimiser):
         """Return the model, ahead by mu eta m."""
         return tree.add(params, tree.leaves(state, "m"), self.fusion * lr)
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the model after a step along m, and m."""
-        m = tree.add(tree.scale(delta, 1.0 / cohort.lr), tree.leaves(cohort.state, "m"), self.beta)
+        m = tree.add(tree.scale(update, 1.0 / cohort.lr), tree.leaves(cohort.state, "m"), self.beta)
         return tree.add(params, m, self.lr * cohort.lr), {"m": dict(m)}

@@ -83,7 +83,7 @@ class DPSGD(GradientRule):
             grads = tree.scale(grads, self._factor(tree.dot(grads, grads).sqrt()))
         size = self.sigma * self.norm / (count if self.noise_on == "sum" else 1.0)
         grads = tree.add(grads, step.noise or {}, size)
-        for penalty in step.aim.penalties:
+        for penalty in step.objective.penalties:
             grads = tree.add(grads, penalty.penalty_gradient(params, step.view(penalty.name)))
         return grads
 

@@ -77,7 +77,9 @@ class FedACG(Dispatch, Penalty, ServerOptimiser):
         """Return the model, ahead by lambda m."""
         return tree.add(params, tree.leaves(state, "m"), self.lam)
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the model after a step along m, and m."""
-        m = tree.add(delta, tree.leaves(cohort.state, "m"), self.lam)
-        return tree.add(params, m if self.step == "momentum" else delta), {"m": dict(m)}
+        m = tree.add(update, tree.leaves(cohort.state, "m"), self.lam)
+        return tree.add(params, m if self.step == "momentum" else update), {"m": dict(m)}

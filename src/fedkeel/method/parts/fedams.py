@@ -78,17 +78,19 @@ class FedAMS(ServerOptimiser):
             "t": torch.zeros((), dtype=torch.int64),
         }
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the model after a step along m / sqrt(v^), and m, v, v^ and t."""
         state = cohort.state
         t = tree.leaf(state, "t") + 1
         kind: Literal["moments", "none"] = "moments" if self.correction else "none"
         longer, root = unbiased(self.beta1, self.beta2, int(t), kind)
         m, v = tree.leaves(state, "m"), tree.leaves(state, "v")
-        m = {k: torch.add(m[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in delta.items()}
+        m = {k: torch.add(m[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in update.items()}
         v = {
             k: torch.addcmul(v[k] * self.beta2, d, d, value=1.0 - self.beta2)
-            for k, d in delta.items()
+            for k, d in update.items()
         }
         largest = {k: torch.maximum(w, v[k]) for k, w in tree.leaves(state, "largest").items()}
         if self.option == 1:

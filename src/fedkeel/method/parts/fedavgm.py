@@ -56,9 +56,11 @@ class ServerMomentum(ServerOptimiser):
         """Return v = 0."""
         return {"v": dict(tree.zeros_like(params))}
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the model after a step along v, and v."""
-        fresh = tree.scale(delta, 1.0 - self.beta) if self.damping else delta
+        fresh = tree.scale(update, 1.0 - self.beta) if self.damping else update
         v = tree.add(fresh, tree.leaves(cohort.state, "v"), self.beta)
         along = tree.add(fresh, v, self.beta) if self.nesterov else v
         return tree.add(params, along, self.lr), {"v": dict(v)}

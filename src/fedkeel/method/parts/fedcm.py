@@ -74,7 +74,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the mixture."""
-        past = tree.leaves(step.sent, "mean")
+        past = tree.leaves(step.broadcast, "mean")
         return {
             k: torch.mul(g, self.alpha).add_(past[k], alpha=1.0 - self.alpha)
             for k, g in grads.items()
@@ -83,7 +83,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
     def upload(self, round: Round) -> State:
         """Return the length of the path."""
         like = next(iter(round.start.values()))
-        return {"path": torch.as_tensor(round.unit, dtype=torch.float64, device=like.device)}
+        return {"path": torch.as_tensor(round.path_length, dtype=torch.float64, device=like.device)}
 
     def message(self, state: State) -> State:
         """Return the mean gradient."""
@@ -93,10 +93,12 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
         """Return a mean gradient of 0."""
         return {"mean": dict(tree.zeros_like(params))}
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return params + lr * delta, and the aggregate as a mean gradient."""
         path = tree.leaf(cohort.uploads, "path")
         weights = torch.from_numpy(cohort.weights).to(path.device)
         length = float((weights * path).sum())
-        mean = tree.scale(delta, -1.0 / (cohort.lr * length))
-        return tree.add(params, delta, self.lr), {"mean": dict(mean)}
+        mean = tree.scale(update, -1.0 / (cohort.lr * length))
+        return tree.add(params, update, self.lr), {"mean": dict(mean)}

@@ -63,7 +63,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     Example:
         >>> import fedkeel
-        >>> sorted(fedkeel.parse("fedcurv(lam=1e-4)").aim.penalties[0].needs)[0].name
+        >>> sorted(fedkeel.parse("fedcurv(lam=1e-4)").objective.penalties[0].needs)[0].name
         'STABLE_CLIENTS'
     """
 
@@ -92,10 +92,10 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     def penalty_gradient(self, params: Tree, step: Step) -> Tree:
         """Return 2 lambda (U theta - V)."""
-        u, v = tree.leaves(step.sent, "u"), tree.leaves(step.sent, "v")
+        u, v = tree.leaves(step.broadcast, "u"), tree.leaves(step.broadcast, "v")
         if self.memory == "clients":
-            u = tree.sub(u, tree.leaves(step.mine, "u"))
-            v = tree.sub(v, tree.leaves(step.mine, "v"))
+            u = tree.sub(u, tree.leaves(step.client_state, "u"))
+            v = tree.sub(v, tree.leaves(step.client_state, "v"))
         return {k: 2.0 * self.lam * (u[k] * p - v[k]) for k, p in params.items()}
 
     def init_client(self, start: Tree) -> State:
@@ -114,7 +114,9 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         if self.memory == "round":
             return {"u": dict(fisher(round))}
         return {
-            name: dict(tree.sub(tree.leaves(round.kept, name), tree.leaves(round.mine, name)))
+            name: dict(
+                tree.sub(tree.leaves(round.new_state, name), tree.leaves(round.client_state, name))
+            )
             for name in ("u", "v")
         }
 

@@ -49,7 +49,7 @@ class FedDecorr(LossTerm):
 
     Example:
         >>> import fedkeel
-        >>> fedkeel.parse("feddecorr(beta=0.01)").aim.terms[0].scale
+        >>> fedkeel.parse("feddecorr(beta=0.01)").objective.terms[0].scale
         'code'
     """
 

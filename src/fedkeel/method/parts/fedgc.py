@@ -76,20 +76,20 @@ class CGC(UpdateTransform, Broadcast, ServerState):
     weights: ClassVar[Weights | None] = "processed"
     update_stage: ClassVar[Stage] = Stage.PROJECT
 
-    def transform_update(self, delta: Tree, round: Round) -> Tree:
+    def transform_update(self, update: Tree, round: Round) -> Tree:
         """Return the projected update."""
-        server = tree.leaves(round.sent, "g")
+        server = tree.leaves(round.broadcast, "g")
         least = _rounding(server)
-        out = dict(delta)
+        out = dict(update)
         active = []
-        for names in tree.group_names(list(delta), self.groups):
-            mine, theirs = _pick(delta, names), _pick(server, names)
-            inner = tree.dot(mine, theirs) / round.lr
+        for names in tree.group_names(list(update), self.groups):
+            client_state, theirs = _pick(update, names), _pick(server, names)
+            inner = tree.dot(client_state, theirs) / round.lr
             size = tree.dot(theirs, theirs)
             v = qp.halfspace(inner, torch.where(size > least, size, 0.0), self.margin)
-            out.update({k: torch.add(mine[k], theirs[k] * (v * round.lr)) for k in names})
+            out.update({k: torch.add(client_state[k], theirs[k] * (v * round.lr)) for k in names})
             active.append((v > 0).to(inner.dtype))
-        round.note("active", torch.stack(active).mean())
+        round.log("active", torch.stack(active).mean())
         return out
 
     def init_server(self, params: Tree, population: Population) -> State:
@@ -149,15 +149,15 @@ class SGC(AggregateTransform):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.PER_CLIENT_UPDATES})
     aggregate_stage: ClassVar[Stage] = Stage.PROJECT
 
-    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the projected aggregate."""
         bound = self.margin * cohort.lr**2  # the constraint on updates, not pseudo-gradients
         coefficients: dict[str, span.Floats] = {}
         infeasible = active = 0
         groups = cohort.groups(self.groups)
-        least = float(_rounding(delta)) if bound > 0 else -1.0
+        least = float(_rounding(update)) if bound > 0 else -1.0
         for names in groups:
-            inner = updates.against(delta, names)
+            inner = updates.against(update, names)
             if (inner >= bound).all():
                 continue
             gram, noise = updates.gram(names), span.noise(updates.rows, names)
@@ -171,16 +171,16 @@ class SGC(AggregateTransform):
             active += solution.feasible
             if solution.feasible:
                 coefficients.update(dict.fromkeys(names, solution.multipliers))
-        cohort.note("infeasible", infeasible / len(groups))
-        cohort.note("active", active / len(groups))
+        cohort.log("infeasible", infeasible / len(groups))
+        cohort.log("active", active / len(groups))
         if not coefficients:
-            return delta
+            return update
         still = np.zeros(len(updates))
-        push = updates.sum({k: coefficients.get(k, still) for k in delta})
-        out = {k: v + push[k] if k in coefficients else v for k, v in delta.items()}
+        push = updates.sum({k: coefficients.get(k, still) for k in update})
+        out = {k: v + push[k] if k in coefficients else v for k, v in update.items()}
         for names in groups:  # an answer of zero comes out as rounding, which would bind CGC
             if names[0] in coefficients:
-                before, after = _pick(delta, names), _pick(out, names)
+                before, after = _pick(update, names), _pick(out, names)
                 rounding = max(100 * span.noise(updates.rows, names), 32 * _eps(after))
                 if tree.dot(after, after) <= rounding**2 * tree.dot(before, before):
                     out.update(tree.zeros_like(after))

@@ -73,5 +73,5 @@ class FedGH(CohortTransform):
             conflicts += found / max(pairs, 1) / len(groups)
             coefficients = harmonise(gram, rng, self.rule, noise(updates.rows, names))
             mix.update(dict.fromkeys(names, coefficients))
-        cohort.note("conflicts", conflicts)
+        cohort.log("conflicts", conflicts)
         return updates.mixed(mix) if conflicts else updates

@@ -49,7 +49,7 @@ class FedLC(Criterion):
 
     Example:
         >>> import fedkeel
-        >>> fedkeel.parse("fedlc(tau=1.0)").aim.criterion.tau
+        >>> fedkeel.parse("fedlc(tau=1.0)").objective.criterion.tau
         1.0
     """
 
@@ -74,7 +74,7 @@ class FedLC(Criterion):
         """
         if self.tau == 0.0:
             return logits
-        counts = cast(Tensor, step.facts.counts)  # CLASS_COUNTS
+        counts = cast(Tensor, step.client_info.class_counts)  # CLASS_COUNTS
         counts = pad(counts, (0, logits.shape[1] - len(counts)))  # outputs that no label has
         margins = self.tau * counts.clamp(min=1).to(logits.dtype) ** -0.25
         return torch.where((counts == 0) & ~true, -torch.inf, logits - margins)

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
 from fedkeel.method.roles import Capability, LossTerm, param
-from fedkeel.task.parameter_names import blocks, under
 from fedkeel.task.network import Output
+from fedkeel.task.parameter_names import blocks, under
 from fedkeel.tree import Tree
 
 
@@ -139,7 +139,7 @@ def _merged(found: list[list[str]], params: Tree) -> list[list[str]]:
 
 def _losses(logits: Tensor, step: Step) -> Tensor:
     """Return the loss of each example, [B], as the local model's is: a criterion's where one is."""
-    criterion = step.aim.criterion
+    criterion = step.objective.criterion
     if criterion is None:
         return step.network.example_losses(logits, step.batch.y)
     return criterion.criterion(logits, step.view(criterion.name))

@@ -77,9 +77,9 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
         linear = {Capability.LINEAR_ACCUMULATION} if paths else set()
         return frozenset({Capability.WHOLE_UPDATES, *linear})
 
-    def transform_update(self, delta: Tree, round: Round) -> Tree:
+    def transform_update(self, update: Tree, round: Round) -> Tree:
         """Return the update for each unit of the path."""
-        return tree.scale(delta, 1.0 / self._length(round, self.length))
+        return tree.scale(update, 1.0 / self._length(round, self.length))
 
     def upload(self, round: Round) -> State:
         """Return what tau_eff is made of."""
@@ -91,14 +91,14 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     @staticmethod
     def _length(round: Round, kind: Literal["path", "steps"]) -> float | Tensor:
         if kind == "path":
-            return round.unit
+            return round.path_length
         steps = round.steps  # whole numbers [], whose inverse torch rounds to float32
         return steps.double() if isinstance(steps, Tensor) else steps
 
-    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the mean of the normalised updates, times tau_eff."""
         tau = tree.leaf(cohort.uploads, "tau")
         weights = torch.from_numpy(cohort.weights).to(tau.device)
         effective = float((weights * tau).sum())
-        cohort.note("tau_eff", effective)
-        return tree.scale(delta, effective)
+        cohort.log("tau_eff", effective)
+        return tree.scale(update, effective)

@@ -64,15 +64,17 @@ class Adaptive(ServerOptimiser):
             "t": torch.zeros((), dtype=torch.int64),
         }
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the model after a step along m / (sqrt(v) + tau), and m, v and t."""
         t = tree.leaf(cohort.state, "t") + 1
         longer, root = self.factors(int(t))
         held, size = tree.leaves(cohort.state, "m"), tree.leaves(cohort.state, "v")
         m = {
-            k: torch.add(held[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in delta.items()
+            k: torch.add(held[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in update.items()
         }
-        v = {k: self.grow(size[k], d.square()) for k, d in delta.items()}
+        v = {k: self.grow(size[k], d.square()) for k, d in update.items()}
         params = {
             k: torch.addcdiv(p, m[k], v[k].sqrt().mul_(root).add_(self.tau), value=self.lr * longer)
             for k, p in params.items()

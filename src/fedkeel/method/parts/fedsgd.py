@@ -86,6 +86,6 @@ class MinibatchSGD(GradientRule, UpdateTransform):
         """Return the gradient at the received model."""
         return step.grad(step.start)
 
-    def transform_update(self, delta: Tree, round: Round) -> Tree:
+    def transform_update(self, update: Tree, round: Round) -> Tree:
         """Divide the sum of the steps by the length of the path."""
-        return tree.scale(delta, 1.0 / round.unit)
+        return tree.scale(update, 1.0 / round.path_length)

@@ -138,6 +138,6 @@ class GlobalGC(AggregateTransform):
     paper: ClassVar[str] = "gcfed2025"
     aggregate_stage: ClassVar[Stage] = Stage.PROJECT
 
-    def transform_aggregate(self, delta: Tree, updates: Span, cohort: Cohort) -> Tree:
+    def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the centralised aggregate."""
-        return {k: centralise(v, self.axes, self.vectors) for k, v in delta.items()}
+        return {k: centralise(v, self.axes, self.vectors) for k, v in update.items()}

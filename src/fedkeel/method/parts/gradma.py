@@ -115,9 +115,9 @@ class GradMAW(GradientTransform, Carry, ClientState):
             out.update({k: v.view_as(grads[k]) for k, v in zip(names, found, strict=True)})
         return {k: out[k] for k in grads}
 
-    def init_carry(self, start: Tree, mine: State) -> State:
+    def init_carry(self, start: Tree, client_state: State) -> State:
         """Return theta_{-1}."""
-        return {"previous": dict(tree.leaves(mine, "last") if mine else start)}
+        return {"previous": dict(tree.leaves(client_state, "last") if client_state else start)}
 
     def next_carry(self, before: Tree, carry: State) -> State:
         """Return the model before this step, which the next step calls the previous one."""
@@ -211,10 +211,12 @@ class GradMAS(ServerOptimiser):
             "age": torch.zeros(slots, dtype=torch.int64),
         }
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return the model after a step along the projected momentum, and the memory."""
         state = cohort.state
-        m = tree.add(delta, tree.leaves(state, "m"), self.beta1)
+        m = tree.add(update, tree.leaves(state, "m"), self.beta1)
         if len(tree.leaf(state, "worker")):
             rows, gram, inner = self._remember(m, updates, cohort)
             m = self._project(m, rows, gram, inner, cohort)
@@ -234,7 +236,7 @@ class GradMAS(ServerOptimiser):
         state = cohort.state
         slots, new = _reduce_memory(state, cohort.clients)
         stored = int((tree.leaf(state, "worker") >= 0).sum())  # in the first slots
-        cohort.note("stored", float(stored))
+        cohort.log("stored", float(stored))
         rows = {k: own[:stored] for k, own in tree.leaves(state, "rows").items()}
         scale = tree.leaf(state, "scale").numpy()[:stored]
         gram = tree.leaf(state, "gram").numpy()[:, :stored, :stored]
@@ -279,8 +281,8 @@ class GradMAS(ServerOptimiser):
             active += 1
             push = solution.multipliers[None]
             out.update({k: m[k] + span.combine(push, rows[k])[0] for k in names})
-        cohort.note("active", active / len(groups))
-        cohort.note("infeasible", failed / len(groups))
+        cohort.log("active", active / len(groups))
+        cohort.log("infeasible", failed / len(groups))
         return out
 
 

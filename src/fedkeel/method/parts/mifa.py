@@ -67,7 +67,7 @@ class MIFA(Reduction, Table, ServerState):
         """Return the mean of all clients' last updates, as `start` says before all are known."""
         memory = self._remember(updates, cohort)
         clients, seen = cohort.population.clients, int(tree.leaf(memory, "seen"))
-        cohort.note("seen", seen)
+        cohort.log("seen", seen)
         if self.start == "wait" and seen < clients:
             return tree.zeros_like(tree.leaves(memory, "sum"))
         count = max(seen, len(updates)) if self.start == "seen" else clients

@@ -123,9 +123,9 @@ class Mime(Survey, Fixed):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the corrected gradient, mixed with m."""
-        anchor, mean = step.grad(step.start), tree.leaves(step.sent, "survey")
+        anchor, mean = step.grad(step.start), tree.leaves(step.broadcast, "survey")
         corrected = tree.add(tree.sub(grads, anchor), mean)
-        return self.mix(corrected, tree.leaves(step.sent, "m"))
+        return self.mix(corrected, tree.leaves(step.broadcast, "m"))
 
     def mean(self, outcome: Outcome) -> Tree:
         """Return c, which the clients were sent."""
@@ -168,7 +168,7 @@ class MimeLite(Upload, Fixed):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return the gradient, mixed with m."""
-        return self.mix(grads, tree.leaves(step.sent, "m"))
+        return self.mix(grads, tree.leaves(step.broadcast, "m"))
 
     def upload(self, round: Round) -> State:
         """Return the gradient at the received model."""

@@ -66,7 +66,7 @@ class Moon(LossTerm, ClientState):
         """Return the weighted contrastive loss of each example."""
         network, buffers = step.network, step.network.throwaway(step.received)
         with torch.no_grad():
-            past = tree.leaves(step.mine, "last")
+            past = tree.leaves(step.client_state, "last")
             last = network.output(past, buffers, step.batch, train=False)
         near, far = (
             F.cosine_similarity(_features(output), _features(other), dim=1)

@@ -107,7 +107,7 @@ class TrimmedMean(Reduction):
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
         """Return the trimmed means."""
         trimmed = self.trimmed(len(updates))
-        cohort.note("trimmed", trimmed)
+        cohort.log("trimmed", trimmed)
         if trimmed == 0:
             return updates.sum(np.full(len(updates), 1.0 / len(updates)))
         return {k: middle(rows, trimmed) for k, rows in updates.materialise().items()}

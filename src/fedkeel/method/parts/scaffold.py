@@ -65,7 +65,7 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
         """Return g - c_k + c."""
-        ours, theirs = tree.leaves(step.mine, "c"), tree.leaves(step.sent, "c")
+        ours, theirs = tree.leaves(step.client_state, "c"), tree.leaves(step.broadcast, "c")
         return {k: g - (ours[k] - theirs[k]) for k, g in grads.items()}  # the same in each step
 
     def init_client(self, start: Tree) -> State:
@@ -74,13 +74,17 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
 
     def next_client(self, round: Round) -> State:
         """Return c_k^+."""
-        ours, theirs = tree.leaves(round.mine, "c"), tree.leaves(round.sent, "c")
+        ours, theirs = tree.leaves(round.client_state, "c"), tree.leaves(round.broadcast, "c")
         grads = round.mean_grad()
         return {"c": {k: (c - theirs[k]) + grads[k] for k, c in ours.items()}}
 
     def upload(self, round: Round) -> State:
         """Return c_k^+ - c_k."""
-        return {"c": dict(tree.sub(tree.leaves(round.kept, "c"), tree.leaves(round.mine, "c")))}
+        return {
+            "c": dict(
+                tree.sub(tree.leaves(round.new_state, "c"), tree.leaves(round.client_state, "c"))
+            )
+        }
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return c = 0."""

@@ -71,6 +71,8 @@ class Addition(ServerOptimiser):
         """Return nothing: addition remembers nothing."""
         return {}
 
-    def apply(self, params: Tree, delta: Tree, updates: Span, cohort: Cohort) -> tuple[Tree, State]:
+    def apply(
+        self, params: Tree, update: Tree, updates: Span, cohort: Cohort
+    ) -> tuple[Tree, State]:
         """Return params + lr * delta."""
-        return tree.add(params, delta, self.lr), cohort.state
+        return tree.add(params, update, self.lr), cohort.state
