@@ -73,7 +73,7 @@ def said(reply: Reply) -> State:
         "buffers": dict(reply.buffers),
         "uploads": dict(reply.uploads),
         "client_state": dict(reply.client_state),
-        "notes": dict(reply.diagnostics),
+        "diagnostics": dict(reply.diagnostics),
         "loss": reply.loss,
     }
 

@@ -238,7 +238,7 @@ class Done:
     Args:
         jobs: the n clients.
         state: what they send, keep and note, tensors [n, ...] by ``update``, ``buffers``,
-            ``uploads``, ``client_state`` and ``notes``.
+            ``uploads``, ``client_state`` and ``diagnostics``.
         loss: [n] mean recorded loss of each.
         finite: [n] whether everything that each sends is finite.
         steps: local steps that each made.
@@ -316,7 +316,7 @@ def sent(reply: Reply) -> State:
         "buffers": dict(reply.buffers),
         "uploads": dict(reply.uploads),
         "client_state": dict(reply.client_state),
-        "notes": dict(reply.diagnostics),
+        "diagnostics": dict(reply.diagnostics),
     }
 
 

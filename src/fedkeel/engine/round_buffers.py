@@ -185,7 +185,7 @@ class RoundBuffers:
             uploads=branches(below(state, "uploads")),
             summed=self.rows.summed,
         )
-        diagnostics = tensors(below(state, "notes"))
+        diagnostics = tensors(below(state, "diagnostics"))
         return Trained(
             replies=replies,
             loss=np.array(counts["loss"].numpy()),

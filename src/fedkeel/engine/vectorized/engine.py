@@ -341,7 +341,10 @@ def _done(group: Group, found: State) -> Done:
     counts = tensors(found)
     return Done(
         group.jobs,
-        {k: below(found, k) for k in ("update", "buffers", "uploads", "client_state", "notes")},
+        {
+            k: below(found, k)
+            for k in ("update", "buffers", "uploads", "client_state", "diagnostics")
+        },
         counts["loss"],
         counts["finite"],
         group.steps,
