@@ -269,12 +269,12 @@ def _payload(state: State) -> int:
 
 def _vectorises(stand: Stand) -> str:
     """Train clients side by side by recorded steps, for a round; then a run of one at a time."""
-    from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
+    from fedkeel.engine.vectorized.engine import VectorizedTrainer  # a slow import
 
     server, setup = stand.prepared.server, stand.prepared.setup
     message = stand.message(server)
     jobs = [Job(row, k, 0) for row, k in enumerate((1, 3, 5))]
-    chunks = Chunks(setup, len(jobs))
+    chunks = VectorizedTrainer(setup, len(jobs))
     for _ in range(2):  # the second time by the recordings of the first
         for done in chunks(message, jobs, lambda _: None):
             found = _apart(stand, server, done)

@@ -108,12 +108,11 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
         return found
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
-    from fedkeel.engine.compiler.capture import warm  # takes half a second to import
-    from fedkeel.engine.vectorized.engine import Chunks
+    from fedkeel.engine.vectorized.engine import VectorizedTrainer, warm_up  # a slow import
 
-    warm()
+    warm_up()
     began = time.perf_counter()
-    slower, lane, chunks = 0, 0.0, Chunks(setup, 1, device, exact.placed)
+    slower, lane, chunks = 0, 0.0, VectorizedTrainer(setup, 1, device, exact.placed)
     sizes, sums = _sizes(setup, per_round, workers, device), setup.training.plan.sums
     while sizes and chunks.recorded:
         lanes = sizes.pop(0)
@@ -130,7 +129,7 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
             continue
         if lanes > 1 and device == "cpu" and _heavy(setup, found):
             continue
-        chunks = Chunks(setup, lanes, device, chunks.placed)
+        chunks = VectorizedTrainer(setup, lanes, device, chunks.placed)
         some, share = jobs[:few], shares[few]
         if lanes > 1:
             some, share = _chunk(setup, lanes, per_round)
@@ -150,8 +149,8 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
         if not chunks.recorded:
             break
-        if chunks.lanes != lanes:
-            sizes = [size for size in sizes if size <= chunks.lanes]
+        if chunks.parallel_clients != lanes:
+            sizes = [size for size in sizes if size <= chunks.parallel_clients]
             continue
         slower += seconds > min(found.seconds.values())
         found.seconds[lanes] = seconds
@@ -176,9 +175,9 @@ def _exact(setup: TrainingSetup, device: str) -> Trainer:
     """Return what trains one client after the other, with no recording, where the others do."""
     if device == "cpu":
         return SequentialTrainer(setup)
-    from fedkeel.engine.vectorized.engine import Chunks
+    from fedkeel.engine.vectorized.engine import VectorizedTrainer
 
-    plain = Chunks(setup, 1, device)
+    plain = VectorizedTrainer(setup, 1, device)
     plain.recorded = False
     return plain
 

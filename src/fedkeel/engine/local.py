@@ -265,7 +265,7 @@ class Trainer(Protocol):
     """Trains clients from a message, in any order."""
 
     @property
-    def lanes(self) -> int:
+    def parallel_clients(self) -> int:
         """Clients that are trained at once, at most."""
 
     @property
@@ -291,7 +291,7 @@ class SequentialTrainer:
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.placed = setup
-        self.lanes = 1
+        self.parallel_clients = 1
         varies = setup.training.network.traits.varies
         self.reasons = [varies] if varies else []
 

@@ -142,7 +142,7 @@ class Workers:
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
         """Train clients [K] from a message."""
         self._shared.message.write(flat(message))
-        setup, lanes = self._shared.setup, self._shared.train.lanes
+        setup, lanes = self._shared.setup, self._shared.train.parallel_clients
         jobs = self._shared.rounds.begin(clients)
         self._work(work_items.training(setup, message, jobs, len(self._workers), lanes), tick)
         return self._shared.rounds.gather(clients)

@@ -37,9 +37,11 @@ def make(prepared: Prepared, chosen: Mapping[str, Any], state: Path | None = Non
         return Ray(setup, spec, capacity, message, count, address, file=file, chunk=chunk)
     chunks: Trainer | None = None
     if kind == "vectorized":
-        from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
+        from fedkeel.engine.vectorized.engine import (
+            VectorizedTrainer,
+        )  # takes half a second to import
 
-        chunks = Chunks(setup, chosen["chunk"], chosen.get("device", "cpu"))
+        chunks = VectorizedTrainer(setup, chosen["chunk"], chosen.get("device", "cpu"))
     if kind != "workers" and count == 1:
         return Sequential(setup, spec, capacity, file=file, chunks=chunks)
     return Workers(setup, spec, capacity, message, count, file=file, chunks=chunks)

@@ -20,7 +20,7 @@ from fedkeel.engine.compiler.capture import Captured
 from fedkeel.engine.local import Done, SequentialTrainer
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.round_buffers import RoundBuffers
-from fedkeel.engine.vectorized.engine import Chunks
+from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.loop import Common, Lanes
 from fedkeel.engine.vectorized.low_rank import whole
 from fedkeel.errors import RunError, TrainingError
@@ -96,9 +96,9 @@ def trained(
     return found
 
 
-def agree(p: Prepared, lanes: int) -> Chunks:
+def agree(p: Prepared, lanes: int) -> VectorizedTrainer:
     """Check that side by side is as one by one, also by recordings; return what trained."""
-    expected, chunks = trained(SequentialTrainer(p.setup), p), Chunks(p.setup, lanes)
+    expected, chunks = trained(SequentialTrainer(p.setup), p), VectorizedTrainer(p.setup, lanes)
     for _ in range(2):
         found = trained(chunks, p)
         assert found.keys() == expected.keys()
@@ -141,7 +141,7 @@ def agree(p: Prepared, lanes: int) -> Chunks:
 )
 def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> None:
     chunks = agree(ready(**given), lanes)
-    assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
+    assert (chunks.parallel_clients, chunks.recorded, chunks.reasons) == (lanes, True, [])
 
 
 SHORT = (8, 8, 8, 8, 8)
@@ -176,7 +176,7 @@ def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int)
     assert {name.split("[")[0] for name, *_ in chunks._lanes.recordings._known} == {"round"}
 
 
-def total(train: Chunks, p: Prepared) -> dict[str, Tensor]:
+def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
     """What the server is given of a round: weighted sums of updates, and sums of messages."""
     rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private, sums=True)
     clients = np.arange(len(SHORT))
@@ -206,8 +206,8 @@ def test_lanes_may_be_added_up_without_ever_being_made(
     given: dict[str, Any], times: int, made: int, lanes: int
 ) -> None:
     p = ready(wide, SHORT, epochs=1, **given)
-    chunks = Chunks(p.setup, lanes)
-    expected = total(Chunks(p.setup, 1), p)
+    chunks = VectorizedTrainer(p.setup, lanes)
+    expected = total(VectorizedTrainer(p.setup, 1), p)
     for _ in range(2):
         found = total(chunks, p)
         assert found.keys() == expected.keys()
@@ -216,9 +216,9 @@ def test_lanes_may_be_added_up_without_ever_being_made(
     code = next(
         one.program.code
         for (name, *_), one in chunks._lanes.recordings._known.items()
-        if name.startswith("round") and chunks.lanes == lanes
+        if name.startswith("round") and chunks.parallel_clients == lanes
     )
-    assert (code.count("factors_times("), code.count("factors_made(")) == (times, made)
+    assert (code.count("terms_times("), code.count("terms_made(")) == (times, made)
 
 
 def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
@@ -277,7 +277,7 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
     found = []
     for sums in (False, True):
         rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private, sums=sums)
-        rounds.run(Chunks(p.setup, 2), message, rounds.begin(clients), lambda _: None)
+        rounds.run(VectorizedTrainer(p.setup, 2), message, rounds.begin(clients), lambda _: None)
         replies = rounds.gather(clients).replies
         found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)
         shapes = {len(t) for _, t in walk({"d": dict(replies.update), "u": dict(replies.uploads)})}
@@ -294,7 +294,7 @@ def joined(p: Prepared) -> list[list[int]]:
     """Which clients share a chunk of five."""
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(k, k, 0) for k in range(5)]
-    done = list(Chunks(p.setup, 5)(message, jobs, lambda _: None))
+    done = list(VectorizedTrainer(p.setup, 5)(message, jobs, lambda _: None))
     return sorted(sorted(job.client for job in one.jobs) for one in done)
 
 
@@ -323,7 +323,7 @@ def test_prepared_examples_are_not_padded_where_examples_see_each_other() -> Non
 def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None:
     local = {"epochs": None, "steps": 3, "batch_size": 2, "sampling": "random"}
     p = ready(wide, (6,) * 5, method="fedreg", **local)
-    chunks = Chunks(p.setup, 1)
+    chunks = VectorizedTrainer(p.setup, 1)
     expected = trained(SequentialTrainer(p.setup), p)
     found = trained(chunks, p)
     assert (chunks._short, chunks.reasons) == ({True, False}, [])
@@ -338,7 +338,7 @@ def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
     """A process that had met the last client first went another way: a run that was killed had
     other bits."""
     p = ready(wide, SHORT, epochs=1)
-    chunks, genuine = Chunks(p.setup, 2), Lanes.whole
+    chunks, genuine = VectorizedTrainer(p.setup, 2), Lanes.whole
     ways = []
 
     def once(self: Lanes, common: Common, *given: Any) -> State:
@@ -393,7 +393,7 @@ def test_dropout_draws_what_each_client_would_draw_by_itself(
     p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
     chunks = agree(p, lanes)
     assert p.setup.draws
-    assert (chunks.lanes, chunks.recorded, chunks.reasons) == (lanes, True, [])
+    assert (chunks.parallel_clients, chunks.recorded, chunks.reasons) == (lanes, True, [])
 
 
 def test_padding_draws_nothing() -> None:
@@ -438,7 +438,7 @@ def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
     )
     p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
     chunks = agree(p, 3)
-    assert (chunks.lanes, p.setup.pads, chunks.reasons) == (3, True, [])
+    assert (chunks.parallel_clients, p.setup.pads, chunks.reasons) == (3, True, [])
 
 
 class Noisy(nn.Module):
@@ -457,7 +457,7 @@ def test_other_random_numbers_are_drawn_in_one_lane() -> None:
     chunks = agree(ready(Noisy, ALIKE), 3)
     assert chunks._setup.draws is not None
     assert not chunks._setup.draws.by_example
-    assert (chunks.lanes, chunks.recorded) == (1, True)
+    assert (chunks.parallel_clients, chunks.recorded) == (1, True)
     assert chunks.reasons == [
         "clients are not trained side by side: the model draws random numbers, or may "
         "(attention does where it drops out)"
@@ -516,7 +516,10 @@ class Fails(Branches):
 
 def test_a_models_own_error_names_the_client() -> None:
     with pytest.raises(TrainingError, match="client 4, step 1"):
-        trained(Chunks(ready(Fails, batch_size="all").setup, 2), ready(Fails, batch_size="all"))
+        trained(
+            VectorizedTrainer(ready(Fails, batch_size="all").setup, 2),
+            ready(Fails, batch_size="all"),
+        )
 
 
 def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,19 +536,19 @@ def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = Chunks._train
+    train = VectorizedTrainer._train
     sizes = []
 
-    def short(self: Chunks, message: Any, group: Any, *others: Any) -> list[Done]:
+    def short(self: VectorizedTrainer, message: Any, group: Any, *others: Any) -> list[Done]:
         sizes.append(len(group.jobs))
         if len(group.jobs) > 2:
             raise torch.OutOfMemoryError("no room")
         return train(self, message, group, *others)
 
-    monkeypatch.setattr(Chunks, "_train", short)
+    monkeypatch.setattr(VectorizedTrainer, "_train", short)
     chunks = agree(ready(), 5)
     assert sizes[:2] == [5, 2]
-    assert chunks.lanes == 2
+    assert chunks.parallel_clients == 2
     assert chunks.recorded
     assert chunks.reasons == ["chunks of 2: more does not fit into memory"]
 
@@ -606,7 +609,7 @@ def test_nothing_of_a_round_is_left_on_another_device(
     p = ready(**given)
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
-    chunks = Chunks(p.setup, lanes, "meta")
+    chunks = VectorizedTrainer(p.setup, lanes, "meta")
     done = list(chunks(message, jobs, lambda _: None))
     client_state = {
         job.client: branches(below(one.state, "client_state")) for one in done for job in one.jobs
@@ -623,7 +626,7 @@ def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fk.Dataset, "on", no_room)
     with pytest.raises(RunError, match="do not fit into the GPU's memory") as caught:
-        Chunks(ready().setup, 2, "cuda")
+        VectorizedTrainer(ready().setup, 2, "cuda")
     assert "CUDA out of memory" in str(caught.value)
     assert "data.limit" in str(caught.value)
 
@@ -654,7 +657,7 @@ def test_what_clients_keep_is_known_by_its_name() -> None:
         turned = dict(reversed(own.items())) if client % 2 else own
         return {"scaffold": {"c": turned}} if client != 3 else None
 
-    chunks = Chunks(p.setup, 5)
+    chunks = VectorizedTrainer(p.setup, 5)
     expected, found = trained(SequentialTrainer(p.setup), p, kept), trained(chunks, p, kept)
     assert chunks.reasons == []
     for k, reply in expected.items():

@@ -96,7 +96,7 @@ class Captured:
         return str(self._module.code)
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Let the first recording of a process, for which torch loads much, be of next to nothing."""
 
     def loss(w: Tensor, y: Tensor) -> Tensor:

@@ -78,9 +78,11 @@ class Actor:
         settle(self._setup.precision)
         self._train: Trainer = SequentialTrainer(self._setup)
         if chunk is not None:
-            from fedkeel.engine.vectorized.engine import Chunks  # takes half a second to import
+            from fedkeel.engine.vectorized.engine import (
+                VectorizedTrainer,
+            )  # takes half a second to import
 
-            self._train = Chunks(self._setup, chunk)
+            self._train = VectorizedTrainer(self._setup, chunk)
         self._rows = Rows(self._setup, spec, capacity, private, sums=chunk is not None)
         self._layout = Layout(kept_spec(spec))
         self._message = Buffers(message, None, private)

@@ -23,6 +23,7 @@ from fedkeel.clock import Clock
 from fedkeel.data import batches
 from fedkeel.engine.base import Job, TrainingSetup
 from fedkeel.engine.compiler.cache import Flat
+from fedkeel.engine.compiler.capture import warm_up as warm_up
 from fedkeel.engine.local import Done, Kept, SequentialTrainer, carry_on, client_info, seed
 from fedkeel.engine.vectorized.batching import Examples, Feed, Group
 from fedkeel.engine.vectorized.loop import Common, Lanes
@@ -36,7 +37,7 @@ SHORT = 8
 """Steps of a round that is recorded as a whole, at most."""
 
 
-class Chunks:
+class VectorizedTrainer:
     """A `Trainer` that trains clients side by side.
 
     What cannot be trained side by side, or recorded, is trained one by one; `reasons` says why.
@@ -55,7 +56,7 @@ class Chunks:
         device: str = "cpu",
         placed: TrainingSetup | None = None,
     ) -> None:
-        self.lanes = lanes
+        self.parallel_clients = lanes
         self.device = torch.device(device)
         self.recorded = True
         self.reasons: list[str] = []
@@ -70,12 +71,12 @@ class Chunks:
         self._short = {True, False} if _short(setup) else set()  # alone, and side by side
         traits = setup.training.network.traits
         if traits.reason:
-            self.lanes, self.recorded = 1, False
+            self.parallel_clients, self.recorded = 1, False
             self.reasons.append(f"steps are not recorded: {traits.reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave recordings behind: another process makes its own."""
-        return Chunks, (self._setup, self.lanes, str(self.device))
+        return VectorizedTrainer, (self._setup, self.parallel_clients, str(self.device))
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
@@ -123,14 +124,14 @@ class Chunks:
 
     def _next(self, left: list[Group]) -> tuple[Group, list[Group]]:
         """Return the clients that are trained next, side by side, and the others."""
-        if self.lanes == 1 or len(left) == 1:
+        if self.parallel_clients == 1 or len(left) == 1:
             return left[0], left[1:]
         ordered = sorted(left, key=lambda group: -group.steps[0])  # stable
         if self._setup.pads:
-            return Group.join(ordered[: self.lanes]), ordered[self.lanes :]
+            return Group.join(ordered[: self.parallel_clients]), ordered[self.parallel_clients :]
         alike = [g for g in ordered if g.form == ordered[0].form]  # the others see padding
         rest = [g for g in ordered if g.form != ordered[0].form]
-        return Group.join(alike[: self.lanes]), alike[self.lanes :] + rest
+        return Group.join(alike[: self.parallel_clients]), alike[self.parallel_clients :] + rest
 
     def _wait(self) -> None:
         """Wait for a GPU, whose seconds would count for whatever asks for its results."""
@@ -142,9 +143,11 @@ class Chunks:
         self._lanes.recordings.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.lanes = max(1, len(group.jobs) // 2)
+        self.parallel_clients = max(1, len(group.jobs) // 2)
         self.recorded = len(group.jobs) > 1
-        found = f"chunks of {self.lanes}" if self.recorded else "steps that are not recorded"
+        found = (
+            f"chunks of {self.parallel_clients}" if self.recorded else "steps that are not recorded"
+        )
         self.reasons.append(f"{found}: more does not fit into memory")
 
     def _give_up(self, error: Exception, group: Group) -> None:
@@ -153,7 +156,7 @@ class Chunks:
         if "random operation" in first:
             first = "the model draws random numbers, or may (attention does where it drops out)"
         if len(group.jobs) > 1:
-            self.lanes = 1
+            self.parallel_clients = 1
             self.reasons.append(f"clients are not trained side by side: {first[:160]}")
         elif self._examples.channels_last:
             self._examples.channels_last = False  # a module may want the usual layout

@@ -270,7 +270,7 @@ class Lanes:
             varies=(2, 3),
             sources=common.sources,
             rate=common.rate,
-            thin=tuple(f"mine/{part}/" for part in training.plan.renewed),
+            thin=tuple(f"client_state/{part}/" for part in training.plan.renewed),
         ).state
 
 

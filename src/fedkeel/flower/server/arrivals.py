@@ -38,7 +38,7 @@ class Arrived:
     """
 
     def __init__(self, setup: TrainingSetup, took: Mapping[int, Took]) -> None:
-        self.lanes, self.placed, self._took = 1, setup, took
+        self.parallel_clients, self.placed, self._took = 1, setup, took
         self.reasons: list[str] = []
 
     def __call__(
