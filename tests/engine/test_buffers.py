@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import multiprocessing as torch_multiprocessing
 
-from fedkeel.engine.buffers import ALIGN, Buffers, Spec, private, segment, shared, specs
+from fedkeel.engine.buffers import ALIGN, Buffers, private, segment, shared
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.tree import stack
 
 SPEC = {
-    "delta/w": Spec((3, 5), torch.float32),
-    "delta/b": Spec((1,), torch.float64),
-    "seen": Spec((), torch.int64),
-    "finite": Spec((), torch.bool),
-    "none": Spec((0, 4), torch.float32),
+    "delta/w": TensorSpec((3, 5), torch.float32),
+    "delta/b": TensorSpec((1,), torch.float64),
+    "seen": TensorSpec((), torch.int64),
+    "finite": TensorSpec((), torch.bool),
+    "none": TensorSpec((0, 4), torch.float32),
 }
 ALLOCATORS = [private, shared, segment]
 
@@ -93,14 +94,14 @@ def test_a_row_is_a_view() -> None:
 def test_numbers_without_axes_are_kept_too() -> None:
     """A message may hold a 0-d tensor, such as the counter of a batch normalisation."""
     state = {"n": torch.tensor(3), "deep": {"er": torch.tensor(0.5)}}
-    buffers = Buffers(specs(state), None, private)
+    buffers = Buffers(specs_of(state), None, private)
     buffers.write(state)
     assert buffers.nested()["n"] == 3
     assert buffers.nested()["deep"]["er"] == 0.5
 
 
 def test_specs_say_what_a_state_looks_like() -> None:
-    assert specs(filled(1.0)) == SPEC
+    assert specs_of(filled(1.0)) == SPEC
     assert SPEC["delta/w"].nbytes == 60
     assert SPEC["seen"].nbytes == 8
     assert SPEC["none"].nbytes == 0
@@ -144,7 +145,7 @@ def test_room_for_rows_that_nobody_writes_costs_nothing(
     allocate: Callable[[int], torch.Tensor],
 ) -> None:
     """Fifty thousand clients of ten megabytes, of whom a few take part."""
-    buffers = Buffers({"w": Spec((2_500_000,), torch.float32)}, 50_000, allocate)
+    buffers = Buffers({"w": TensorSpec((2_500_000,), torch.float32)}, 50_000, allocate)
     buffers.tensors["w"][49_999] = 1.0
     assert buffers.tensors["w"][49_999].sum() == 2_500_000
     assert buffers.tensors["w"][0, :10].sum() == 0.0

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engine.buffers import Layout, Spec, private, segment, shared
+from fedkeel.engine.buffers import Layout, private, segment, shared
 from fedkeel.engine.round_buffers import CLIENTS
 from fedkeel.engine.sequential import Sequential
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.errors import RunError
@@ -24,7 +25,7 @@ from fedkeel.method.server_round import server_message
 from fedkeel.tree import walk
 from toys import Net, eventually, federation, prepared
 
-SPEC = {"scaffold/c/w": Spec((5,), torch.float32), "buffers/n": Spec((), torch.int64)}
+SPEC = {"scaffold/c/w": TensorSpec((5,), torch.float32), "buffers/n": TensorSpec((), torch.int64)}
 ROW = 2 * 64
 """Bytes of a row in a file: each tensor starts at a multiple of 64."""
 
@@ -252,7 +253,7 @@ def slots(file: Path) -> float:
 
 
 def test_a_layout_leaves_no_tensor_out_and_lets_none_overlap() -> None:
-    spec = {**SPEC, "none": Spec((0, 4), torch.float32), "flag": Spec((3,), torch.bool)}
+    spec = {**SPEC, "none": TensorSpec((0, 4), torch.float32), "flag": TensorSpec((3,), torch.bool)}
     layout = Layout(spec)
     assert layout.nbytes == 3 * 64
     block = torch.zeros(4 * layout.nbytes, dtype=torch.uint8)
@@ -443,7 +444,7 @@ def resident() -> int:
 
 
 ONE = 131_072
-LARGE = {"p/w": Spec((ONE,), torch.float32)}
+LARGE = {"p/w": TensorSpec((ONE,), torch.float32)}
 
 
 @pytest.mark.parametrize("allocate", [private, shared])

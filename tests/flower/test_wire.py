@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedkeel.engine.buffers import Spec, specs
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.flower.wire import FORMAT, HEAD, Answer, Head, WireError, pack, unpack, values
 from near import across
 
@@ -19,7 +19,7 @@ STATE = {
     "a": {"w": torch.arange(6, dtype=torch.float64).reshape(2, 3), "n": torch.tensor(3)},
     "b": {"flag": torch.tensor([True, False]), "empty": torch.zeros(0, 4)},
 }
-SPEC = specs(STATE)
+SPEC = specs_of(STATE)
 
 
 def sent(**changes: Array) -> RecordDict:
@@ -31,8 +31,8 @@ def sent(**changes: Array) -> RecordDict:
 
 def test_there_and_back_with_the_same_bits_and_order() -> None:
     found = unpack(sent(), "t", SPEC)
-    assert list(specs(found)) == list(SPEC)
-    assert specs(found) == SPEC
+    assert list(specs_of(found)) == list(SPEC)
+    assert specs_of(found) == SPEC
     assert torch.equal(found["a"]["w"], STATE["a"]["w"])
     assert found["a"]["n"].item() == 3
     assert found["b"]["flag"].tolist() == [True, False]
@@ -45,7 +45,7 @@ def test_how_a_tensor_lies_in_memory_is_no_matter() -> None:
     for laid in (w, w.permute(2, 1, 0), w.transpose(0, 1), w[:, ::2], w[..., 0].t()):
         columns = ArrayRecord({"w": Array(np.asfortranarray(laid.numpy()))})
         for record in (pack({"w": laid}), columns):
-            found = unpack(across(RecordDict({"t": record})), "t", specs({"w": laid}))["w"]
+            found = unpack(across(RecordDict({"t": record})), "t", specs_of({"w": laid}))["w"]
             assert torch.equal(found, laid)
             assert found.is_contiguous()
 
@@ -53,12 +53,12 @@ def test_how_a_tensor_lies_in_memory_is_no_matter() -> None:
 def test_nan_and_negative_zero_survive() -> None:
     w = torch.tensor([float("nan"), -0.0, float("-inf"), 5e-324], dtype=torch.float64)
     record = across(RecordDict({"t": pack({"w": w})}))
-    found = unpack(record, "t", {"w": Spec((4,), torch.float64)})["w"]
+    found = unpack(record, "t", {"w": TensorSpec((4,), torch.float64)})["w"]
     assert found.numpy().tobytes() == w.numpy().tobytes()
 
 
 W = np.arange(6, dtype=np.float64).reshape(2, 3)
-ONE = {"w": Spec((2, 3), torch.float64)}
+ONE = {"w": TensorSpec((2, 3), torch.float64)}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_every_header_that_numpy_writes_is_read(shape: tuple[int, ...]) -> None:
         array = np.ones(shape, dtype=kind)
         made = torch.from_numpy(array)
         content = RecordDict({"t": ArrayRecord({"w": Array(array.copy("F"))})})
-        assert torch.equal(unpack(content, "t", specs({"w": made}))["w"], made)
+        assert torch.equal(unpack(content, "t", specs_of({"w": made}))["w"], made)
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.engine.buffers import Layout, Spec
+from fedkeel.engine.buffers import Layout
 from fedkeel.engine.prepared import Place, Prepared
 from fedkeel.engine.reply_rows import SURVEY
 from fedkeel.engine.round_buffers import answered, kept_spec, thin_paths
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import row_layout
 from fedkeel.errors import RunError
 from fedkeel.method.compose import Plan
@@ -89,7 +90,7 @@ def estimate(prepared: Prepared) -> Estimate:
     )
 
 
-def _bytes(spec: dict[str, Spec], prefix: str) -> int:
+def _bytes(spec: dict[str, TensorSpec], prefix: str) -> int:
     return sum(one.nbytes for path, one in spec.items() if path.startswith(prefix))
 
 

@@ -12,13 +12,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.errors import RunError
 from fedkeel.tree import State, unwalk, walk
 
@@ -31,24 +31,6 @@ Allocate = Callable[[int], Tensor]
 
 Raw = dict[str, NDArray[np.uint8]]
 """Rows as they lie in memory, by path: [n, bytes of a row]."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Shape and type of one named tensor, without the leading axis."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one row."""
-        return torch.Size(self.shape).numel() * torch.empty(0, dtype=self.dtype).element_size()
-
-
-def specs(state: Mapping[str, Tensor | State]) -> dict[str, Spec]:
-    """Return the spec of every tensor of a state, by path."""
-    return {path: Spec(tuple(t.shape), t.dtype) for path, t in walk(state)}
 
 
 def private(nbytes: int) -> Tensor:
@@ -121,7 +103,9 @@ class Buffers:
         allocate: where the memory comes from.
     """
 
-    def __init__(self, spec: Mapping[str, Spec], rows: int | None, allocate: Allocate) -> None:
+    def __init__(
+        self, spec: Mapping[str, TensorSpec], rows: int | None, allocate: Allocate
+    ) -> None:
         count = 1 if rows is None else rows
         starts, total = {}, 0
         for path, one in spec.items():
@@ -186,7 +170,7 @@ class Layout:
         nbytes: bytes of a row.
     """
 
-    def __init__(self, spec: Mapping[str, Spec]) -> None:
+    def __init__(self, spec: Mapping[str, TensorSpec]) -> None:
         self.spec = dict(spec)
         self.starts: dict[str, int] = {}
         self.nbytes = 0

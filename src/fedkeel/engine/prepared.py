@@ -9,7 +9,7 @@ from typing import Literal
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.engine.base import TrainingSetup
-from fedkeel.engine.buffers import Spec, specs
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.local_loop import LocalTraining
@@ -57,7 +57,7 @@ class Prepared:
     settings: config.Run
     setup: TrainingSetup
     server: Server
-    spec: dict[str, Spec]
+    spec: dict[str, TensorSpec]
     population: Population
     ingredients: Ingredients
     key: str = ""
@@ -69,9 +69,9 @@ class Prepared:
         return self.setup.training.plan
 
     @property
-    def table(self) -> dict[str, Spec]:
+    def table(self) -> dict[str, TensorSpec]:
         """What the server remembers of one client, by path."""
-        return specs(dict(server_rows(self.plan, self.server.params)))
+        return specs_of(dict(server_rows(self.plan, self.server.params)))
 
 
 def learning_rate(settings: config.Run, training: LocalTraining, round: int) -> float:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import Job, Tick, TrainingSetup
-from fedkeel.engine.buffers import Allocate, Buffers, Raw, Spec, specs
+from fedkeel.engine.buffers import Allocate, Buffers, Raw
 from fedkeel.engine.local import PHASES, Done, Kept, Trainer, survey_client
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.vectorized.low_rank import forms, whole
 from fedkeel.errors import TrainingError
@@ -58,7 +59,7 @@ class Rows:
     def __init__(
         self,
         setup: TrainingSetup,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         capacity: int,
         allocate: Allocate,
         sums: bool = False,
@@ -73,8 +74,8 @@ class Rows:
         summed = {k: v for k, v in self._spec.items() if k.startswith(added)}
         self._kept = {k: v for k, v in self._spec.items() if k.startswith(KEPT)}
         rest = {k: v for k, v in self._spec.items() if k not in summed and k not in self._kept}
-        counts = {k: Spec((), dtype) for k, dtype in COUNTS.items()}
-        seconds = {k: Spec((), torch.float64) for k in PHASES}
+        counts = {k: TensorSpec((), dtype) for k, dtype in COUNTS.items()}
+        seconds = {k: TensorSpec((), torch.float64) for k in PHASES}
         self._sums = Buffers(summed, capacity, allocate)  # by piece
         self._replies = Buffers(rest, capacity, allocate)
         self._client_state = Buffers(self._kept if store is None else {}, capacity, allocate)
@@ -116,7 +117,7 @@ class Rows:
 
     def _take(self, done: Done, head: int, sums: dict[str, Tensor]) -> None:
         state = dict(walk(done.state))
-        found = {path: Spec(tuple(t.shape[1:]), t.dtype) for path, t in state.items()}
+        found = {path: TensorSpec(tuple(t.shape[1:]), t.dtype) for path, t in state.items()}
         _check(forms(found), done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
         self._add({path: state.pop(path) for path in self._sums.tensors}, done, head, sums)
@@ -172,7 +173,7 @@ class Rows:
 
     def put_answers(self, job: Job, answers: ByPart) -> None:
         """Write one client's answers to the surveys, whoever asked it, into its row."""
-        _check(specs(dict(answers)), job.client, self._asked)
+        _check(specs_of(dict(answers)), job.client, self._asked)
         self._answers.write(map_tensors(lambda t: t[None], dict(answers)), [job.row])
 
     # ---- read -------------------------------------------------------------------------------
@@ -257,12 +258,12 @@ def _chosen(rows: Tensor, heads: Tensor | slice) -> Tensor:
     return rows[heads] if isinstance(heads, slice) else rows.index_select(0, heads)
 
 
-def _typed(raw: NDArray[np.uint8], spec: Spec) -> Tensor:
+def _typed(raw: NDArray[np.uint8], spec: TensorSpec) -> Tensor:
     """Return the tensor [n, ...] of bytes [n, bytes of a row], a copy."""
     return torch.from_numpy(raw.copy()).view(spec.dtype).view(len(raw), *spec.shape)
 
 
-def _check(found: dict[str, Spec], client: int, first: dict[str, Spec]) -> None:
+def _check(found: dict[str, TensorSpec], client: int, first: dict[str, TensorSpec]) -> None:
     if found == first:
         return
     paths = [p for p in {**first, **found} if found.get(p) != first.get(p)]

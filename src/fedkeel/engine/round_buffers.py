@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedkeel.engine.base import Job, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Allocate, Spec, specs
+from fedkeel.engine.buffers import Allocate
 from fedkeel.engine.local import Trainer, sent, survey_client, train_client
 from fedkeel.engine.reply_rows import KEPT, SURVEY, Rows
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store import client_store
 from fedkeel.errors import RunError
 from fedkeel.method import checks
@@ -53,7 +54,7 @@ AWAY = "away"
 """Name in a checkpoint that says that client state lies on other machines."""
 
 
-def rehearse(setup: TrainingSetup, message: Message) -> dict[str, Spec]:
+def rehearse(setup: TrainingSetup, message: Message) -> dict[str, TensorSpec]:
     """Train one step of the first client and throw it away, to learn what a reply looks like.
 
     Returns:
@@ -65,10 +66,10 @@ def rehearse(setup: TrainingSetup, message: Message) -> dict[str, Spec]:
     """
     own = fingerprint(setup.training.plan.parts)
     if not own or setup.training.network.traits.writes:
-        return specs(tried(setup, message))
+        return specs_of(tried(setup, message))
     received, said = flat(message), f"was changed in place, in {', '.join(own)}"
     before = checks.versions(received)
-    found = specs(tried(setup, message))
+    found = specs_of(tried(setup, message))
     checks.unchanged(f"What the server sent {said}", before, received)
     client_state, _ = kept(setup.training, message, None)
     before = checks.versions(dict(client_state))
@@ -96,17 +97,17 @@ def tried(setup: TrainingSetup, message: Message, client_state: ByPart | None = 
     return {**sent(reply), "survey": dict(answers)}
 
 
-def kept_spec(spec: Mapping[str, Spec]) -> dict[str, Spec]:
+def kept_spec(spec: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return shape and type of what a client keeps, by path, from those of its reply."""
     return {k.removeprefix(KEPT): v for k, v in spec.items() if k.startswith(KEPT)}
 
 
-def thin_paths(kept: Mapping[str, Spec], plan: Plan) -> list[str]:
+def thin_paths(kept: Mapping[str, TensorSpec], plan: Plan) -> list[str]:
     """Return which matrices of what a client keeps may be kept as products (`engine.thin`)."""
     return [k for k, v in kept.items() if k.split("/")[0] in plan.renewed and len(v.shape) == 2]
 
 
-def answered(message: Message, spec: Mapping[str, Spec]) -> Message:
+def answered(message: Message, spec: Mapping[str, TensorSpec]) -> Message:
     """Return the message with room for the answers to surveys, which are not known yet."""
     zeros = {
         path.removeprefix(SURVEY): torch.zeros(one.shape, dtype=one.dtype)
@@ -132,7 +133,7 @@ class RoundBuffers:
     def __init__(
         self,
         setup: TrainingSetup,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         capacity: int,
         allocate: Allocate,
         file: Path | None = None,

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Spec, private
+from fedkeel.engine.buffers import private
 from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 
@@ -32,7 +33,7 @@ class Sequential:
     def __init__(
         self,
         setup: TrainingSetup,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         capacity: int,
         *,
         file: Path | None = None,

@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
 from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Buffers, Spec, segment, shared, specs
+from fedkeel.engine.buffers import Buffers, segment, shared
 from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate_shard, examples
 from fedkeel.engine.process import malloc, work_items
 from fedkeel.engine.process.affinity import core, here, woken_on
 from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.process.work_items import Piece, Tasks, Train
 from fedkeel.engine.round_buffers import RoundBuffers, flat, unflat
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
@@ -90,7 +91,7 @@ class Workers:
     def __init__(
         self,
         setup: TrainingSetup,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         capacity: int,
         message: Message,
         workers: int,
@@ -104,10 +105,10 @@ class Workers:
         most = max(examples(setup, "test"), examples(setup, "clients"))
         self._shared = _Shared(
             setup=setup,
-            message=Buffers(specs(flat(message)), None, memory),
+            message=Buffers(specs_of(flat(message)), None, memory),
             rounds=RoundBuffers(setup, spec, capacity, memory, file, sums=chunks is not None),
             train=chunks or SequentialTrainer(setup),
-            measured=Buffers({"rows": Spec((3,), torch.float64)}, most, memory),
+            measured=Buffers({"rows": TensorSpec((3,), torch.float64)}, most, memory),
         )
         self._method = start
         self._context: Any = multiprocessing.get_context(start)

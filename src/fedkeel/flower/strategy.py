@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedkeel.engine.buffers import Spec, specs
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
 from fedkeel.flower.server.outliers import outliers
 from fedkeel.flower.wire import WireError, pack, unpack
@@ -105,7 +105,7 @@ class Method(FedAvg):
         self._index: dict[int, int] = {}  # node -> client
         self._server: Server | None = None
         self._sent: Sent | None = None
-        self._spec: dict[str, Spec] = {}
+        self._spec: dict[str, TensorSpec] = {}
         self._table: ServerTable | None = None
         self.faults: dict[int, dict[int, str]] = {}  # round -> node -> what went wrong
 
@@ -214,7 +214,7 @@ class Method(FedAvg):
     def _begin(self, arrays: ArrayRecord) -> Server:
         """Return the server that starts from the arrays that the app gives."""
         found = {k: torch.from_numpy(a.numpy().copy()) for k, a in arrays.items()}
-        self._spec = specs(dict(found))
+        self._spec = specs_of(dict(found))
         params: Tree = {
             k: v for k, v in found.items() if v.is_floating_point() and not _is_statistic(k)
         }

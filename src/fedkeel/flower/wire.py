@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedkeel.config import Settings
-from fedkeel.engine.buffers import Spec
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.errors import FedkeelError
 from fedkeel.tree import State, unwalk, walk
 
@@ -147,7 +147,7 @@ def pack(state: Mapping[str, Tensor | State]) -> ArrayRecord:
     return ArrayRecord({path: Array(array) for path, array in rows.items()})
 
 
-def unpack(content: RecordDict, name: str, spec: Mapping[str, Spec]) -> State:
+def unpack(content: RecordDict, name: str, spec: Mapping[str, TensorSpec]) -> State:
     """Return the state of a received record, in memory of torch's own.
 
     Args:
@@ -172,7 +172,7 @@ def unpack(content: RecordDict, name: str, spec: Mapping[str, Spec]) -> State:
     return unwalk({path: _tensor(path, record[path], one) for path, one in spec.items()})
 
 
-def _tensor(path: str, array: Array, spec: Spec) -> Tensor:
+def _tensor(path: str, array: Array, spec: TensorSpec) -> Tensor:
     """Return a tensor of exactly the expected form, read from its bytes."""
     out = torch.empty(spec.shape, dtype=spec.dtype)
     expected = f"{list(spec.shape)} {_numpy(spec.dtype)}"

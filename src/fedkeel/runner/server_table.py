@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.engine.buffers import private, specs
+from fedkeel.engine.buffers import private
+from fedkeel.engine.spec import specs_of
 from fedkeel.engine.store import client_store
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Ints, Population
@@ -36,7 +37,7 @@ class ServerTable:
         self._plan = plan
         self._store = None
         if plan.tables:
-            spec = specs(dict(server_rows(plan, params)))
+            spec = specs_of(dict(server_rows(plan, params)))
             most = population.per_round
             self._store = client_store(spec, population.clients, private, file, most)
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.buffers import Spec, private
+from fedkeel.engine.buffers import private
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, STEP, beside, forms, whole
@@ -47,8 +48,12 @@ def test_a_state_with_every_matrix_made() -> None:
     lanes = whole({k: torch.stack([t, 2 * t]) for k, t in own.items()})
     torch.testing.assert_close(lanes["w"], torch.stack([found["c/w"], 4 * found["c/w"]]))
     f = torch.float64
-    specs = {"w" + LEFT: Spec((A, 2), f), "w" + RIGHT: Spec((2, B), f), "b": Spec((3,), f)}
-    assert forms(specs) == {"w": Spec((A, B), f), "b": Spec((3,), f)}
+    given = {
+        "w" + LEFT: TensorSpec((A, 2), f),
+        "w" + RIGHT: TensorSpec((2, B), f),
+        "b": TensorSpec((3,), f),
+    }
+    assert forms(given) == {"w": TensorSpec((A, B), f), "b": TensorSpec((3,), f)}
 
 
 @pytest.mark.parametrize(("side", "filled"), [(1, 16), (20, 24)])
@@ -101,7 +106,7 @@ def test_beside_a_matrix_all_are_made(first: int) -> None:
 
 # ---- the store ----------------------------------------------------------------------------------
 
-SPEC = {"c/b": Spec((3,), torch.float64), "c/w": Spec((A, B), torch.float64)}
+SPEC = {"c/b": TensorSpec((3,), torch.float64), "c/w": TensorSpec((A, B), torch.float64)}
 Make = Callable[[], ClientStore]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedkeel.engine.buffers import specs
+from fedkeel.engine.spec import specs_of
 from fedkeel.errors import RunError
 from fedkeel.flower.node.client_storage import Keep, LostError
 from fedkeel.flower.node.node import note
@@ -18,7 +18,7 @@ def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
     return {"scaffold": {"c": torch.full((3,), value, dtype=torch.float64)}}
 
 
-SPEC = specs(state(0.0))
+SPEC = specs_of(state(0.0))
 
 
 def names(root: Path) -> list[str]:
@@ -53,7 +53,7 @@ def test_what_is_not_what_the_server_believes_in_is_lost(tmp_path: Path, how: st
     elif how == "damaged":
         file.write_bytes(file.read_bytes()[:-1])
     else:
-        spec = {"scaffold/c": specs({"c": torch.zeros(4)})["c"]}
+        spec = {"scaffold/c": specs_of({"c": torch.zeros(4)})["c"]}
     with pytest.raises(LostError):
         keep.load(2, digest, spec)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.engine.buffers import Buffers, Layout, Raw, Spec, aligned, private
+from fedkeel.engine.buffers import Buffers, Layout, Raw, aligned, private
 from fedkeel.engine.local import Kept, SequentialTrainer, Trainer, evaluate_shard
 from fedkeel.engine.process import malloc, work_items
 from fedkeel.engine.process.numerics import settle
@@ -18,6 +18,7 @@ from fedkeel.engine.process.work_items import Evaluate, Piece, Train
 from fedkeel.engine.ray.cluster import Carried, opened
 from fedkeel.engine.reply_rows import Packed, Rows
 from fedkeel.engine.round_buffers import kept_spec, unflat
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.method.context import ByPart, Message
 from fedkeel.tree import branches, unwalk
 
@@ -66,8 +67,8 @@ class Actor:
     def __init__(
         self,
         setup: Carried,
-        spec: Mapping[str, Spec],
-        message: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
+        message: Mapping[str, TensorSpec],
         capacity: int,
         chunk: int | None,
     ) -> None:

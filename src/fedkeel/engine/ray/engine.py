@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Buffers, Layout, Spec, private, specs
+from fedkeel.engine.buffers import Buffers, Layout, private
 from fedkeel.engine.local import examples
 from fedkeel.engine.process import work_items
 from fedkeel.engine.process.work_items import ATTEMPTS, Piece, Tasks, Train
 from fedkeel.engine.ray.actor import Actor, Cohort, Found
 from fedkeel.engine.ray.cluster import carried, connected, reason
 from fedkeel.engine.round_buffers import RoundBuffers, flat, kept_spec
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree, walk
@@ -65,7 +66,7 @@ class Ray:
     def __init__(
         self,
         setup: TrainingSetup,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         capacity: int,
         message: Message,
         workers: int,
@@ -75,7 +76,7 @@ class Ray:
         chunk: int | None = None,
     ) -> None:
         self._setup, self._lanes, self._wanted = setup, chunk or 1, workers
-        self._message = Buffers(specs(flat(message)), None, private)
+        self._message = Buffers(specs_of(flat(message)), None, private)
         sums = chunk is not None
         self._rounds = RoundBuffers(setup, spec, capacity, private, file, sums)
         self._kept = kept_spec(spec)
@@ -86,7 +87,7 @@ class Ray:
         with ExitStack() as open_now:
             self._ray = open_now.enter_context(connected(address, workers))
             open_now.callback(self._end)
-            shapes = specs(flat(message))
+            shapes = specs_of(flat(message))
             self._given = (self._ray.put(carried(setup)), dict(spec), shapes, capacity, chunk)
             self._class = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
             for _ in range(workers):

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedkeel.engine.buffers import Allocate, Spec
+from fedkeel.engine.buffers import Allocate
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.store.memory import MemoryStore
 
 
 def client_store(
-    spec: Mapping[str, Spec],
+    spec: Mapping[str, TensorSpec],
     clients: int,
     allocate: Allocate,
     file: Path | None = None,

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.buffers import Allocate, Buffers, Layout, Spec
+from fedkeel.engine.buffers import Allocate, Buffers, Layout
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, factors, whole
 from fedkeel.method.context import ByPart, Ints
 from fedkeel.tree import State, Tree, branches, unwalk, walk
@@ -30,9 +31,9 @@ NOWHERE = -1
 """Slot of a client that has no row."""
 
 
-def row_layout(spec: Mapping[str, Spec], thin: Sequence[str] = ()) -> Layout:
+def row_layout(spec: Mapping[str, TensorSpec], thin: Sequence[str] = ()) -> Layout:
     """Return where the tensors of a row lie. See `ClientStore`."""
-    sides = {SIDES: Spec((len(thin),), torch.int64)} if thin else {}
+    sides = {SIDES: TensorSpec((len(thin),), torch.int64)} if thin else {}
     return Layout({**sides, **spec})
 
 
@@ -55,12 +56,12 @@ class ClientStore(ABC):
 
     def __init__(
         self,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         clients: int,
         allocate: Allocate,
         thin: Sequence[str] = (),
     ) -> None:
-        one = Spec((), torch.int64)
+        one = TensorSpec((), torch.int64)
         self._table = Buffers({"slot": one, "next": one}, clients, allocate)
         self._thin, self._layout = tuple(thin), row_layout(spec, thin)
         self._forget()

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.buffers import Allocate, Spec
+from fedkeel.engine.buffers import Allocate
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import (
     NOWHERE,
     SIZE,
@@ -42,7 +43,7 @@ class DiskStore(ClientStore):
 
     def __init__(
         self,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         clients: int,
         allocate: Allocate,
         file: Path,

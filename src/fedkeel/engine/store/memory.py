@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.buffers import Allocate, Spec, aligned
+from fedkeel.engine.buffers import Allocate, aligned
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import (
     NOWHERE,
     SLOT,
@@ -33,7 +34,7 @@ class MemoryStore(ClientStore):
 
     def __init__(
         self,
-        spec: Mapping[str, Spec],
+        spec: Mapping[str, TensorSpec],
         clients: int,
         allocate: Allocate,
         most: int,

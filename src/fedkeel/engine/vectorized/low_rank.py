@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedkeel.engine.buffers import Spec
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.tree import State, Tree, tensors
 
 LEFT, RIGHT = "@left", "@right"
@@ -38,13 +38,13 @@ def whole(state: Mapping[str, Tensor | State]) -> State:
     return out
 
 
-def forms(found: Mapping[str, Spec]) -> dict[str, Spec]:
+def forms(found: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return specs as they are when every matrix is made."""
-    out: dict[str, Spec] = {}
+    out: dict[str, TensorSpec] = {}
     for name, spec in found.items():
         path = name.removesuffix(LEFT)
         if path != name:
-            out[path] = Spec((*spec.shape[:-1], found[path + RIGHT].shape[-1]), spec.dtype)
+            out[path] = TensorSpec((*spec.shape[:-1], found[path + RIGHT].shape[-1]), spec.dtype)
         elif not name.endswith(RIGHT):
             out[name] = spec
     return out

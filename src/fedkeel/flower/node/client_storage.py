@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedkeel.engine.buffers import Spec, specs
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart
 from fedkeel.tree import branches, unwalk, walk
@@ -45,7 +45,7 @@ class Keep:
         self._folder = root / name / f"client-{int(client):08d}"
         self._client = client
 
-    def load(self, round: int, digest: str, spec: Mapping[str, Spec]) -> ByPart:
+    def load(self, round: int, digest: str, spec: Mapping[str, TensorSpec]) -> ByPart:
         """Return the state that the server believes in.
 
         Args:
@@ -69,7 +69,7 @@ class Keep:
             found = load(data)
         except (SafetensorError, ValueError):
             raise self._lost(round, "it cannot be read") from None
-        if specs(dict(found)) != {path: spec[path] for path in spec}:
+        if specs_of(dict(found)) != {path: spec[path] for path in spec}:
             raise self._lost(round, "it has another form")
         own = {path: torch.empty_like(found[path]).copy_(found[path]) for path in spec}
         return branches(unwalk(own))

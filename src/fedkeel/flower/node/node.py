@@ -18,7 +18,6 @@ import torch
 from flwr.app import MetricRecord, RecordDict
 
 from fedkeel.engine.base import Job
-from fedkeel.engine.buffers import Spec, specs
 from fedkeel.engine.local import (
     evaluate,
     evaluated,
@@ -29,6 +28,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.reply_rows import SURVEY
 from fedkeel.engine.round_buffers import answered, flat, unflat
+from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import DataError, FedkeelError, RunError
 from fedkeel.flower.node.client_storage import Keep, LostError
 from fedkeel.flower.node.local_data import NODES
@@ -115,13 +115,13 @@ class Forms:
         client_state: of what each keeps.
     """
 
-    message: Mapping[str, Spec]
-    question: Mapping[str, Spec]
-    model: Mapping[str, Spec]
-    reply: Mapping[str, Spec]
-    diagnostics: Mapping[str, Spec]
-    answer: Mapping[str, Spec]
-    client_state: Mapping[str, Spec]
+    message: Mapping[str, TensorSpec]
+    question: Mapping[str, TensorSpec]
+    model: Mapping[str, TensorSpec]
+    reply: Mapping[str, TensorSpec]
+    diagnostics: Mapping[str, TensorSpec]
+    answer: Mapping[str, TensorSpec]
+    client_state: Mapping[str, TensorSpec]
 
     @classmethod
     def of(cls, prepared: Prepared) -> Forms:
@@ -130,13 +130,13 @@ class Forms:
         message = server_message(prepared.plan, prepared.server, 1.0)
         sent = SENT if prepared.plan.codec is None else SENT[1:]  # see `method.local_loop.wired`
 
-        def under(prefix: str) -> dict[str, Spec]:
+        def under(prefix: str) -> dict[str, TensorSpec]:
             return {k.removeprefix(prefix): v for k, v in spec.items() if k.startswith(prefix)}
 
         return cls(
-            message=specs(flat(answered(message, spec))),
-            question=specs(flat(message)),
-            model=specs(flat(replace(message, params=prepared.server.params, broadcast={}))),
+            message=specs_of(flat(answered(message, spec))),
+            question=specs_of(flat(message)),
+            model=specs_of(flat(replace(message, params=prepared.server.params, broadcast={}))),
             reply={k: v for k, v in spec.items() if k.startswith(sent)},
             diagnostics=under("diagnostics/"),
             answer=under(SURVEY),
