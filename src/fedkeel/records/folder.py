@@ -25,7 +25,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -368,12 +368,30 @@ def deciding(config: str) -> dict[str, Any]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file so that a kill leaves either the old file or the new one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file so that a kill, or a full disk, leaves either the old file or the new one.
+
+    Args:
+        path: the file.
+        data: its content.
+        mode: its permissions; None for those of any new file.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            aside.chmod(mode)
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def _save_arrays(arrays: Arrays, path: Path) -> None:
