@@ -347,7 +347,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipes", nargs="*", help="names in recipes.py")
     parser.add_argument("--peers", nargs="*", default=["plain", "pfl", "flower", "fluke"])
-    parser.add_argument("--engines", nargs="*", default=["auto"], help="kind[:chunk=..,workers=..]")
+    parser.add_argument(
+        "--engines", nargs="*", default=["auto"], help="kind[:parallel_clients=..,workers=..]"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="instead of the recipes' own")
     parser.add_argument("--go", default="first")

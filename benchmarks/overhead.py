@@ -71,7 +71,7 @@ def seconds(method: str, recipe: recipes.Recipe, arrays: recipes.Arrays, how: st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", default="B")
-    parser.add_argument("--engine", default="vectorized:chunk=1")
+    parser.add_argument("--engine", default="vectorized:parallel_clients=1")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", default=",".join(PASSES))

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--state", choices=["auto", "memory", "disk"], default="auto")
-    parser.add_argument("--chunk", type=int, help="clients side by side; chosen if not given")
+    parser.add_argument("--parallel-clients", type=int, help="chosen if not given")
     given = parser.parse_args()
     n = given.clients * given.examples
     x, y = torch.randn(n, 784), torch.randint(0, 10, (n,))
@@ -79,7 +79,9 @@ def main() -> None:
         cohort=Cohort(clients=given.per_round),
         evaluation=Evaluation(every=given.rounds),
         engine=Engine(
-            kind="vectorized" if given.chunk else "auto", state=given.state, chunk=given.chunk
+            kind="vectorized" if given.parallel_clients else "auto",
+            state=given.state,
+            parallel_clients=given.parallel_clients,
         ),
     )
     held = dataset(x[:1000], y[:1000])
@@ -100,7 +102,8 @@ def main() -> None:
     print(
         f"resident after a round at most {size(meter.most)}, this process at its peak {size(peak)}"
     )
-    print(f"{ran['kind']}, {ran.get('workers') or 1} workers, chunks of {ran.get('chunk') or 1}")
+    print(f"{ran['kind']}, {ran.get('workers') or 1} workers, ", end="")
+    print(f"{ran.get('parallel_clients') or 1} clients side by side")
     print(f"checkpoints took {np.round(saves, 2).tolist()} s")
 
 

@@ -179,7 +179,7 @@ def test_runs_agree_with_one_by_one_and_repeat_bit_for_bit(calls: list[tuple[int
     local = fk.Local(lr=0.05, batch_size=600, epochs=2)
 
     def play(kind: str) -> fk.Result:
-        chunk = {"chunk": 1, "workers": 1} if kind == "vectorized" else {}
+        chunk = {"parallel_clients": 1, "workers": 1} if kind == "vectorized" else {}
         clients = of_sizes(700, 650)
         return start(
             prepared(model=model, clients=clients, per_round=2, local=local, kind=kind, **chunk)

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
+
 from fedkeel.records.statistics import (
     Stat,
     finite_or_none,
@@ -15,7 +17,6 @@ from fedkeel.records.statistics import (
     pooled_error,
     sample_deviation,
 )
-from scipy import stats
 
 
 def test_missing_values_are_left_out() -> None:

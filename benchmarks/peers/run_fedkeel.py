@@ -1,4 +1,4 @@
-"""fedkeel by its public interface: python run_fedkeel.py RECIPE [--engine vectorized:chunk=50]
+"""fedkeel by its public interface: run_fedkeel.py RECIPE [--engine vectorized:parallel_clients=50]
 
 An engine is a kind and options of `fedkeel.Engine`, such as ``workers:workers=2``. Seconds are
 those of the rounds' own records: all phases of a round but its evaluation. The evaluation of single

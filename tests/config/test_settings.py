@@ -13,7 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from fedkeel import config
-from fedkeel.config import Cohort, Experiment, Local, Partition, Schedule, build
+from fedkeel.config import Cohort, Engine, Experiment, Local, Partition, Schedule, build
+from fedkeel.config.base import RenamedSetting
 from fedkeel.config.settings import Settings
 from fedkeel.errors import ConfigError
 
@@ -264,3 +265,12 @@ def test_numbers_of_numpy_are_numbers():
     assert type(made.epochs) is int
     with pytest.raises(ConfigError, match="lr"):
         Local(lr=np.zeros(2), epochs=1)
+
+
+def test_old_names_are_accepted_with_a_warning() -> None:
+    with pytest.warns(RenamedSetting, match="'chunk' is now called 'parallel_clients'"):
+        assert Engine(chunk=8).parallel_clients == 8
+    with pytest.warns(RenamedSetting, match="'vectorised' .* 'kind' is now called 'vectorized'"):
+        assert Engine(kind="vectorised").kind == "vectorized"
+    with pytest.raises(ConfigError, match="'chunk' is the old name of 'parallel_clients'"):
+        Engine(chunk=8, parallel_clients=8)

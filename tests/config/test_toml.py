@@ -10,6 +10,7 @@ import pytest
 
 from config.examples import values
 from fedkeel.config import Data, Experiment, build, load, override, paths, to_toml
+from fedkeel.config.base import RenamedSetting
 from fedkeel.config.error_messages import SYNONYMS
 from fedkeel.errors import ConfigError
 
@@ -147,7 +148,7 @@ FULL = values(
     evaluation__target=0.9,
     evaluation__clients_every=2,
     stop__patience=20,
-    stop__rise=0.01,
+    stop__min_delta=0.01,
     engine__dtype="float64",
     engine__memory_gb=1.5,
     flower__quorum=0.25,
@@ -309,3 +310,21 @@ def test_files_and_overrides_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"try\.toml: 'local\.lr' cannot be used") as caught:
         load(path, ["local.lr=fast"])
     assert caught.value.got == "'fast'"
+
+
+def test_old_names_in_files_and_on_the_command_line(tmp_path: Path) -> None:
+    path = written(tmp_path, to_toml(build(Experiment, values(), "values")).encode())
+    text = path.read_text().replace('kind = "auto"', 'kind = "vectorised"\nchunk = 3')
+    path.write_text(text)
+    with pytest.warns(RenamedSetting) as caught:
+        engine = load(path, ["engine.chunk=4", "stop.patience=2", "stop.rise=0.1"]).engine
+    assert (engine.kind, engine.parallel_clients) == ("vectorized", 4)
+    messages = [str(warning.message).split(" The old")[0] for warning in caught]
+    assert messages == [
+        "The value 'vectorised' of the setting 'engine.kind' is now called 'vectorized'.",
+        "The setting 'engine.chunk' is now called 'engine.parallel_clients'.",
+        "The setting 'engine.chunk' is now called 'engine.parallel_clients'.",
+        "The setting 'stop.rise' is now called 'stop.min_delta'.",
+    ]
+    with pytest.warns(RenamedSetting):
+        assert load(path, ["engine.chunk=unset"]).engine.parallel_clients is None

@@ -62,8 +62,8 @@ def test_the_shortest_round_wins(
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "_measured", lambda *_: Measured(dict(seconds)))
     chosen = choose(four_each(clients))
-    assert (chosen["kind"], chosen["workers"], chosen["chunk"]) == found
-    names = {c: f"vectorized(chunk={c})" if c else "sequential" for c in seconds}
+    assert (chosen["kind"], chosen["workers"], chosen["parallel_clients"]) == found
+    names = {c: f"vectorized(parallel_clients={c})" if c else "sequential" for c in seconds}
     assert chosen["seconds_per_client"] == {names[c]: s for c, s in seconds.items()}
 
 
@@ -72,7 +72,7 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_measured", lambda *_: Measured({EXACT: 1e-4}))
     assert choose(four_each(20, workers=3))["workers"] == 3
     chosen = choose(four_each(20, kind="vectorized"))
-    assert (chosen["kind"], chosen["chunk"]) == ("vectorized", 1)
+    assert (chosen["kind"], chosen["parallel_clients"]) == ("vectorized", 1)
 
 
 def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,15 +85,27 @@ def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.Monk
     monkeypatch.setattr(timing, "_seconds", lambda *_: 1e-5)
     for engine in ({"device": "cuda"}, {"kind": "vectorized"}):
         found = choose(four_each(20, **engine))
-        assert (found["device"], found["kind"], found["chunk"]) == ("cuda", "vectorized", 20)
+        assert (found["device"], found["kind"], found["parallel_clients"]) == (
+            "cuda",
+            "vectorized",
+            20,
+        )
 
 
 def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
     engine = fk.Engine(workers=1)
-    before = {"kind": "workers", "workers": 4, "chunk": 1}
+    before = {"kind": "workers", "workers": 4, "parallel_clients": 1}
     assert module.begun_with(before, fk.Engine()) == before
-    assert module.begun_with(before, engine) == {"kind": "sequential", "workers": 1, "chunk": 1}
-    there = {"kind": "ray", "workers": 4, "chunk": None, "address": "10.0.0.7:6379"}
-    assert module.begun_with(there, engine) == {"kind": "sequential", "workers": 1, "chunk": None}
-    chunked = {"kind": "vectorized", "workers": 2, "chunk": 8}
+    assert module.begun_with(before, engine) == {
+        "kind": "sequential",
+        "workers": 1,
+        "parallel_clients": 1,
+    }
+    there = {"kind": "ray", "workers": 4, "parallel_clients": None, "address": "10.0.0.7:6379"}
+    assert module.begun_with(there, engine) == {
+        "kind": "sequential",
+        "workers": 1,
+        "parallel_clients": None,
+    }
+    chunked = {"kind": "vectorized", "workers": 2, "parallel_clients": 8}
     assert module.begun_with(chunked, engine) == {**chunked, "workers": 1}

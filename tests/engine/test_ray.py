@@ -130,10 +130,10 @@ def test_so_do_they_with_buffers_a_clients_evaluation_and_state_in_a_file(
 
 
 def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nodes) -> None:
-    more = {"chunk": 3, "workers": 2, "per_round": 6}
+    more = {"parallel_clients": 3, "workers": 2, "per_round": 6}
     one = start(prepared("scaffold", kind="vectorized", **more))
     two = start(on_ray(nodes, "scaffold", **more))
-    assert two.record.engine["chunk"] == 3
+    assert two.record.engine["parallel_clients"] == 3
     for name, tensor in one.params.items():  # a first step and its recording differ in rounding
         torch.testing.assert_close(tensor, two.params[name], rtol=1e-5, atol=1e-6)
     assert [row.steps for row in one.rows] == [row.steps for row in two.rows]

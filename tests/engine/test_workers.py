@@ -125,7 +125,9 @@ def test_gathering_a_round_leaves_torchs_other_threads_asleep(
 
     plain = RoundBuffers.gather
     monkeypatch.setattr(RoundBuffers, "gather", gather)
-    start(prepared("fedavg", local=LOCAL, rounds=2, kind="vectorized", chunk=2, workers=2))
+    start(
+        prepared("fedavg", local=LOCAL, rounds=2, kind="vectorized", parallel_clients=2, workers=2)
+    )
     assert "index_select" in called  # there are several sums
     assert "index" not in called
 

@@ -196,7 +196,7 @@ def test_ctrl_c_ends_after_the_round_and_another_one_goes_on(
     toy: Path, patience: float, tmp_path: Path
 ) -> None:
     words = ["flower", "up", toy, "--nodes", "2", "--out", "run", "-s", "rounds=200"]
-    words += ["-s", "stop.patience=6", "-s", "stop.rise=0.99"]  # which ends it after round 6
+    words += ["-s", "stop.patience=6", "-s", "stop.min_delta=0.99"]  # which ends it after round 6
     running, out = Process(*words, folder=tmp_path), tmp_path / "run"
     assert eventually(lambda: rows(out) >= 2, 9 * patience)
     running.send(signal.SIGINT)

@@ -50,8 +50,8 @@ def ended(accuracies: list[float | None], **settings: object) -> int | None:
         ([0.1, 0.2, 0.1, 0.2, 0.3], {"patience": 2}, 3),  # as high as before is not risen
         ([0.1, 0.2, 0.1, 0.3, 0.1, 0.1], {"patience": 2}, 5),
         ([0.1, None, None, None, 0.2, None, None, None, 0.2], {"patience": 4}, 8),
-        ([0.1, 0.15, 0.19, 0.21, 0.3], {"patience": 3, "rise": 0.1}, None),
-        ([0.1, 0.15, 0.19, 0.20, 0.3], {"patience": 3, "rise": 0.1}, 3),
+        ([0.1, 0.15, 0.19, 0.21, 0.3], {"patience": 3, "min_delta": 0.1}, None),
+        ([0.1, 0.15, 0.19, 0.20, 0.3], {"patience": 3, "min_delta": 0.1}, 3),
         ([0.5, 0.4, 0.4, 0.6], {"patience": 2, "target": 0.6}, 2),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_federation_of_nodes_ends_at_the_same_round(full: Result, tmp_path: Pa
 @pytest.mark.parametrize("after", [1, 2])
 def test_going_on_ends_at_the_same_round_with_the_same_bits(tmp_path: Path, after: int) -> None:
     """Patience counts from before the end; what is finished is not gone on with."""
-    stop = fk.Stop(patience=3, rise=0.9)
+    stop = fk.Stop(patience=3, min_delta=0.9)
     made = prepared("scaffold", dtype="float64", rounds=8, stop=stop)
     whole, grid = start(made), Near(sites(made, tmp_path / "nodes"))
     assert whole.rows[-1].round == 3
@@ -147,7 +147,7 @@ def test_it_is_part_of_what_a_run_is() -> None:
 
 def test_a_comparison_and_its_page_say_so(tmp_path: Path) -> None:
     task, local = fk.Task(Net), fk.Local(lr=0.05, epochs=2, batch_size=4)
-    stop, out = fk.Stop(patience=1, rise=0.99), tmp_path / "both"
+    stop, out = fk.Stop(patience=1, min_delta=0.99), tmp_path / "both"
     found = compare(
         ["fedavg", "fedprox"],
         task=task,
@@ -184,7 +184,7 @@ def test_mistakes() -> None:
         ({"target": 0.0}, r"stop\.target"),
         ({"target": 1.5}, r"stop\.target"),
         ({"patience": 0}, r"stop\.patience"),
-        ({"rise": 0.1}, "'rise' needs 'patience'"),
+        ({"min_delta": 0.1}, "'min_delta' needs 'patience'"),
     ):
         with pytest.raises(ConfigError, match=words) as error:
             config.build(config.Run, {**values, "stop": wrong}, "test")

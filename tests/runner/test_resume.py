@@ -232,7 +232,7 @@ def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"kind": "auto"}, {"kind": "auto", "chunk": 3}, {"kind": "vectorized"}],
+    [{"kind": "auto"}, {"kind": "auto", "parallel_clients": 3}, {"kind": "vectorized"}],
     ids=["auto", "auto with a chunk", "vectorized"],
 )
 def test_a_measured_choice_is_kept(
@@ -240,17 +240,17 @@ def test_a_measured_choice_is_kept(
 ) -> None:
     """Another measurement might choose another engine, which rounds differently."""
     ready = prepared(rounds=4, workers=1, **asked)
-    chosen = {**manifest.choose(ready), "kind": "vectorized", "chunk": 2, "workers": 1}
+    chosen = {**manifest.choose(ready), "kind": "vectorized", "parallel_clients": 2, "workers": 1}
     monkeypatch.setattr(manifest, "choose", lambda _: chosen)
     whole = start(ready)
     with pytest.raises(Kill):
         start(ready, tmp_path / "run", watcher=StopAfter(2))
-    other = {**chosen, "kind": "sequential", "chunk": 1}
+    other = {**chosen, "kind": "sequential", "parallel_clients": 1}
     monkeypatch.setattr(manifest, "choose", lambda _: other)
     result = start(ready, tmp_path / "run", resume=True)
-    assert {k: result.record.engine[k] for k in ("kind", "chunk")} == {
+    assert {k: result.record.engine[k] for k in ("kind", "parallel_clients")} == {
         "kind": "vectorized",
-        "chunk": 2,
+        "parallel_clients": 2,
     }
     assert same(whole, result)
 

@@ -163,7 +163,7 @@ def test_a_server_part_is_named_and_the_run_has_failed(method: str, words: str) 
 @pytest.mark.parametrize("kind", ["sequential", "workers", "vectorized"])
 def test_what_a_part_remembers_of_an_update_is_its_own(kind: str) -> None:
     """Updates lie where the next round's are written."""
-    more = {"rounds": 4, "kind": kind, "workers": 2, "chunk": 2}
+    more = {"rounds": 4, "kind": kind, "workers": 2, "parallel_clients": 2}
     kept, copied = (prepared(f"mine:First(copies={one})", **more) for one in (False, True))
     assert same(start(copied), start(kept))
 
@@ -250,7 +250,9 @@ def test_what_a_step_has_is_said_to_who_asks_for_more() -> None:
 
 
 def test_a_number_is_noted_as_it_is() -> None:
-    found = start(prepared("mine:Keep(how='well')", kind="vectorized", chunk=2, workers=1))
+    found = start(
+        prepared("mine:Keep(how='well')", kind="vectorized", parallel_clients=2, workers=1)
+    )
     assert [row.diagnostics for row in found.rows[1:]] == [{"keep.size": 0.5}] * 3
 
 

@@ -40,7 +40,7 @@ def settings(lr: float = 0.05, rounds: int = 3, kind: str = "sequential") -> con
     return config.Run(
         rounds=rounds,
         local=fk.Local(lr=lr, epochs=1, batch_size=4),
-        engine=fk.Engine(kind=kind, workers=2, chunk=2, checkpoint_seconds=0),
+        engine=fk.Engine(kind=kind, workers=2, parallel_clients=2, checkpoint_seconds=0),
     )
 
 

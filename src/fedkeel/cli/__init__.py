@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import typer
 from rich.console import Console
@@ -23,6 +24,7 @@ from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
+from fedkeel.config.base import RenamedSetting
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.version import __version__
 
@@ -61,8 +63,25 @@ def _options(
     """Federated learning on non-IID data: methods, compared and combined."""
 
 
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Return a warning as it is printed: of a renamed setting, no place in the code."""
+    if issubclass(category, RenamedSetting):
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)
+
+
+_python_format = warnings.formatwarning
+
+
 def main() -> None:
     """Run the command and turn errors into exit codes."""
+    warnings.formatwarning = _format_warning
     try:
         try:
             app(prog_name="fedkeel")

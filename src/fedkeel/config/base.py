@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from fedkeel.config.error_messages import readable
+from fedkeel.config.error_messages import readable, table_of
+from fedkeel.errors import ConfigError
+
+
+class RenamedSetting(FutureWarning):
+    """A setting was given by its old name."""
 
 
 class Settings(BaseModel):
@@ -21,6 +27,12 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """The current name of a setting, by its old name, which is still accepted."""
+
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """The current value, by the current name of the setting and the old value."""
+
     def __init__(self, /, **values: Any) -> None:  # noqa: ANN401 - as pydantic's own
         try:
             super().__init__(**values)
@@ -32,20 +44,62 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _tuples(cls, values: object) -> object:
-        """Take TOML's arrays as tuples, one text as a list, and NumPy's numbers as Python's."""
+    def _normalise(cls, values: object) -> object:
+        """Replace old names, and make tuples of lists and Python numbers of NumPy's."""
         if not isinstance(values, Mapping):
             return values
-        texts = {k for k, field in cls.model_fields.items() if field.annotation == tuple[str, ...]}
+        return {
+            key: cls._plain(key, value) for key, value in with_current_names(cls, values).items()
+        }
 
-        def plain(key: str, value: object) -> object:
-            if isinstance(value, str) and key in texts:
-                return (value,)
-            if hasattr(value, "dtype") and hasattr(value, "item"):  # a number of NumPy's
-                return value.item() if getattr(value, "ndim", 1) == 0 else value
-            return tuple(value) if isinstance(value, list) else value
+    @classmethod
+    def _plain(cls, key: str, value: object) -> object:
+        field = cls.model_fields.get(key)
+        if isinstance(value, str) and field is not None and field.annotation == tuple[str, ...]:
+            return (value,)
+        if hasattr(value, "dtype") and hasattr(value, "item"):  # a number of NumPy's
+            return value.item() if getattr(value, "ndim", 1) == 0 else value
+        return tuple(value) if isinstance(value, list) else value
 
-        return {k: plain(k, v) for k, v in values.items()}
+
+def with_current_names(
+    kind: type[BaseModel], values: Mapping[str, Any], path: str = ""
+) -> dict[str, Any]:
+    """Replace the old names and old values of settings, and warn of each.
+
+    Args:
+        kind: the class of settings that `values` are for.
+        values: plain values; tables may be nested.
+        path: the dotted path of the table, with a dot at its end.
+
+    Raises:
+        ConfigError: a setting is given by its old and by its current name.
+    """
+    renamed: Mapping[str, str] = getattr(kind, "renamed", {})
+    renamed_values: Mapping[str, Mapping[str, str]] = getattr(kind, "renamed_values", {})
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        name = renamed.get(key, key)
+        if name != key:
+            if name in values:
+                raise ConfigError(
+                    f"{path + key!r} is the old name of {path + name!r}, and both are given.",
+                    do=f"drop {path + key}",
+                )
+            _warn(f"The setting {path + key!r} is now called {path + name!r}.")
+        if name in renamed_values and isinstance(value, str) and value in renamed_values[name]:
+            new = renamed_values[name][value]
+            _warn(f"The value {value!r} of the setting {path + name!r} is now called {new!r}.")
+            value = new
+        table = table_of(kind, name)
+        if table is not None and isinstance(value, Mapping):
+            value = with_current_names(table, value, f"{path}{name}.")
+        result[name] = value
+    return result
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"{message} The old name works in this version only.", RenamedSetting, 2)
 
 
 class Kinds(Settings):

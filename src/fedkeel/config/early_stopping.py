@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -19,16 +20,18 @@ class Stop(Settings):
     Args:
         target: end when the test accuracy has reached this, in (0, 1].
         patience: end when it has not risen for so many rounds.
-        rise: how much more than at the last rise counts as risen, as a share in [0, 1), for
-            `patience`; slow rises add up.
+        min_delta: smallest increase that counts as a rise, as a share in [0, 1), for `patience`. It
+            is measured from the accuracy at the last rise, so that slow rises add up.
     """
 
     target: float | None = Field(None, gt=0.0, le=1.0)
     patience: int | None = Field(None, ge=1)
-    rise: float = Field(0.0, ge=0.0, lt=1.0)
+    min_delta: float = Field(0.0, ge=0.0, lt=1.0)
+
+    renamed: ClassVar[Mapping[str, str]] = {"rise": "min_delta"}
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.rise and self.patience is None:
-            raise ValueError("'rise' needs 'patience', the number of rounds")
+        if self.min_delta and self.patience is None:
+            raise ValueError("'min_delta' needs 'patience', the number of rounds")
         return self

@@ -115,23 +115,31 @@ def meant(kind: type[BaseModel], word: str, known: Sequence[str]) -> str:
     return did_you_mean(meant if meant in known else word, known, 16)
 
 
+def table_of(kind: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the class of the settings below a key, None where the key is no table of settings."""
+    field = kind.model_fields.get(name)
+    annotation = None if field is None else field.annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
 def paths(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every key, depth first; a table comes before its own keys."""
-    for name, field in kind.model_fields.items():
+    for name in kind.model_fields:
         yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from paths(field.annotation, f"{prefix}{name}.")
+        table = table_of(kind, name)
+        if table is not None:
+            yield from paths(table, f"{prefix}{name}.")
 
 
 def _table(kind: type[BaseModel], loc: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the path of the table that `loc` points into, and that table's keys."""
     path: list[str] = []
-    here: type[BaseModel] = kind
-    for part in loc:
-        below = here.model_fields.get(part)
-        annotation = None if below is None else below.annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    for name in loc:
+        table = table_of(kind, name)
+        if table is None:
             break
-        path.append(part)
-        here = annotation
-    return path, list(here.model_fields)
+        path.append(name)
+        kind = table
+    return path, list(kind.model_fields)

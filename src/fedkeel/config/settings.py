@@ -213,9 +213,9 @@ class Engine(Settings):
             on several machines where there is a cluster; or ``auto``, the fastest of the first
             three by a short measurement, which is recorded with the run.
         workers: number of processes; None takes one for each core, as far as there are clients.
-        chunk: clients that a process of ``vectorized`` trains side by side, at most; 1 trains them
-            one after the other by recorded steps; None measures. For ``ray`` the same, but None
-            trains as ``workers`` does, with the same bits.
+        parallel_clients: number of clients that a process of ``vectorized`` trains side by side,
+            at most; 1 trains them one after the other by traced steps; None measures what is
+            fastest. For ``ray`` the same, but None trains as ``workers`` does, with the same bits.
         device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
             ``auto``: on a GPU where there is one, but for runs that kind ``auto`` has done in three
             seconds without. The server's part stays on the processor. Dropout draws other numbers
@@ -235,7 +235,7 @@ class Engine(Settings):
 
     kind: Literal["auto", "sequential", "workers", "vectorized", "ray"] = "auto"
     workers: int | None = Field(None, ge=1)
-    chunk: int | None = Field(None, ge=1)
+    parallel_clients: int | None = Field(None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     address: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
@@ -243,6 +243,11 @@ class Engine(Settings):
     checkpoint_seconds: float = Field(20.0, ge=0.0)
     state: Literal["auto", "memory", "disk"] = "auto"
     memory_gb: float | None = Field(None, gt=0.0)
+
+    renamed: ClassVar[Mapping[str, str]] = {"chunk": "parallel_clients"}
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "kind": {"vectorised": "vectorized"}
+    }
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

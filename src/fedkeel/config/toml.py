@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from fedkeel.config.base import Settings
+from fedkeel.config.base import Settings, with_current_names
 from fedkeel.config.error_messages import readable
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import ConfigError, did_you_mean
@@ -75,10 +75,11 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     >>> override({"local": {"lr": 0.1, "epochs": 1}}, ["local.epochs=unset", "local.steps=5"])
     {'local': {'lr': 0.1, 'steps': 5}}
     """
-    out = _copy(values)
+    result = with_current_names(Experiment, _copy(values))
     for text in overrides:
         key, sign, raw = text.partition("=")
-        if not sign or not key.strip():
+        key = key.strip()
+        if not sign or not key:
             raise ConfigError(
                 "A setting on the command line has the form key=value.",
                 got=repr(text),
@@ -88,39 +89,47 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
             value = tomllib.loads(f"v = {raw}")["v"]
         except tomllib.TOMLDecodeError:
             value = raw.strip()
-        *parents, leaf = _words(key.strip())
-        here = out
-        for name in parents:
-            below = here.setdefault(name, {})
+        (*tables, name), value = _with_current_name(_names(key), value)
+        table = result
+        for parent in tables:
+            below = table.setdefault(parent, {})
             if not isinstance(below, dict):
-                raise ConfigError(f"{key!r} cannot be set: {name!r} is not a table.", got=below)
-            here = below
-        if value == UNSET == raw.strip():  # in quotes it is a text
-            _take_away(here, leaf, key.strip())
+                raise ConfigError(f"{key!r} cannot be set: {parent!r} is not a table.", got=below)
+            table = below
+        if value != UNSET or raw.strip() != UNSET:  # in quotes it is a text
+            table[name] = value
+        elif name in table:
+            del table[name]
         else:
-            here[leaf] = value
-    return out
+            raise ConfigError(
+                f"{key!r} is not set, so that it cannot be unset.", do=did_you_mean(name, table)
+            )
+    return result
 
 
-def _take_away(table: dict[str, Any], leaf: str, key: str) -> None:
-    if leaf not in table:
-        raise ConfigError(
-            f"{key!r} is not set, so that it cannot be unset.", do=did_you_mean(leaf, table)
-        )
-    del table[leaf]
-
-
-def _words(key: str) -> list[str]:
+def _names(key: str) -> list[str]:
     """Return the names in a dotted key, which may be quoted as in a file."""
     try:
-        found: Any = tomllib.loads(f"{key} = 0")
+        nested: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
         return key.split(".")
     names = []
-    while isinstance(found, dict):
-        ((name, found),) = found.items()
+    while isinstance(nested, dict):
+        ((name, nested),) = nested.items()
         names.append(name)
     return names
+
+
+def _with_current_name(names: Sequence[str], value: object) -> tuple[list[str], object]:
+    """Return the names of a key and its value, old ones replaced by the current ones."""
+    nested: Any = value
+    for name in reversed(names):
+        nested = {name: nested}
+    nested, current = with_current_names(Experiment, nested), []
+    for _ in names:
+        ((name, nested),) = nested.items()
+        current.append(name)
+    return current, nested
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:

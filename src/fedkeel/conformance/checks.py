@@ -282,7 +282,7 @@ def _vectorises(stand: Stand) -> str:
                 return f"{len(jobs)} side by side: {found}"
     if chunks.reasons:
         return chunks.reasons[0]
-    result = start(stand.prepare(kind="vectorized", workers=1, chunk=1))
+    result = start(stand.prepare(kind="vectorized", workers=1, parallel_clients=1))
     if reasons := result.record.engine.get("reasons"):
         return str(reasons[0])
     return _differ(stand.reference.params, result.params, GROWN)

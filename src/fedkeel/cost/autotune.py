@@ -32,7 +32,7 @@ _KNOWN: dict[Any, Measured] = {}
 
 
 def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
-    """Return the engine of a run: ``kind``, ``workers``, ``chunk``, and what was measured.
+    """Return ``kind``, ``workers`` and ``parallel_clients`` of a run, and what was measured.
 
     Args:
         prepared: the run.
@@ -46,7 +46,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     engine: dict[str, Any] = {
         "kind": asked.kind,
         "workers": workers,
-        "chunk": 1,
+        "parallel_clients": 1,
         "device": device,
         "dtype": asked.dtype,
         "precision": asked.precision,
@@ -63,8 +63,8 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         return engine
     if asked.kind == "ray":
         return {**engine, **_on_ray(asked, per_round)}
-    if engine["kind"] == "vectorized" and asked.chunk is not None:
-        return {**engine, "chunk": min(asked.chunk, per_round)}
+    if engine["kind"] == "vectorized" and asked.parallel_clients is not None:
+        return {**engine, "parallel_clients": min(asked.parallel_clients, per_round)}
     if not measure:
         return engine
     found = _measured(prepared, workers, device)
@@ -83,7 +83,7 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
         best = next(iter(rounds))
         for chunk, one in rounds.items():
             best = chunk if one < CLEARLY * rounds[best] else best
-        engine["chunk"], chosen = best, options[best]
+        engine["parallel_clients"], chosen = best, options[best]
     engine["workers"] = chosen[1]
     if engine["kind"] == "auto":
         engine["kind"] = "workers" if chosen[1] > 1 else "sequential"
@@ -120,13 +120,17 @@ def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
         from fedkeel.engine.ray.cluster import cores as all_cores
 
         count = count or all_cores(address)
-    chunk = None if asked.chunk is None else min(asked.chunk, per_round)
-    return {"workers": min(count or cores(), per_round), "chunk": chunk, "address": address}
+    chunk = None if asked.parallel_clients is None else min(asked.parallel_clients, per_round)
+    return {
+        "workers": min(count or cores(), per_round),
+        "parallel_clients": chunk,
+        "address": address,
+    }
 
 
 def _name(chunk: int) -> str:
     """Return how the record calls an engine that was measured."""
-    return "sequential" if chunk == EXACT else f"vectorized(chunk={chunk})"
+    return "sequential" if chunk == EXACT else f"vectorized(parallel_clients={chunk})"
 
 
 def _round(each: float, chunk: int, per_round: int, workers: int) -> float:

@@ -133,9 +133,10 @@ class RunRecord:
         local: settings of local training in words.
         participation: clients in a round, and of how many.
         target: test accuracy for rounds to target, or None.
-        engine: ``kind``, ``workers``, ``chunk``, ``device``, ``dtype`` and ``precision`` that ran,
-            and the kind that was ``asked`` for; where it was measured, ``seconds_per_client`` by
-            engine in one process; ``reasons`` why a faster one could not be had.
+        engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and ``precision``
+            that ran, and the kind that was ``asked`` for; where it was measured,
+            ``seconds_per_client`` by engine in one process; ``reasons`` why a faster one could not
+            be had.
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
         warnings: what was to be known before the run, such as that rounding may decide it.
@@ -184,8 +185,16 @@ class RunRecord:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
         """Return the record that `values` were written from; keys of later versions are ignored."""
-        return cls(**_known(cls, values))
+        row = _known(cls, values)
+        if "engine" in row:
+            row["engine"] = {OLD_ENGINE.get(k, k): v for k, v in row["engine"].items()}
+            if row["engine"].get("kind") == "vectorised":
+                row["engine"]["kind"] = "vectorized"
+        return cls(**row)
 
+
+OLD_ENGINE = {"chunk": "parallel_clients"}
+"""Key of `RunRecord.engine` before version 0.2 -> its name."""
 
 OLD_NAMES = {"diagnostics": "notes", "warnings": "hints"}
 """Key -> the name that it had before version 0.2."""

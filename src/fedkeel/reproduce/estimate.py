@@ -174,7 +174,7 @@ def _sample(experiment: config.Experiment, kind: str) -> Speed:
     values["local"] = {**values["local"], **work, "batch_size": taken}
     values |= {"rounds": 2, "cohort": {"clients": 1}, "evaluation": {"every": 1}}
     values["engine"] = {"kind": kind, "workers": 1, "dtype": experiment.engine.dtype}
-    values["engine"] |= {"chunk": 1} if kind == "vectorized" else {}
+    values["engine"] |= {"parallel_clients": 1} if kind == "vectorized" else {}
     made = federation(train, [np.arange(len(train))])
     ingredients = Ingredients(
         task(experiment, train),

@@ -44,7 +44,7 @@ class Early:
 
     def _look(self, round: int, accuracy: float) -> None:
         settings = self._settings
-        if accuracy > self._best + (settings.rise if math.isfinite(self._best) else 0.0):
+        if accuracy > self._best + (settings.min_delta if math.isfinite(self._best) else 0.0):
             self._best, self._round = accuracy, round
         if round == 0:
             return
@@ -54,7 +54,7 @@ class Early:
                 f"has reached stop.target {settings.target:g}"
             )
         elif settings.patience is not None and round - self._round >= settings.patience:
-            more = f"by more than {settings.rise:g} " if settings.rise else ""
+            more = f"by more than {settings.min_delta:g} " if settings.min_delta else ""
             self.reason = (
                 f"ended early after round {round}: the test accuracy has not risen {more}above "
                 f"{self._best:.4g} since round {self._round} (stop.patience {settings.patience})"

@@ -20,7 +20,8 @@ def make(prepared: Prepared, chosen: Mapping[str, Any], state: Path | None = Non
 
     Args:
         prepared: the run.
-        chosen: ``kind``, ``workers`` and ``chunk``, from `choose`; for Ray also ``address``.
+        chosen: ``kind``, ``workers`` and ``parallel_clients``, from `choose`;
+            for Ray also ``address``.
         state: folder of client state; None keeps it in memory.
 
     Raises:
@@ -33,15 +34,18 @@ def make(prepared: Prepared, chosen: Mapping[str, Any], state: Path | None = Non
     if kind == "ray":
         from fedkeel.engine.ray.engine import Ray
 
-        address, chunk = chosen.get("address"), chosen.get("chunk")
-        return Ray(setup, spec, capacity, message, count, address, file=file, chunk=chunk)
+        address, parallel_clients = chosen.get("address"), chosen.get("parallel_clients")
+        return Ray(
+            setup, spec, capacity, message, count, address, file=file, chunk=parallel_clients
+        )
     chunks: Trainer | None = None
     if kind == "vectorized":
         from fedkeel.engine.vectorized.engine import (
             VectorizedTrainer,
         )  # takes half a second to import
 
-        chunks = VectorizedTrainer(setup, chosen["chunk"], chosen.get("device", "cpu"))
+        device = chosen.get("device", "cpu")
+        chunks = VectorizedTrainer(setup, chosen["parallel_clients"], device)
     if kind != "workers" and count == 1:
         return Sequential(setup, spec, capacity, file=file, chunks=chunks)
     return Workers(setup, spec, capacity, message, count, file=file, chunks=chunks)

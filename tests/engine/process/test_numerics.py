@@ -76,7 +76,7 @@ def test_every_engine_rounds_alike() -> None:
     assert "bf16" not in Watches.seen
     one = play("sequential", "bf16")
     assert "bf16" in Watches.seen
-    beside = play("vectorized", "bf16", workers=1, chunk=3)
+    beside = play("vectorized", "bf16", workers=1, parallel_clients=3)
     assert "bf16" in Watches.seen
     assert beside.record.engine.get("reasons", []) == []
     both = play("workers", "bf16", workers=2)

@@ -222,7 +222,7 @@ def test_lanes_may_be_added_up_without_ever_being_made(
 
 
 def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
-    engine = {"kind": "vectorized", "workers": 1, "chunk": 5}
+    engine = {"kind": "vectorized", "workers": 1, "parallel_clients": 5}
     p = ready(wide, SHORT, epochs=1, engine=engine)
     p.setup.federation.data.x[:] = float("nan")
     with pytest.raises(TrainingError, match="diverged in round 1"):
@@ -233,7 +233,7 @@ def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
 def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method: str) -> None:
     results = []
     for kind in ("sequential", "vectorized"):
-        engine = {"kind": kind, "workers": 1, "chunk": 5}
+        engine = {"kind": kind, "workers": 1, "parallel_clients": 5}
         p = ready(wide, SHORT, epochs=1, method=method, engine=engine)
         p.setup.federation.data.x[p.setup.federation.client(2)] = float("nan")
         results.append(start(p))
@@ -267,7 +267,7 @@ def test_a_client_whose_terms_overflow_is_trained_step_by_step() -> None:
         )
         return [row.excluded for row in found.rows]
 
-    assert run(kind="vectorized", chunk=8, workers=1) == run(kind="sequential")
+    assert run(kind="vectorized", parallel_clients=8, workers=1) == run(kind="sequential")
 
 
 def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
@@ -570,7 +570,7 @@ def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers: int) -> None:
     expected = start(ready(method=method))
-    engine = {"kind": "vectorized", "workers": workers, "chunk": 2}
+    engine = {"kind": "vectorized", "workers": workers, "parallel_clients": 2}
     found = start(ready(method=method, engine=engine))
     for name, one in expected.params.items():
         torch.testing.assert_close(found.params[name], one, rtol=0, atol=1e-12)
@@ -640,7 +640,10 @@ def test_what_clients_keep_is_used_in_later_rounds(method: str) -> None:
     """One lane: in their first round, what clients keep is what they have received."""
     runs = [
         start(ready(method=method, engine=engine))
-        for engine in ({"kind": "sequential"}, {"kind": "vectorized", "workers": 1, "chunk": 1})
+        for engine in (
+            {"kind": "sequential"},
+            {"kind": "vectorized", "workers": 1, "parallel_clients": 1},
+        )
     ]
     for name, one in runs[0].params.items():
         torch.testing.assert_close(runs[1].params[name], one, rtol=0, atol=1e-12)
@@ -670,7 +673,10 @@ def test_single_precision(method: str) -> None:
     """The type that runs have by default: counts are kept in others."""
     runs = [
         start(ready(method=method, engine={"dtype": "float32", **engine}))
-        for engine in ({"kind": "sequential"}, {"kind": "vectorized", "workers": 1, "chunk": 3})
+        for engine in (
+            {"kind": "sequential"},
+            {"kind": "vectorized", "workers": 1, "parallel_clients": 3},
+        )
     ]
     for name, one in runs[0].params.items():
         assert one.dtype == torch.float32

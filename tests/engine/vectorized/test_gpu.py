@@ -28,7 +28,7 @@ def close(one: Tree, other: Tree, tolerance: float) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
     stand = Stand(entry, None)
-    found = start(stand.prepare(**GPU, chunk=2))
+    found = start(stand.prepare(**GPU, parallel_clients=2))
     assert "reasons" not in found.record.engine, found.record.engine["reasons"]
     close(stand.reference.params, found.params, 1e-8)
 
@@ -52,7 +52,7 @@ def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
 )
 def test_networks_on_a_gpu_are_the_sequential_ones(given: dict[str, Any], chunk: int) -> None:
     exact = start(ready(**given))
-    found = start(ready(**given, engine={**GPU, "chunk": chunk}))
+    found = start(ready(**given, engine={**GPU, "parallel_clients": chunk}))
     assert "reasons" not in found.record.engine, found.record.engine["reasons"]
     close(exact.params, found.params, 1e-10)
     one, other = exact.rows[-1].test, found.rows[-1].test
@@ -65,7 +65,7 @@ def test_networks_on_a_gpu_are_the_sequential_ones(given: dict[str, Any], chunk:
 @pytest.mark.parametrize("sizes", [ALIKE, (4, 4, 4, 8, 8), (9, 4, 13, 6, 1)])
 def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -> None:
     runs = [
-        start(ready(Dropped, sizes, epochs=1, engine={**GPU, "chunk": chunk}))
+        start(ready(Dropped, sizes, epochs=1, engine={**GPU, "parallel_clients": chunk}))
         for chunk in (1, 3, 5)
     ]
     for run in runs:
@@ -76,4 +76,6 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -
 def test_auto_takes_chunks_on_a_gpu() -> None:
     found = start(ready(engine={**GPU, "kind": "auto"})).record.engine
     assert (found["kind"], found["device"]) == ("vectorized", "cuda")
-    assert f"vectorized(chunk={found['chunk']})" in found["seconds_per_client"]
+    assert (
+        f"vectorized(parallel_clients={found['parallel_clients']})" in found["seconds_per_client"]
+    )

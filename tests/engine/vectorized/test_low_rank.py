@@ -240,7 +240,7 @@ def clients() -> fk.Federation:
 def ready(
     method: str = "scaffold", kind: str = "vectorized", momentum: float = 0.0, **engine: object
 ) -> Prepared:
-    chunk = {"chunk": 3, "workers": 1} if kind == "vectorized" else {}
+    chunk = {"parallel_clients": 3, "workers": 1} if kind == "vectorized" else {}
     data = clients()
     return prepared(
         method,
@@ -332,6 +332,6 @@ def test_another_engine_may_go_on(where: str, tmp_path: Path) -> None:
 
 def test_workers_keep_products_too(tmp_path: Path) -> None:
     one = start(ready(workers=1, state="disk"))
-    two = start(ready(workers=2, chunk=3, state="disk"), tmp_path / "run")
+    two = start(ready(workers=2, parallel_clients=3, state="disk"), tmp_path / "run")
     for name, tensor in two.params.items():
         torch.testing.assert_close(tensor, one.params[name], rtol=0, atol=1e-12)

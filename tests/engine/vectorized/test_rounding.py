@@ -36,7 +36,7 @@ def run(method: str, model: nn.Module) -> fk.Result:
         test=(X, Y),
         rounds=1,
         local=fk.Local(lr=0.1, epochs=1, batch_size=4, momentum=0.5),
-        engine=fk.Engine(kind="vectorized", chunk=3, workers=1, device="cpu"),
+        engine=fk.Engine(kind="vectorized", parallel_clients=3, workers=1, device="cpu"),
         progress=False,
     )
 

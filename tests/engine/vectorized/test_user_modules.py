@@ -39,7 +39,7 @@ def run(task: fk.Task, sizes: tuple[int, ...], tokens: bool, **more: Any) -> fk.
 
 
 def engine(chunk: int) -> dict[str, Any]:
-    return {"kind": "vectorized", "workers": 1, "chunk": chunk}
+    return {"kind": "vectorized", "workers": 1, "parallel_clients": chunk}
 
 
 def agree(

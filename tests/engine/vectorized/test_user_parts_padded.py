@@ -90,13 +90,13 @@ def ready(method: str, model: Callable[[], nn.Module] = Net, **engine: object) -
 def test_engines_agree(method: str, model: Callable[[], nn.Module]) -> None:
     one = start(ready(method, model))
     for chunk in (1, 3):
-        other = start(ready(method, model, kind="vectorized", chunk=chunk))
+        other = start(ready(method, model, kind="vectorized", parallel_clients=chunk))
         for name, tensor in one.params.items():
             torch.testing.assert_close(other.params[name], tensor, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", [*SEEN, *UNSEEN])
 def test_only_what_would_see_padding_goes_without(method: str) -> None:
-    p = ready(method, kind="vectorized", chunk=3)
+    p = ready(method, kind="vectorized", parallel_clients=3)
     assert p.setup.pads == (method in UNSEEN)
     assert "reasons" not in start(p).record.engine
