@@ -52,7 +52,7 @@ def played(
         found = compare(chosen, gather(chosen), [method], count, out / f"lr{lr}", Silent())
     except TrainingError:
         return [(0.0, 0.0)] * count
-    sums = [summarise(r.rows, None, model_bytes=r.record.model["bytes"]) for r in found.results]
+    sums = [summarise(r.rows, None, model_bytes=r.record.model.bytes) for r in found.results]
     good = [(s.best or 0.0, s.last_mean or 0.0) for s in sums]
     return good + [(0.0, 0.0)] * (count - len(good))
 

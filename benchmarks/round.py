@@ -136,7 +136,7 @@ def main() -> None:
         engine.round()
     single()
     env = environment()
-    print(f"{env['processor']}, {env['cores']} cores, torch {env['torch']}")
+    print(f"{env.processor}, {env.cores} cores, torch {env.torch}")
     ratios: dict[str, list[float]] = {name: [] for name in ours}
     base = []
     for _ in range(repeats):

@@ -102,8 +102,7 @@ def main() -> None:
     print(
         f"resident after a round at most {size(meter.most)}, this process at its peak {size(peak)}"
     )
-    print(f"{ran['kind']}, {ran.get('workers') or 1} workers, ", end="")
-    print(f"{ran.get('parallel_clients') or 1} clients side by side")
+    print(f"{ran.kind}, {ran.workers} workers, {ran.parallel_clients or 1} clients side by side")
     print(f"checkpoints took {np.round(saves, 2).tolist()} s")
 
 

@@ -34,7 +34,8 @@ from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
 from fedkeel.records import folder as run_folder
-from fedkeel.records.rows import RoundRecord, RunRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.run_record import RunRecord
 from fedkeel.solve.span import Span
 from fedkeel.study.footprint import footprint, told
 from fedkeel.task.network import Batch, Output

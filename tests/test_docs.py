@@ -13,7 +13,8 @@ import pytest
 from fedkeel.config import Experiment, build, paths
 from fedkeel.method.legality import LEGAL, pairs, verdict
 from fedkeel.method.registry import REGISTRY
-from fedkeel.records.rows import RoundRecord, RunRecord
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import RunRecord
 
 DOCS = Path(__file__).parents[1] / "docs"
 SINGLE = ("legality.md", "own-method.md", "settings.md", "run-folder.md")

@@ -18,7 +18,20 @@ import pytest
 
 from fedkeel.errors import RunError
 from fedkeel.records.folder import Checkpoint, RunFolder, write_text
-from fedkeel.records.rows import FORMAT, RoundRecord, RunRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.run_record import (
+    FORMAT,
+    DataRecord,
+    EngineChoice,
+    Environment,
+    Estimate,
+    ModelRecord,
+    PartitionRecord,
+    PartRecord,
+    RunRecord,
+    Scale,
+    to_json,
+)
 
 
 class Kill(BaseException):
@@ -32,14 +45,19 @@ def record(**more: object) -> RunRecord:
         "name": "try",
         "key": "k",
         "method": "fedavg",
-        "parts": [],
+        "parts": [PartRecord("fedavg", None, ["Reduction"])],
         "citations": [],
         "seed": 0,
         "rounds": 3,
         "status": "running",
         "target": None,
         "format": FORMAT,
-        **{key: {} for key in ("model", "data", "partition", "engine", "environment", "estimate")},
+        "model": ModelRecord("mlp", 10, 40, "fc2"),
+        "data": DataRecord(["digits"], train=9, classes=3, scale=Scale([0.5], [2.0]), shape=[4]),
+        "partition": PartitionRecord("iid", 2, [4, 5], settings={"seed": 3, "alpha": 0.5}),
+        "engine": EngineChoice("vectorized", 2, 4, reasons=["it is small"]),
+        "environment": Environment("0.1.0", cores=2),
+        "estimate": Estimate({"model": 40}, {"model": 40}, clients=2),
     }
     return RunRecord(**{**values, **more})
 
@@ -81,10 +99,33 @@ def test_what_is_written_is_read_back(folder: RunFolder) -> None:
 
 
 def test_keys_of_a_later_version_are_ignored(folder: RunFolder) -> None:
-    later = {**asdict(record()), "invented_later": 1}
+    later = {**to_json(record()), "invented_later": 1}
+    later["model"]["invented_later"] = {"a": 1}
     write_text(folder.path / "run.json", json.dumps(later))
     assert folder.read_run() == record()
     assert RoundRecord.from_json({**asdict(row(2)), "invented_later": 1}) == row(2)
+
+
+def test_what_describes_a_partition_stands_together(folder: RunFolder) -> None:
+    partition = json.loads((folder.path / "run.json").read_text())["partition"]
+    assert partition["alpha"] == 0.5
+    assert "settings" not in partition
+
+
+def test_a_run_of_an_earlier_version_is_read(folder: RunFolder) -> None:
+    """Keys have other names, values too, and some are missing."""
+    values = to_json(record())
+    values["hints"] = ["heed this"]
+    values["engine"] = {"kind": "vectorised", "workers": 2, "chunk": 4, "asked": "auto"}
+    for section, key in (("estimate", "table"), ("data", "scale"), ("model", "head")):
+        values[section].pop(key)
+    for key in ("warnings", "best_model"):
+        values.pop(key)
+    write_text(folder.path / "run.json", json.dumps(values))
+    found = folder.read_run()
+    assert found.warnings == ["heed this"]
+    assert found.engine == EngineChoice("vectorized", 2, 4)
+    assert (found.estimate.table, found.data.scale, found.model.head) == (0, None, None)
 
 
 def test_a_last_line_that_a_kill_cut_short_is_left_out(folder: RunFolder) -> None:
@@ -155,6 +196,7 @@ def test_numpy_numbers_are_written_as_numbers(folder: RunFolder) -> None:
         ("[1]", "run.json cannot be read"),
         (json.dumps({"format": FORMAT}), "run.json cannot be read"),
         (json.dumps({"format": FORMAT + 1}), "was written by another version of fedkeel"),
+        (json.dumps({**to_json(record()), "model": "mlp"}), "run.json cannot be read"),
         (json.dumps({"name": "no format"}), "was written by another version of fedkeel"),
         ("\udcff", "run.json cannot be read"),
     ],

@@ -56,6 +56,8 @@ def main() -> None:
     given = arguments(__doc__, add_engine)
     import recipes
 
+    from fedkeel.records.run_record import to_json
+
     recipe = recipes.RECIPES[given.recipe]
     arrays = recipes.load(recipe.data)
     with quiet_stdout(), metered(given.memory) as memory:
@@ -85,7 +87,7 @@ def main() -> None:
             clock.rounds.append(sum(spent.values()))
     in_rounds = sum(sum(row.seconds.values()) for row in result.rows)
     ran = result.record.engine
-    given.processes = ran.get("workers") or 1
+    given.processes = ran.workers
     report(
         "fedkeel",
         "fedkeel",
@@ -96,7 +98,7 @@ def main() -> None:
         accuracy=result.last,
         examples=[row.examples for row in result.rows[1:]],
         engine=given.engine,
-        ran=ran,
+        ran=to_json(ran),
         commit=commit(),
         **memory,
     )

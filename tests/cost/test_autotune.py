@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from fedkeel.cost import autotune as module
 from fedkeel.cost import timing
 from fedkeel.cost.autotune import choose
 from fedkeel.cost.timing import EXACT, Measured
+from fedkeel.records.run_record import EngineChoice
 from toys import four_each
 
 
@@ -62,17 +65,17 @@ def test_the_shortest_round_wins(
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "_measured", lambda *_: Measured(dict(seconds)))
     chosen = choose(four_each(clients))
-    assert (chosen["kind"], chosen["workers"], chosen["parallel_clients"]) == found
+    assert (chosen.kind, chosen.workers, chosen.parallel_clients) == found
     names = {c: f"vectorized(parallel_clients={c})" if c else "sequential" for c in seconds}
-    assert chosen["seconds_per_client"] == {names[c]: s for c, s in seconds.items()}
+    assert chosen.seconds_per_client == {names[c]: s for c, s in seconds.items()}
 
 
 def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "_measured", lambda *_: Measured({EXACT: 1e-4}))
-    assert choose(four_each(20, workers=3))["workers"] == 3
+    assert choose(four_each(20, workers=3)).workers == 3
     chosen = choose(four_each(20, kind="vectorized"))
-    assert (chosen["kind"], chosen["parallel_clients"]) == ("vectorized", 1)
+    assert (chosen.kind, chosen.parallel_clients) == ("vectorized", 1)
 
 
 def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,31 +84,19 @@ def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_measured", lambda *given: Measured({EXACT: 1e-4, 20: 1e-5}))
     for each, device in ((1e-5, "cpu"), (1.0, "cuda")):
         monkeypatch.setattr(timing, "_seconds", lambda *_, each=each: each)
-        assert choose(four_each(20))["device"] == device
+        assert choose(four_each(20)).device == device
     monkeypatch.setattr(timing, "_seconds", lambda *_: 1e-5)
     for engine in ({"device": "cuda"}, {"kind": "vectorized"}):
         found = choose(four_each(20, **engine))
-        assert (found["device"], found["kind"], found["parallel_clients"]) == (
-            "cuda",
-            "vectorized",
-            20,
-        )
+        assert (found.device, found.kind, found.parallel_clients) == ("cuda", "vectorized", 20)
 
 
 def test_a_run_goes_on_in_one_process_with_the_same_arithmetic() -> None:
     engine = fk.Engine(workers=1)
-    before = {"kind": "workers", "workers": 4, "parallel_clients": 1}
+    before = EngineChoice("workers", 4, 1)
     assert module.begun_with(before, fk.Engine()) == before
-    assert module.begun_with(before, engine) == {
-        "kind": "sequential",
-        "workers": 1,
-        "parallel_clients": 1,
-    }
-    there = {"kind": "ray", "workers": 4, "parallel_clients": None, "address": "10.0.0.7:6379"}
-    assert module.begun_with(there, engine) == {
-        "kind": "sequential",
-        "workers": 1,
-        "parallel_clients": None,
-    }
-    chunked = {"kind": "vectorized", "workers": 2, "parallel_clients": 8}
-    assert module.begun_with(chunked, engine) == {**chunked, "workers": 1}
+    assert module.begun_with(before, engine) == EngineChoice("sequential", 1, 1)
+    there = EngineChoice("ray", 4, None, address="10.0.0.7:6379")
+    assert module.begun_with(there, engine) == EngineChoice("sequential", 1, None)
+    chunked = EngineChoice("vectorized", 2, 8)
+    assert module.begun_with(chunked, engine) == replace(chunked, workers=1)

@@ -111,7 +111,7 @@ def test_actors_make_the_bits_of_one_loop(nodes: Nodes) -> None:
         start(prepared("mime", **more)),
         start(on_ray(nodes, "mime", **more), None, watcher=watcher),
     )
-    assert (two.record.engine["kind"], two.record.engine["workers"]) == ("ray", 2)
+    assert (two.record.engine.kind, two.record.engine.workers) == ("ray", 2)
     assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
     assert same(one, two)
     assert watcher.seen[-1] == (6, 6)
@@ -133,7 +133,7 @@ def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nod
     more = {"parallel_clients": 3, "workers": 2, "per_round": 6}
     one = start(prepared("scaffold", kind="vectorized", **more))
     two = start(on_ray(nodes, "scaffold", **more))
-    assert two.record.engine["parallel_clients"] == 3
+    assert two.record.engine.parallel_clients == 3
     for name, tensor in one.params.items():  # a first step and its recording differ in rounding
         torch.testing.assert_close(tensor, two.params[name], rtol=1e-5, atol=1e-6)
     assert [row.steps for row in one.rows] == [row.steps for row in two.rows]

@@ -50,7 +50,7 @@ def test_workers_make_the_bits_of_one_loop(method: str) -> None:
     assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
     for count in (1, 2, 3, 5):
         found = start(prepared(method, **more, kind="workers", workers=count))
-        assert found.record.engine["workers"] == count
+        assert found.record.engine.workers == count
         assert same(one, found), count
 
 

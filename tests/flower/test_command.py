@@ -50,8 +50,8 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     assert done.json["bytes_up"] > 0
     assert (tmp_path / "run" / "report.html").exists()
     record = RunFolder(tmp_path / "run").read_run()
-    assert record.engine["kind"] == "flower"
-    assert record.partition["sizes"] == [32, 32]
+    assert record.engine.kind == "flower"
+    assert record.partition.sizes == [32, 32]
     assert "round 1/1" in done.err
     assert living(tmp_path) == []
 

@@ -48,7 +48,7 @@ def made(federation: Federation, app: Path, out: Path, words: str, patience: flo
         lambda: folder.exists() and folder.read_run().status != "running", 20 * patience
     ), federation.tail("superlink")
     assert folder.read_run().status == "finished", folder.read_run().message
-    assert folder.read_run().engine["workers"] == 1
+    assert folder.read_run().engine.workers == 1
     row = folder.rows()[1]
     assert row.faults == {}
     return row

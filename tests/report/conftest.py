@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import RoundRecord, RunRecord, Scores
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.run_record import (
+    DataRecord,
+    EngineChoice,
+    Environment,
+    Estimate,
+    ModelRecord,
+    PartitionRecord,
+    PartRecord,
+    RunRecord,
+)
 
 MODEL = 1_000_000
 BIB = """@inproceedings{mcmahan2017fedavg,
@@ -36,45 +46,42 @@ def record(method="fedavg", seed=0, **changes):
         key=hashlib.sha256(f"{method} {seed} {clients}".encode()).hexdigest(),
         method=method,
         describe=f"{method}: local steps of gradient descent\nserver: weighted mean of the updates",
-        parts=[{"name": method, "paper": "mcmahan2017fedavg", "roles": ["Reduction"]}],
+        parts=[PartRecord(method, "mcmahan2017fedavg", ["Reduction"])],
         citations=["mcmahan2017fedavg"],
         bibtex=BIB,
         weights="examples",
         seed=seed,
         rounds=60,
         status="finished",
-        model={"name": "cnn_mcmahan", "parameters": MODEL // 4, "bytes": MODEL, "head": "fc2"},
-        data={
-            "sources": ["cifar10"],
-            "train": int(histogram.sum()),
-            "test": 10_000,
-            "classes": classes,
-            "label_names": [],
-            "shape": [3, 32, 32],
-            "fingerprint": "f00d",
-        },
-        partition={
-            "kind": "dirichlet",
-            "clients": clients,
-            "alpha": 0.15,
-            "seed": seed,
-            "attempts": 3 + seed,
-            "sizes": histogram.sum(axis=1).tolist(),
-            "histogram": histogram.tolist(),
-            "names": [],
-        },
+        model=ModelRecord("cnn_mcmahan", MODEL // 4, MODEL, "fc2"),
+        data=DataRecord(
+            sources=["cifar10"],
+            train=int(histogram.sum()),
+            test=10_000,
+            classes=classes,
+            shape=[3, 32, 32],
+            fingerprint="f00d",
+        ),
+        partition=PartitionRecord(
+            kind="dirichlet",
+            clients=clients,
+            sizes=histogram.sum(axis=1).tolist(),
+            histogram=histogram.tolist(),
+            settings={"alpha": 0.15, "seed": seed, "attempts": 3 + seed},
+        ),
         local="SGD, lr 0.05, 5 epochs, batches of 50",
         participation=f"{max(1, clients // 10)} of {clients} clients a round",
         target=0.85,
-        engine={"kind": "sequential", "workers": 1, "dtype": "float32"},
-        environment={"fedkeel": "0.1.0", "torch": "2.6.0", "date": "2026-11-21", "cpu": "Xeon"},
-        estimate={
-            "down": {"model": MODEL},
-            "up": {"model": MODEL, method: 2_000_000},
-            "client_state": 4_000_000,
-            "server_state": 0,
-            "clients": clients,
-        },
+        engine=EngineChoice("sequential"),
+        environment=Environment(
+            fedkeel="0.1.0", torch="2.6.0", date="2026-11-21", processor="Xeon"
+        ),
+        estimate=Estimate(
+            down={"model": MODEL},
+            up={"model": MODEL, method: 2_000_000},
+            client_state=4_000_000,
+            clients=clients,
+        ),
     )
     return dataclasses.replace(own, **changes)
 
@@ -132,7 +139,7 @@ def rows(
                 test=scores(level, loss) if seen else None,
                 sources={s: scores(level - 0.02 * i, loss) for i, s in enumerate(sources)},
                 per_client=_clients(rng, clients, level) if per_client and r == rounds else None,
-                notes={n: float(10 * math.exp(-r / 20) + rng.random()) for n in notes},
+                diagnostics={n: float(10 * math.exp(-r / 20) + rng.random()) for n in notes},
             )
         )
     return made

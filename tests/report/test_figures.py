@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedkeel.records.run_record import PartitionRecord
 from fedkeel.report import palette
 from fedkeel.report.chart_style import POINTS, Drawing, bare, curve, thin
 from fedkeel.report.costs import client_scores, clients, measured_on, scores_table, seconds, traffic
@@ -158,7 +159,7 @@ def test_seconds_by_phase(entries):
 
 
 def test_nothing_to_draw(make, tmp_path):
-    record = make.record(partition={}, status="running")
+    record = make.record(partition=PartitionRecord(), status="running")
     entries = load([make.save(tmp_path, record, [])])
     assert curves(entries, "top1") == {}
     assert traffic(entries) is None
@@ -196,7 +197,7 @@ def test_the_worst_tenth(entries):
 )
 def test_on_what_clients_are_measured(make, tmp_path, divisions, says):
     folders = [
-        make.save(tmp_path, make.record(seed=i, partition=one), [])
+        make.save(tmp_path, make.record(seed=i, partition=PartitionRecord(**one)), [])
         for i, one in enumerate(divisions)
     ]
     assert says in measured_on(load(folders))
@@ -206,9 +207,9 @@ def test_few_clients_keep_their_order(make):
     record = make.record(clients=4, classes=3)
     bars, heat = partition(record).figure.data
     assert list(bars.x) == ["0", "1", "2", "3"]
-    assert list(bars.y) == record.partition["sizes"]
+    assert list(bars.y) == record.partition.sizes
     assert np.sum(heat.z, axis=0) == pytest.approx([1, 1, 1, 1], abs=2e-3)
-    assert heat.customdata[2][1] == record.partition["histogram"][1][2]
+    assert heat.customdata[2][1] == record.partition.histogram[1][2]
     assert "sorted" not in caption(record)
 
 
@@ -226,7 +227,7 @@ def test_many_clients_are_sorted_by_class_and_thinned(make):
 def test_names_that_are_alike_stay_apart(make):
     record = make.record(clients=2)
     names = ["a hospital with a long name", "a hospital with a longer name"]
-    record.partition["names"] = names
+    record = replace(record, partition=replace(record.partition, names=names))
     assert list(partition(record).figure.data[0].x) == [
         "a hospital with a… (0)",
         "a hospital with a… (1)",

@@ -13,6 +13,15 @@ from plotly.offline import get_plotlyjs
 import fedkeel.report.page as page
 from fedkeel.errors import RunError
 from fedkeel.records.rows import Scores
+from fedkeel.records.run_record import (
+    DataRecord,
+    EngineChoice,
+    Environment,
+    Estimate,
+    ModelRecord,
+    PartitionRecord,
+    PartRecord,
+)
 from fedkeel.report.page import render, write
 from fedkeel.report.page_content import repeat, sources
 from fedkeel.report.runs import load
@@ -147,19 +156,22 @@ def test_what_comes_from_records_is_escaped(make, tmp_path):
         describe=bad,
         bibtex=bad,
         citations=[bad],
-        parts=[{"name": bad, "paper": bad, "roles": [bad]}],
+        parts=[PartRecord(bad, bad, [bad])],
         local=bad,
         participation=bad,
         weights=bad,
         status="failed",
         message=bad,
-        environment={bad: bad},
-        engine={bad: {bad: bad}},
-        estimate={"up": {bad: 1}, "client_state": bad},
+        environment=Environment(processor=bad),
+        engine=EngineChoice(bad, seconds_per_client={bad: 1.0}, reasons=[bad]),
+        estimate=Estimate(up={bad: 1}),
     )
-    record.data.update(sources=[bad], label_names=[bad] * 10)
-    record.partition.update(kind=bad, names=[bad] * 10)
-    record.model.update(name=bad, head=bad)
+    record = replace(
+        record,
+        data=replace(record.data, sources=[bad], label_names=[bad] * 10),
+        partition=replace(record.partition, kind=bad, names=[bad] * 10, settings={bad: bad}),
+        model=replace(record.model, name=bad, head=bad),
+    )
     rows = make.rows(rounds=3, per_client=True, notes=(bad,), sources=(bad,), extra=9, part=bad)
     odd = make.save(tmp_path, record, rows)
     plain = make.save(tmp_path, make.record("fedavg"), make.rows(rounds=3))
@@ -185,9 +197,10 @@ def test_only_folder_names_are_shown(make, tmp_path):
     record = make.record(
         message="cannot read /srv/secret/x.npz",
         status="failed",
-        environment={"data": "/home/ann/data", "python": "/usr/bin/python3"},
+        environment=Environment(processor="/home/ann/data", python="/usr/bin/python3"),
     )
-    record.data["sources"] = ["/home/ann/data/scans.npz"]
+    data = replace(record.data, sources=["/home/ann/data/scans.npz"])
+    record = replace(record, data=data)
     html = render(load([make.save(tmp_path, record, make.rows(rounds=2))]))
     assert str(tmp_path) not in html
     assert not re.search(r"/srv|/home|/usr", html)
@@ -264,11 +277,11 @@ def test_a_run_without_a_row_has_a_page(make, tmp_path):
     record = make.record(
         status="running",
         parts=[],
-        data={},
-        partition={},
-        model={},
-        environment={},
-        engine={},
+        data=DataRecord(),
+        partition=PartitionRecord(),
+        model=ModelRecord(),
+        environment=Environment(),
+        engine=EngineChoice(),
         target=None,
         bibtex="",
         citations=[],

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from fedkeel.errors import RunError
+from fedkeel.records.run_record import Environment, PartRecord
 from fedkeel.report.runs import differences, load
 
 
@@ -26,7 +27,7 @@ def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
     made = []
     for alpha in (0.1, 0.5):
         record = make.record(name=f"a{alpha}", key=f"k{alpha}")
-        partition = record.partition | {"alpha": alpha}
+        partition = dataclasses.replace(record.partition, settings={"alpha": alpha})
         made.append(
             make.save(
                 tmp_path, dataclasses.replace(record, partition=partition), make.rows(rounds=2)
@@ -64,8 +65,8 @@ def test_settings_that_no_other_words_tell_apart(make, tmp_path, key, one, other
 
 def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_path):
     one, two, three = (make.record("fedavg", seed, name=f"r{seed}") for seed in range(3))
-    two = dataclasses.replace(two, model=two.model | {"parameters": 39})
-    three = dataclasses.replace(three, environment=three.environment | {"fedkeel": "0.0.9"})
+    two = dataclasses.replace(two, model=dataclasses.replace(two.model, parameters=39))
+    three = dataclasses.replace(three, environment=Environment(fedkeel="0.0.9"))
     entries = load([make.save(tmp_path, run, make.rows(rounds=2)) for run in (one, two, three)])
     assert [entry.group.seeds for entry in entries] == [(0,), (1,), (2,)]
     assert entries[1].label == "fedavg · model parameters 39 · version 0.1.0"
@@ -77,7 +78,7 @@ def test_a_method_whose_code_has_changed_is_several_entries(make, tmp_path):
     """Each version with a seed of its own: they would be averaged by their settings."""
     made = []
     for seed, code in enumerate(("aaaaaaaa1", "bbbbbbbb2")):
-        own = make.record("mine:A", seed, parts=[{"name": "a", "roles": [], "code": code}])
+        own = make.record("mine:A", seed, parts=[PartRecord("a", code=code)])
         made.append(make.save(tmp_path, own, make.rows(rounds=2)))
     made.append(make.save(tmp_path, make.record("fedavg"), make.rows(rounds=2)))
     entries = load(made)
@@ -97,7 +98,7 @@ def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
 def test_what_is_not_like_for_like_is_told(make, tmp_path):
     one = make.record("fedavg", 0)
     two = make.record("fedgc", 1, local="SGD, lr 0.1", rounds=3, target=0.5, weights="uniform")
-    three = make.record("fedgh", 0, data=one.data | {"fingerprint": "beef"})
+    three = make.record("fedgh", 0, data=dataclasses.replace(one.data, fingerprint="beef"))
     made = [make.save(tmp_path, record, make.rows(rounds=2)) for record in (one, two, three)]
     told = " ".join(differences(load(made)))
     for word in ("Local training", "Rounds", "Weights", "Seeds", "fingerprints", "target"):

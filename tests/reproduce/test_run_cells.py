@@ -77,7 +77,7 @@ def test_methods_of_a_column_meet_the_same_conditions(whole: list[Cell]) -> None
 
 def test_a_finished_run_keeps_no_model(whole: list[Cell]) -> None:
     assert all(not (cell.folder / "checkpoint").exists() for cell in whole)
-    assert all(RunFolder(cell.folder).read_run().engine["workers"] == 1 for cell in whole)
+    assert all(RunFolder(cell.folder).read_run().engine.workers == 1 for cell in whole)
 
 
 def test_published_next_to_measured(whole: list[Cell], tmp_path: Path) -> None:

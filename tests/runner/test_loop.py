@@ -466,7 +466,7 @@ class Branches(Net):
 def test_a_plainer_engine_than_was_asked_for_is_on_record(workers: int, tmp_path: Path) -> None:
     asked = {"kind": "vectorized", "parallel_clients": 2, "workers": workers}
     ready = prepared(model=Branches, **asked)
-    assert "not trained side by side" in start(ready, tmp_path / "run").record.engine["reasons"][0]
+    assert "not trained side by side" in start(ready, tmp_path / "run").record.engine.reasons[0]
     assert "reasons" in RunFolder(tmp_path / "run").read_run().engine
     for model in (Net, partial(Net, dropout=0.3)):
-        assert "reasons" not in start(prepared(model=model, **asked)).record.engine
+        assert not start(prepared(model=model, **asked)).record.engine.reasons

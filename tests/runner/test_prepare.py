@@ -22,6 +22,7 @@ from fedkeel.cost.memory import estimate
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import to_json
 from fedkeel.runner.manifest import describe_run, environment
 from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import start
@@ -574,8 +575,8 @@ def test_the_engine_that_is_chosen(
     asked: dict[str, object], per_round: int, expected: tuple[str, int]
 ) -> None:
     record = describe_run(prepared(per_round=per_round, **asked))
-    assert (record.engine["kind"], record.engine["workers"]) == expected
-    assert record.engine["asked"] == asked["kind"]
+    assert (record.engine.kind, record.engine.workers) == expected
+    assert record.engine.asked == asked["kind"]
 
 
 def test_a_record_says_what_ran() -> None:
@@ -583,16 +584,16 @@ def test_a_record_says_what_ran() -> None:
     record = describe_run(ready)
     assert record.key == ready.key
     assert (record.seed, record.rounds, record.status) == (3, 3, "running")
-    assert [part["name"] for part in record.parts] == ["fedprox", "gcfed.local", "gcfed.global"]
+    assert [part.name for part in record.parts] == ["fedprox", "gcfed.local", "gcfed.global"]
     assert record.citations == ["li2020fedprox", "gcfed2025"]
     assert record.bibtex.count("@") == 2
-    assert record.model["parameters"] == 6 * 5 + 6 + 3 * 6 + 3
-    assert record.model["head"] == "fc2"
-    assert record.data["train"] == sum(record.partition["sizes"])
-    assert np.sum(record.partition["histogram"]) == record.data["train"]
+    assert record.model.parameters == 6 * 5 + 6 + 3 * 6 + 3
+    assert record.model.head == "fc2"
+    assert record.data.train == sum(record.partition.sizes)
+    assert np.sum(record.partition.histogram) == record.data.train
     assert record.participation == "4 of 6 clients a round, each drops out with probability 0.25"
     assert record.local == "SGD, lr 0.05, 2 epochs, batch 4, momentum 0.5"
-    assert set(environment()) >= {"fedkeel", "python", "torch", "processor", "cores", "date"}
+    assert all(to_json(environment()).values())
 
 
 # --- batches of one example -----------------------------------------------------------------------

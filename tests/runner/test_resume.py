@@ -227,7 +227,7 @@ def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
     other = prepared("scaffold", rounds=4, kind="workers", workers=3, name="other")
     result = start(other, tmp_path / "run", resume=True)
     assert same(whole, result)
-    assert RunFolder(tmp_path / "run").read_run().engine["kind"] == "workers"
+    assert RunFolder(tmp_path / "run").read_run().engine.kind == "workers"
 
 
 @pytest.mark.parametrize(
@@ -240,18 +240,16 @@ def test_a_measured_choice_is_kept(
 ) -> None:
     """Another measurement might choose another engine, which rounds differently."""
     ready = prepared(rounds=4, workers=1, **asked)
-    chosen = {**manifest.choose(ready), "kind": "vectorized", "parallel_clients": 2, "workers": 1}
+    chosen = replace(manifest.choose(ready), kind="vectorized", parallel_clients=2, workers=1)
     monkeypatch.setattr(manifest, "choose", lambda _: chosen)
     whole = start(ready)
     with pytest.raises(Kill):
         start(ready, tmp_path / "run", watcher=StopAfter(2))
-    other = {**chosen, "kind": "sequential", "parallel_clients": 1}
+    other = replace(chosen, kind="sequential", parallel_clients=1)
     monkeypatch.setattr(manifest, "choose", lambda _: other)
     result = start(ready, tmp_path / "run", resume=True)
-    assert {k: result.record.engine[k] for k in ("kind", "parallel_clients")} == {
-        "kind": "vectorized",
-        "parallel_clients": 2,
-    }
+    engine = result.record.engine
+    assert (engine.kind, engine.parallel_clients) == ("vectorized", 2)
     assert same(whole, result)
 
 

@@ -85,7 +85,7 @@ def test_it_is_told_once_and_stays_with_the_run(tmp_path: Path) -> None:
         for folder in folders:
             start(run(8, 2), folder, watcher=watching)
     assert text.getvalue().count("hint: 1 of 2 clients has mini-batches of two") == 1
-    assert [json.loads((f / "run.json").read_text())["hints"] for f in folders] == [
+    assert [json.loads((f / "run.json").read_text())["warnings"] for f in folders] == [
         hints(run(8, 2))
     ] * 2
     page = write(folders, tmp_path / "report.html").read_text()

@@ -99,12 +99,12 @@ class Needy(nn.Linear):
 
 def test_a_class_and_an_instance() -> None:
     by_class = run(model=Own)
-    assert by_class.record.model["name"] == "Own"
-    assert by_class.record.model["head"] == "classifier"
+    assert by_class.record.model.name == "Own"
+    assert by_class.record.model.head == "classifier"
     module = Own()
     before = [p.clone() for p in module.parameters()]
     by_instance = run(model=module)
-    assert by_instance.record.model["name"] == "Own"
+    assert by_instance.record.model.name == "Own"
     assert list(by_instance.params) == [name for name, _ in module.named_parameters()]
     assert all(torch.equal(p, q) for p, q in zip(before, module.parameters(), strict=True))
     assert not torch.equal(by_instance.params["classifier.bias"], before[-1])
@@ -139,7 +139,7 @@ def test_arrays_of_any_kind(kind: object) -> None:
 def test_every_way_to_divide_them(divide: partial) -> None:
     result = run(clients=divide(*arrays()))
     assert result.last >= 0
-    assert sum(result.record.partition["sizes"]) == 60
+    assert sum(result.record.partition.sizes) == 60
 
 
 def test_participation_in_three_ways() -> None:

@@ -230,8 +230,8 @@ def test_runs_of_another_model_data_or_version_are_in_no_row_of_new_ones(
         assert found.others == len(before)
         assert [row["seeds"] for row in found.rows] == [3]
         (entry,) = found.entries
-        assert len({run.record.model["parameters"] for run in entry.runs}) == 1
-        assert len({run.record.data["fingerprint"] for run in entry.runs}) == 1
+        assert len({run.record.model.parameters for run in entry.runs}) == 1
+        assert len({run.record.data.fingerprint for run in entry.runs}) == 1
     every = load([p for p in tmp_path.iterdir() if p.is_dir()])
     assert sorted(len(entry.runs) for entry in every) == [2, 3, 3]
     for name in ("prepare", "manifest"):

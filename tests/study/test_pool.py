@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -128,8 +129,8 @@ def test_a_process_starts_no_others(tmp_path: Path, kind: str) -> None:
     found = made_of(wanted, ingredients(), tmp_path, 2)
     for made in found:
         engine = RunFolder(made.folder).read_run().engine
-        assert engine["workers"] == 1
-        assert engine["kind"] == {"workers": "sequential"}.get(kind, engine["kind"])
+        assert engine.workers == 1
+        assert engine.kind == {"workers": "sequential"}.get(kind, engine.kind)
 
 
 def test_a_run_that_several_workers_began_goes_on_in_one_process(tmp_path: Path) -> None:
@@ -145,8 +146,8 @@ def test_a_run_that_several_workers_began_goes_on_in_one_process(tmp_path: Path)
     assert made_of([one], ingredients(), out, 1, Ends()) == [None]
     [folder] = out.iterdir()
     record = RunFolder(folder).read_run()
-    record.engine.update(kind="workers", workers=2)
-    RunFolder(folder).write_run(record)
+    engine = replace(record.engine, kind="workers", workers=2)
+    RunFolder(folder).write_run(replace(record, engine=engine))
     assert rows(made_of([one], ingredients(), out, 2)) == rows(whole)
 
 

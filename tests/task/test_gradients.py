@@ -62,7 +62,7 @@ def test_recomputing_in_the_backward_pass_changes_nothing(method: str, engine: s
     for name, value in expected.params.items():
         torch.testing.assert_close(found.params[name], value, rtol=0, atol=1e-12)
     if engine == "vectorized":
-        assert "checkpointing" in found.record.engine["reasons"][0]
+        assert "checkpointing" in found.record.engine.reasons[0]
 
 
 def test_recomputing_before_a_recurrent_layer_changes_nothing() -> None:
@@ -119,7 +119,7 @@ def test_frozen_parameters_are_no_way_of_its_own(engine: str) -> None:
         return model
 
     expected = train(frozen(False), engine)
-    assert "reasons" not in expected.record.engine
+    assert not expected.record.engine.reasons
     assert set(expected.params) == {"body.1.weight", "body.1.bias", "fc.weight", "fc.bias"}
     found = train(frozen(True), engine)
     for name, value in expected.params.items():

@@ -15,10 +15,9 @@ def check(
     as_json: bool = JSON,
 ) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
-    from dataclasses import asdict
-
     from fedkeel.cost.autotune import choose
     from fedkeel.cost.memory import check_disk, estimate, size
+    from fedkeel.records.run_record import to_json
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare
 
@@ -30,26 +29,26 @@ def check(
     rounds, per_round = chosen.rounds, prepared.population.per_round
     total = (sum(needs.down.values()) + sum(needs.up.values())) * rounds * per_round
     if as_json:
-        document({**asdict(record), "status": "checked", "bytes_total": total})
+        document({**to_json(record), "status": "checked", "bytes_total": total})
         return
     model = record.model
     print(record.describe)
     print()
-    about = record.data
+    data = record.data
     print(
-        f"data         {' + '.join(about['sources'])}: {about['train']} training and "
-        f"{counted(about['test'], 'test example')}, {counted(about['classes'], 'class')}"
+        f"data         {' + '.join(data.sources)}: {data.train} training and "
+        f"{counted(data.test, 'test example')}, {counted(data.classes, 'class')}"
     )
-    print(f"partition    {record.partition.get('says', record.partition['kind'])}")
+    print(f"partition    {record.partition.says or record.partition.kind}")
     print(
-        f"model        {model['name']}, {model['parameters']:,} parameters, "
-        f"{size(model['bytes'])}, head {model['head'] or 'none'}"
+        f"model        {model.name}, {model.parameters:,} parameters, "
+        f"{size(model.bytes)}, head {model.head or 'none'}"
     )
     print(f"local        {record.local}")
     print(f"cohort       {record.participation}")
-    print(f"engine       {record.engine['kind']}, {counted(record.engine['workers'], 'process')}")
-    print(f"down         {_parts(needs.down, model['bytes'])}  for each client and round")
-    print(f"up           {_parts(needs.up, model['bytes'])}  for each client and round")
+    print(f"engine       {record.engine.kind}, {counted(record.engine.workers, 'process')}")
+    print(f"down         {_parts(needs.down, model.bytes)}  for each client and round")
+    print(f"up           {_parts(needs.up, model.bytes)}  for each client and round")
     print(f"traffic      {size(total)} in {counted(rounds, 'round')}")
     print(
         f"state        {size(needs.client_state)} x {needs.clients} clients "

@@ -74,8 +74,8 @@ def run(
         say(console, told)
     for hint in result.record.warnings if quiet else ():
         say(console, f"hint: {hint}")
-    if result.record.engine["asked"] != "auto":
-        for reason in result.record.engine.get("reasons", ()):
+    if result.record.engine.asked != "auto":
+        for reason in result.record.engine.reasons:
             say(console, f"slower than asked for: {reason}")
     if result.record.status == "finished" and result.record.message:
         say(console, result.record.message)

@@ -283,7 +283,7 @@ def _vectorises(stand: Stand) -> str:
     if chunks.reasons:
         return chunks.reasons[0]
     result = start(stand.prepare(kind="vectorized", workers=1, parallel_clients=1))
-    if reasons := result.record.engine.get("reasons"):
+    if reasons := result.record.engine.reasons:
         return str(reasons[0])
     return _differ(stand.reference.params, result.params, GROWN)
 

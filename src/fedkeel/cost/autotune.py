@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import cores
 from fedkeel.engine.process.malloc import kept
 from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.records.run_record import EngineChoice
 
 HANDING = 2e-3
 """Seconds that a round takes longer where its clients are handed to other processes."""
@@ -31,8 +33,8 @@ _KNOWN: dict[Any, Measured] = {}
 """What has been measured in this process: a comparison's seeds run on the same engine."""
 
 
-def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
-    """Return ``kind``, ``workers`` and ``parallel_clients`` of a run, and what was measured.
+def choose(prepared: Prepared, measure: bool = True) -> EngineChoice:
+    """Return the engine of a run, and what was measured to choose it.
 
     Args:
         prepared: the run.
@@ -43,28 +45,27 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     free = measure and asked.kind == asked.device == "auto" and torch.cuda.is_available()
     # a brief run is over before a GPU has recorded its first step
     device, reasons = ("cpu", []) if free and brief(prepared) else device_for(asked, setup)
-    engine: dict[str, Any] = {
-        "kind": asked.kind,
-        "workers": workers,
-        "parallel_clients": 1,
-        "device": device,
-        "dtype": asked.dtype,
-        "precision": asked.precision,
-        "asked": asked.kind,
-    }
+    kind = asked.kind
     if device == "cuda":  # one process keeps a GPU busy
-        engine.update(kind="vectorized", workers=workers if asked.workers else 1)
-        workers = engine["workers"]
-    if reasons:
-        engine["reasons"] = reasons
+        kind, workers = "vectorized", workers if asked.workers else 1
+    engine = EngineChoice(
+        kind=kind,
+        workers=workers,
+        parallel_clients=1,
+        device=device,
+        dtype=asked.dtype,
+        precision=asked.precision,
+        asked=asked.kind,
+        reasons=reasons,
+    )
     if asked.kind == "sequential":
-        return {**engine, "workers": 1}
+        return replace(engine, workers=1)
     if asked.kind == "workers":
         return engine
     if asked.kind == "ray":
-        return {**engine, **_on_ray(asked, per_round)}
-    if engine["kind"] == "vectorized" and asked.parallel_clients is not None:
-        return {**engine, "parallel_clients": min(asked.parallel_clients, per_round)}
+        return replace(engine, **_on_ray(asked, per_round))
+    if kind == "vectorized" and asked.parallel_clients is not None:
+        return replace(engine, parallel_clients=min(asked.parallel_clients, per_round))
     if not measure:
         return engine
     found = _measured(prepared, workers, device)
@@ -77,20 +78,23 @@ def choose(prepared: Prepared, measure: bool = True) -> dict[str, Any]:
     }
     exact, rounds = options.pop(EXACT), {chunk: one for chunk, (one, _) in options.items()}
     if rounds and min(rounds.values()) <= GAIN * exact[0]:
-        engine["kind"] = "vectorized"
-    chosen = exact
-    if engine["kind"] == "vectorized" and rounds:
+        kind = "vectorized"
+    chosen, parallel_clients = exact, 1
+    if kind == "vectorized" and rounds:
         best = next(iter(rounds))
         for chunk, one in rounds.items():
             best = chunk if one < CLEARLY * rounds[best] else best
-        engine["parallel_clients"], chosen = best, options[best]
-    engine["workers"] = chosen[1]
-    if engine["kind"] == "auto":
-        engine["kind"] = "workers" if chosen[1] > 1 else "sequential"
-    engine["seconds_per_client"] = {_name(c): round(s, 6) for c, s in found.seconds.items()}
-    if found.reasons:
-        engine["reasons"] = [*reasons, *found.reasons]
-    return engine
+        parallel_clients, chosen = best, options[best]
+    if kind == "auto":
+        kind = "workers" if chosen[1] > 1 else "sequential"
+    return replace(
+        engine,
+        kind=kind,
+        workers=chosen[1],
+        parallel_clients=parallel_clients,
+        seconds_per_client={_name(c): round(s, 6) for c, s in found.seconds.items()},
+        reasons=[*reasons, *found.reasons],
+    )
 
 
 def known() -> dict[Any, Measured]:
@@ -103,14 +107,12 @@ def learn(found: dict[Any, Measured]) -> None:
     _KNOWN.update(found)
 
 
-def begun_with(before: dict[str, Any], asked: config.Engine) -> dict[str, Any]:
+def begun_with(before: EngineChoice, asked: config.Engine) -> EngineChoice:
     """Return the engine of a run that `auto` chose before, in one process where that is asked."""
     if asked.workers != 1:
         return before
-    kind = "sequential" if before["kind"] in ("workers", "ray") else before["kind"]
-    again = {**before, "kind": kind, "workers": 1}
-    again.pop("address", None)
-    return again
+    kind = "sequential" if before.kind in ("workers", "ray") else before.kind
+    return replace(before, kind=kind, workers=1, address=None)
 
 
 def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedkeel import config
@@ -21,46 +21,12 @@ from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.server_round import first_memory, server_message
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.run_record import Estimate
 from fedkeel.tree import Tree, nbytes
 
 AT_EASE = 10**9
 """Bytes of client state that are kept in memory unasked: a checkpoint writes all of them. Where a
 server's state is larger, it is measured before it is made."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run will send and keep.
-
-    Args:
-        down: bytes to a client in a round, by part; ``model`` is the model itself.
-        up: bytes from a client in a round, by part.
-        client_state: bytes that a client keeps.
-        clients: how many clients will keep them, at most.
-        table: bytes that the server remembers of each client.
-        server_state: bytes that the server remembers besides, beyond the model.
-        state: where the clients' state lives.
-        disk: bytes of the file of client state, at most; 0 where it lives in memory.
-    """
-
-    down: dict[str, int]
-    up: dict[str, int]
-    client_state: int
-    clients: int
-    table: int
-    server_state: int
-    state: Place = "memory"
-    disk: int = 0
-
-    @property
-    def resident(self) -> int:
-        """Bytes of state in this process when every client that will take part has done so."""
-        return (self.rows if not self.disk else 0) + self.server_state
-
-    @property
-    def rows(self) -> int:
-        """Bytes of what is remembered of clients, by themselves and by the server."""
-        return (self.client_state + self.table) * self.clients
 
 
 def estimate(prepared: Prepared) -> Estimate:

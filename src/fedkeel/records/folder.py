@@ -26,7 +26,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from safetensors.numpy import load_file, save_file
 
 from fedkeel.errors import RunError
 from fedkeel.records.lock import alone
-from fedkeel.records.rows import FORMAT, RoundRecord, RunRecord
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import FORMAT, RunRecord, to_json
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -207,7 +208,7 @@ class RunFolder:
             self._write_run(record)
 
     def _write_run(self, record: RunRecord) -> None:
-        write_text(self.path / "run.json", json.dumps(asdict(record), indent=1) + "\n")
+        write_text(self.path / "run.json", json.dumps(to_json(record), indent=1) + "\n")
 
     def read_run(self) -> RunRecord:
         """Read run.json.
@@ -233,8 +234,8 @@ class RunFolder:
             )
         try:
             return RunRecord.from_json(values)
-        except TypeError as error:
-            raise RunError(f"{file} cannot be read.", got=error) from None
+        except RunError as error:
+            raise RunError(f"{file} cannot be read.", got=error.got) from None
 
     def append(self, row: RoundRecord) -> None:
         """Add a row to rounds.jsonl."""

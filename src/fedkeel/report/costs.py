@@ -153,7 +153,7 @@ def scores_table(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 def measured_on(entries: Sequence[Entry]) -> str:
     """Return, in a sentence, on which of its examples each client is measured."""
     divisions = [run.record.partition for entry in entries for run in entry.runs]
-    apart = {bool(one.get("held_out")) for one in divisions if one.get("kind") != "nodes"}
+    apart = {bool(one.held_out) for one in divisions if one.kind != "nodes"}
     if not apart:
         return "Each client is measured by its node."
     if apart == {True}:

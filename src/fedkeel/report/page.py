@@ -125,7 +125,7 @@ def _drawings(entries: Sequence[Entry]) -> dict[str, Any]:
     """Return the figures by name; None where the records hold nothing to draw."""
     target = next((s.target for e in entries for s in e.group.summaries if s.target), None)
     accuracy, loss = figures.curves(entries, "top1", target), figures.curves(entries, "loss")
-    shown = next((e.first for e in entries if e.first.partition.get("histogram")), entries[0].first)
+    shown = next((e.first for e in entries if e.first.partition.histogram), entries[0].first)
     drawn: dict[str, Drawing | None] = {
         **{f"accuracy_{axis}": drawing for axis, drawing in accuracy.items()},
         **{f"loss_{axis}": drawing for axis, drawing in loss.items()},

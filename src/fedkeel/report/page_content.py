@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.errors import counted
-from fedkeel.records.rows import RunRecord
+from fedkeel.records.run_record import ModelRecord, RunRecord, to_json
 from fedkeel.report.formatting import (
     NOTHING,
     duration,
@@ -77,11 +77,10 @@ def facts(entries: Sequence[Entry]) -> list[str]:
     every = [settings(entry.first) for entry in entries]
     common = {k: v for k, v in every[0].items() if all(one.get(k) == v for one in every)}
     first = entries[0].first
-    train, model = first.data.get("train"), first.model
     told = [
-        f"{train:,} training examples" if isinstance(train, int) else "",
+        f"{first.data.train:,} training examples" if first.data.train else "",
         _partition(common),
-        _model(model) if "model" in common else "",
+        _model(first.model) if "model" in common else "",
         counted(first.rounds, "round") if "rounds" in common else "",
         common.get("participation", ""),
     ]
@@ -136,35 +135,33 @@ def common_settings(entries: Sequence[Entry]) -> Facts:
 def data_facts(entries: Sequence[Entry]) -> Facts:
     """Return the data and the model."""
     first = entries[0].first
-    return _flat(first.data) + [(f"model {k}", v) for k, v in _flat(first.model)]
+    return _flat(to_json(first.data)) + [(f"model {k}", v) for k, v in _flat(to_json(first.model))]
 
 
 def method_facts(entry: Entry) -> Facts:
     """Return a method's parts with their roles, its weights, and what was estimated for it."""
     record = entry.first
-    parts = [
-        (str(part["name"]), ", ".join(map(str, part.get("roles") or [])) or NOTHING)
-        for part in record.parts
-        if part.get("name")
-    ]
+    parts = [(part.name, ", ".join(part.roles) or NOTHING) for part in record.parts if part.name]
     return [*parts, ("clients are weighted by", setting(record.weights)), *_estimate(record)]
 
 
 def _estimate(record: RunRecord) -> Facts:
     """Return what each client sends and keeps, as it was reckoned before the run."""
     told = []
-    for way, words in (("down", "sent to a client each round"), ("up", "sent by a client")):
-        parts = record.estimate.get(way)
-        if isinstance(parts, dict) and parts:
+    needs = record.estimate
+    for parts, words in (
+        (needs.down, "sent to a client each round"),
+        (needs.up, "sent by a client"),
+    ):
+        if parts:
             sizes = ", ".join(f"{name} {megabytes(size)}" for name, size in parts.items())
             told.append((words, sizes))
-    for name, words in (
-        ("client_state", "kept for each client"),
-        ("table", "kept by the server for each client"),
-        ("server_state", "kept by the server"),
+    for size, words in (
+        (needs.client_state, "kept for each client"),
+        (needs.table, "kept by the server for each client"),
+        (needs.server_state, "kept by the server"),
     ):
-        size = record.estimate.get(name)
-        if isinstance(size, int | float) and size:
+        if size:
             told.append((words, megabytes(size)))
     return told
 
@@ -173,8 +170,8 @@ def environment(entries: Sequence[Entry]) -> Facts:
     """Return versions, machine and engine; several values where the runs differ."""
     found: dict[str, list[str]] = {}
     for run in (run for entry in entries for run in entry.runs):
-        told = _flat(run.record.environment) + [
-            (f"engine {name}", value) for name, value in _flat(run.record.engine)
+        told = _flat(to_json(run.record.environment)) + [
+            (f"engine {name}", value) for name, value in _flat(to_json(run.record.engine))
         ]
         for name, value in told:
             if value not in found.setdefault(name, []):
@@ -347,10 +344,9 @@ def _partition(common: Mapping[str, str]) -> str:
     return f"{clients} clients, {kind}{alpha}" if clients else f"{kind}{alpha}"
 
 
-def _model(model: Mapping[str, Any]) -> str:
-    size = model.get("parameters")
-    told = f" ({size:,} parameters)" if isinstance(size, int) else ""
-    return f"{setting(model.get('name'))}{told}"
+def _model(model: ModelRecord) -> str:
+    size = f" ({model.parameters:,} parameters)" if model.parameters else ""
+    return f"{setting(model.name)}{size}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Facts:

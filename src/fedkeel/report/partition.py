@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fedkeel.errors import counted
-from fedkeel.records.rows import RunRecord
+from fedkeel.records.run_record import RunRecord
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Drawing, Key, bare, cut, text, thin
 from fedkeel.report.formatting import percent
@@ -110,7 +110,7 @@ def _range(values: NDArray[Any]) -> str:
 
 def _histogram(record: RunRecord) -> NDArray[np.int64] | None:
     """Return examples by client and class [C, Y], or None where the record has none."""
-    rows = record.partition.get("histogram")
+    rows = record.partition.histogram
     if not rows or not rows[0]:
         return None
     return np.asarray(rows, dtype=np.int64)
@@ -133,12 +133,12 @@ def _classes(histogram: NDArray[np.int64]) -> list[int]:
 
 
 def _labels(record: RunRecord, clients: int) -> list[str]:
-    given = list(record.partition.get("names") or [])
+    given = record.partition.names
     return _own(given if len(given) == clients else list(range(clients)))
 
 
 def _class_names(record: RunRecord, classes: int) -> list[str]:
-    given = list(record.data.get("label_names") or [])
+    given = record.data.label_names
     return _own(given if len(given) == classes else list(range(classes)))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import RoundRecord, RunRecord
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import RunRecord, to_json
 from fedkeel.report.formatting import NOTHING, setting
 from fedkeel.report.summary import Group, Summary, summarise
 
@@ -134,12 +135,13 @@ def load(runs: Sequence[Path | RunFolder], target: float | None = None) -> list[
 
 def settings(record: RunRecord) -> dict[str, str]:
     """Return what a run was made with, in words, without what its seed decides."""
-    partition = {name: record.partition.get(name) for name in _PARTITION}
+    divided = to_json(record.partition)
+    partition = {name: divided.get(name) for name in _PARTITION}
     return {
-        "data": setting(record.data.get("sources")),
-        "partition": setting(record.partition.get("kind")),
+        "data": setting(record.data.sources),
+        "partition": setting(record.partition.kind),
         **{k.replace("_", " "): setting(v) for k, v in partition.items() if v},
-        "model": setting(record.model.get("name")),
+        "model": setting(record.model.name),
         "rounds": setting(record.rounds),
         "participation": setting(record.participation),
         "local training": setting(record.local),
@@ -151,8 +153,8 @@ def _told_apart(record: RunRecord) -> dict[str, str]:
     """Return what tells runs apart, in words: settings, and what settings do not tell."""
     return {
         **settings(record),
-        "model parameters": setting(record.model.get("parameters")),
-        "version": setting(record.environment.get("fedkeel")),
+        "model parameters": setting(record.model.parameters or None),
+        "version": setting(record.environment.fedkeel),
     }
 
 
@@ -178,7 +180,7 @@ def differences(entries: Sequence[Entry]) -> list[str]:
         found.append(f"Seeds differ: {_shown(told)}.")
     prints: dict[int, set[str]] = {}
     for run in (run for entry in entries for run in entry.runs):
-        prints.setdefault(run.record.seed, set()).add(str(run.record.data.get("fingerprint")))
+        prints.setdefault(run.record.seed, set()).add(run.record.data.fingerprint)
     if "Data" not in "".join(found) and any(len(one) > 1 for one in prints.values()):
         found.append("The data are not the same: fingerprints differ for one seed.")
     found += _rewritten(entries)
@@ -192,7 +194,7 @@ def _rewritten(entries: Sequence[Entry]) -> list[str]:
     """Return which methods of one's own were made by more than one version of their code."""
     dates: dict[str, dict[str, str]] = {}
     for entry in entries:
-        date = str(entry.first.environment.get("date", ""))[:16].replace("T", " ")
+        date = entry.first.environment.date[:16].replace("T", " ")
         dates.setdefault(entry.first.method, {}).setdefault(_code(entry.first), date)
     return [
         f"The code of {method} was changed between runs: "
@@ -205,15 +207,14 @@ def _rewritten(entries: Sequence[Entry]) -> list[str]:
 
 def _code(record: RunRecord) -> str:
     """Return a short digest of the code of a method's own parts, "" where it has none."""
-    return " ".join(str(part["code"])[:6] for part in record.parts if part.get("code"))
+    return " ".join(part.code[:6] for part in record.parts if part.code)
 
 
 def _read(given: Path | RunFolder, target: float | None) -> Run:
     folder = given if isinstance(given, RunFolder) else RunFolder(given)
     record, rows = folder.read_run(), tuple(folder.rows())
-    size = record.model.get("bytes")
     figures = summarise(
-        rows, record.target if target is None else target, model_bytes=int(size) if size else None
+        rows, record.target if target is None else target, model_bytes=record.model.bytes or None
     )
     name = folder.path.resolve().name
     path = name if folder.path.is_absolute() else folder.path.as_posix()

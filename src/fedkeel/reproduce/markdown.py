@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedkeel.errors import RunError
 from fedkeel.records.folder import write_text
-from fedkeel.records.rows import RunRecord
+from fedkeel.records.run_record import RunRecord
 from fedkeel.reproduce.formatting import FOOT, Block, about, blocks, mark
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.table import Table
@@ -111,18 +111,17 @@ def _same(values: Iterable[str]) -> list[str]:
 def _facts(table: Table, records: Sequence[RunRecord]) -> list[str]:
     """Return hardware, software, dates and data in words."""
     found = [record.environment for record in records]
-    days = sorted({str(one["date"])[:10] for one in found})
-    machines = _same(f"{one['processor']}, {one['cores']} cores, {one['system']}" for one in found)
+    days = sorted({one.date[:10] for one in found})
+    machines = _same(f"{one.processor}, {one.cores} cores, {one.system}" for one in found)
     software = _same(
-        f"fedkeel {one['fedkeel']}, torch {one['torch']}, Python {one['python']}" for one in found
+        f"fedkeel {one.fedkeel}, torch {one.torch}, Python {one.python}" for one in found
     )
     engines = _same(
-        f"{record.engine['kind']}, {record.engine['dtype']}, {record.engine['device']}"
-        for record in records
+        f"{record.engine.kind}, {record.engine.dtype}, {record.engine.device}" for record in records
     )
     data = _same(
-        f"{', '.join(record.data['sources'])}: {record.data['train']:,} training and "
-        f"{record.data['test']:,} test examples"
+        f"{', '.join(record.data.sources)}: {record.data.train:,} training and "
+        f"{record.data.test:,} test examples"
         for record in records
     )
     seeds = table.published_seeds

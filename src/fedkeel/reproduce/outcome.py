@@ -11,7 +11,8 @@ from typing import Any
 from scipy.stats import t as student
 
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import RoundRecord, RunRecord
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import RunRecord
 from fedkeel.report.summary import Stat
 from fedkeel.reproduce.measure import value
 from fedkeel.reproduce.plan import Cell

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import Status
+from fedkeel.records.run_record import Status
 from fedkeel.reproduce.plan import Cell
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import Silent, Watcher

@@ -33,7 +33,8 @@ from fedkeel.method.server_round import (
     surveyed,
 )
 from fedkeel.records.folder import Checkpoint, RunFolder
-from fedkeel.records.rows import RoundRecord, RunRecord, Status
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.checkpoint import packed, unpacked
 from fedkeel.runner.early_stopping import Early, least
 from fedkeel.runner.engines import make
@@ -367,9 +368,8 @@ class Run:
         if engine is not None:
             self._save(engine, due=0.0)
             if engine.reasons:
-                before = record.engine.get("reasons", [])
-                reasons = list(dict.fromkeys([*before, *engine.reasons]))
-                record = replace(record, engine={**record.engine, "reasons": reasons})
+                reasons = list(dict.fromkeys([*record.engine.reasons, *engine.reasons]))
+                record = replace(record, engine=replace(record.engine, reasons=reasons))
         record = replace(record, status=status, message=message)
         folder = self._folder
         server = self._server

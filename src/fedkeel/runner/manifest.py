@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,21 +12,31 @@ import torch
 from fedkeel import config
 from fedkeel.cost.autotune import choose
 from fedkeel.cost.memory import estimate
-from fedkeel.data.dataset import Dataset
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import cores
 from fedkeel.errors import counted
+from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.cite import bibtex, keys
-from fedkeel.method.docs.describe import describe, facts
+from fedkeel.method.docs.describe import describe
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.roles import Part
-from fedkeel.records.rows import RunRecord
+from fedkeel.records.run_record import (
+    DataRecord,
+    EngineChoice,
+    Environment,
+    ModelRecord,
+    PartitionRecord,
+    PartRecord,
+    RunRecord,
+    Scale,
+)
 from fedkeel.runner.warnings import hints
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 
 
-def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> RunRecord:
+def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunRecord:
     """Return what a run is, before it starts.
 
     Args:
@@ -44,52 +52,53 @@ def describe_run(prepared: Prepared, engine: dict[str, Any] | None = None) -> Ru
         key=prepared.key,
         method=settings.method,
         describe=describe(plan),
-        parts=[_part(part) for part in parts],
+        parts=[_part_record(part) for part in parts],
         citations=keys(plan),
         bibtex=bibtex(keys(plan)),
         weights=plan.weights,
         seed=settings.seed,
         rounds=settings.rounds,
         status="running",
-        model={
-            "name": prepared.ingredients.model,
-            "parameters": numel(network.params),
-            "bytes": nbytes(dict(network.params)),
-            "head": network.head,
-        },
-        data={
-            "sources": list(federation.data.sources),
-            "train": len(federation.rows),
-            "test": len(setup.test),
-            "classes": federation.data.classes,
-            "label_names": list(federation.data.label_names),
-            "columns": list(federation.data.columns),
-            "scale": _scale(federation.data),
-            "shape": list(federation.data.shape),
-            "fingerprint": federation.data.fingerprint(),
-        },
-        partition={
-            **federation.how,
-            "clients": len(federation),
-            "sizes": federation.sizes.tolist(),
-            "histogram": [] if on_nodes else federation.histogram().tolist(),
-            "names": list(federation.names),
-        },
+        model=ModelRecord(
+            name=prepared.ingredients.model,
+            parameters=numel(network.params),
+            bytes=nbytes(dict(network.params)),
+            head=network.head,
+        ),
+        data=_data_record(setup),
+        partition=PartitionRecord.of(
+            {
+                **federation.how,
+                "clients": len(federation),
+                "sizes": federation.sizes.tolist(),
+                "histogram": [] if on_nodes else federation.histogram().tolist(),
+                "names": list(federation.names),
+            }
+        ),
         local=_local_words(setup.training.local),
         participation=_participation_words(prepared),
         target=settings.evaluation.target or settings.stop.target,
         engine=engine or choose(prepared),
         environment=environment(),
-        estimate=asdict(estimate(prepared)),
+        estimate=estimate(prepared),
         warnings=hints(prepared),
     )
 
 
-def _scale(data: Dataset) -> dict[str, list[float]] | None:
-    if data.scale is None:
-        return None
-    mean, deviation = data.scale
-    return {"mean": list(mean), "deviation": list(deviation)}
+def _data_record(setup: TrainingSetup) -> DataRecord:
+    data = setup.federation.data
+    scale = None if data.scale is None else Scale(list(data.scale[0]), list(data.scale[1]))
+    return DataRecord(
+        sources=list(data.sources),
+        train=len(setup.federation.rows),
+        test=len(setup.test),
+        classes=data.classes,
+        label_names=list(data.label_names),
+        columns=list(data.columns),
+        scale=scale,
+        shape=list(data.shape),
+        fingerprint=data.fingerprint(),
+    )
 
 
 def _local_words(local: config.Local) -> str:
@@ -117,18 +126,18 @@ def _participation_words(prepared: Prepared) -> str:
     return words
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Return versions, processor and date."""
-    return {
-        "fedkeel": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": cores(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    return Environment(
+        fedkeel=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        numpy=np.__version__,
+        system=f"{platform.system()} {platform.machine()}",
+        processor=_processor(),
+        cores=cores(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _processor() -> str:
@@ -140,8 +149,10 @@ def _processor() -> str:
     return found[0] if found else platform.processor()
 
 
-def _part(part: Part) -> dict[str, Any]:
-    """Return what a run says of a part; of one's own, a digest of its code too."""
-    told = {k: facts(part)[k] for k in ("name", "paper", "roles")}
-    own = fingerprint([part])
-    return {**told, "code": " ".join(own.values())} if own else told
+def _part_record(part: Part) -> PartRecord:
+    return PartRecord(
+        name=part.name,
+        paper=part.paper,
+        roles=roles_of(type(part)),
+        code=" ".join(fingerprint([part]).values()),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from fedkeel import config
 from fedkeel.cost.autotune import begun_with
@@ -14,7 +13,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError
 from fedkeel.method.plugins import fingerprint
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
-from fedkeel.records.rows import RunRecord
+from fedkeel.records.run_record import EngineChoice, RunRecord
 from fedkeel.runner.checkpoint import unpacked
 from fedkeel.runner.loop import Result, Run
 from fedkeel.runner.manifest import describe_run
@@ -28,7 +27,7 @@ def start(
     resume: bool = False,
     watcher: Watcher | None = None,
     engine: Engine | None = None,
-    choice: dict[str, Any] | None = None,
+    choice: EngineChoice | None = None,
     name: str = "",
 ) -> Result:
     """Make a run, take it up again, or return it where it has been made before.
@@ -81,9 +80,7 @@ def start(
             )
         check_disk(prepared, out)
         asked = prepared.settings.engine
-        measured = (
-            asked.kind == "vectorized" == found.engine["kind"] and asked.parallel_clients is None
-        )
+        measured = asked.kind == "vectorized" == found.engine.kind and asked.parallel_clients is None
         again = None
         if asked.kind == "auto" or measured:  # a new choice might round differently
             again = begun_with(found.engine, asked)
@@ -151,10 +148,10 @@ def _difference(folder: RunFolder, settings: config.Run) -> str:
 
 def _no_setting(found: RunRecord, prepared: Prepared) -> str:
     """Return what may set a run apart from one of the same settings, in words."""
-    version = found.environment.get("fedkeel")
+    version = found.environment.fedkeel
     if version != __version__:
         return f"the version is {__version__}, there {version}"
-    if found.data.get("fingerprint") != prepared.setup.federation.data.fingerprint():
+    if found.data.fingerprint != prepared.setup.federation.data.fingerprint():
         return "the training data differ"
     files = [f"{module.replace('.', '/')}.py" for module in fingerprint(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""

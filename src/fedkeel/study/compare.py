@@ -89,7 +89,7 @@ class Comparison:
 
 
 def _run(result: Result) -> Run:
-    summary = summarise(result.rows, result.record.target, model_bytes=result.record.model["bytes"])
+    summary = summarise(result.rows, result.record.target, model_bytes=result.record.model.bytes)
     folder = "" if result.folder is None else result.folder.name
     return Run(folder, result.record, tuple(result.rows), summary)
 

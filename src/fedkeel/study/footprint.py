@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedkeel import config
-from fedkeel.cost.memory import Estimate, estimate, size
+from fedkeel.cost.memory import estimate, size
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import Job
@@ -22,6 +22,7 @@ from fedkeel.engine.round_buffers import answered
 from fedkeel.errors import FedkeelError
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message
+from fedkeel.records.run_record import Estimate
 from fedkeel.runner.prepare import prepare
 from fedkeel.task.models import make
 from fedkeel.task.task import Task

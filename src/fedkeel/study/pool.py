@@ -31,7 +31,8 @@ from fedkeel.engine.process import malloc
 from fedkeel.engine.workers import beginning
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import RoundRecord, Status
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import Status
 from fedkeel.runner.interrupts import POLITE, be_patient, interrupts
 from fedkeel.runner.progress import REUSED, Silent, Watcher
 

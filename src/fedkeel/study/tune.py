@@ -18,7 +18,7 @@ from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.rows import Status
+from fedkeel.records.run_record import Status
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import Blind, Silent, Watcher

@@ -29,7 +29,7 @@ def close(one: Tree, other: Tree, tolerance: float) -> None:
 def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
     stand = Stand(entry, None)
     found = start(stand.prepare(**GPU, parallel_clients=2))
-    assert "reasons" not in found.record.engine, found.record.engine["reasons"]
+    assert not found.record.engine.reasons, found.record.engine.reasons
     close(stand.reference.params, found.params, 1e-8)
 
 
@@ -53,7 +53,7 @@ def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
 def test_networks_on_a_gpu_are_the_sequential_ones(given: dict[str, Any], chunk: int) -> None:
     exact = start(ready(**given))
     found = start(ready(**given, engine={**GPU, "parallel_clients": chunk}))
-    assert "reasons" not in found.record.engine, found.record.engine["reasons"]
+    assert not found.record.engine.reasons, found.record.engine.reasons
     close(exact.params, found.params, 1e-10)
     one, other = exact.rows[-1].test, found.rows[-1].test
     assert one is not None
@@ -69,7 +69,7 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -
         for chunk in (1, 3, 5)
     ]
     for run in runs:
-        assert "reasons" not in run.record.engine, run.record.engine["reasons"]
+        assert not run.record.engine.reasons, run.record.engine.reasons
         close(runs[0].params, run.params, 1e-10)
 
 

@@ -58,7 +58,7 @@ def agree(
             found = other.state_dict()[name]
             torch.testing.assert_close(found, tensor, rtol=0, atol=close, msg=f"{name}, {chunk}")
         assert other.rows[-1].train_loss == pytest.approx(one.rows[-1].train_loss, rel=1e-6)
-        reasons += other.record.engine.get("reasons", [])
+        reasons += other.record.engine.reasons
     return reasons
 
 
@@ -448,7 +448,7 @@ def own(module: nn.Module) -> dict[str, Any]:
 def test_a_model_with_a_memory_of_its_own_is_named_in_every_engine() -> None:
     for engine_ in ({"kind": "sequential"}, engine(3)):
         result = run(fk.Task(Remembers), ALIKE, False, engine=engine_)
-        (reason,) = result.record.engine["reasons"]
+        (reason,) = result.record.engine.reasons
         assert "changes calls in its forward pass" in reason
 
 
@@ -466,7 +466,7 @@ class Warms:
 def test_a_loss_with_a_memory_of_its_own_is_named_in_every_engine() -> None:
     for engine_ in ({"kind": "sequential"}, engine(3)):
         result = run(fk.Task(Own, loss=Warms()), ALIKE, False, engine=engine_)
-        (reason,) = result.record.engine["reasons"]
+        (reason,) = result.record.engine.reasons
         assert "changes calls of its loss" in reason
 
 
@@ -496,7 +496,7 @@ def test_random_numbers_that_no_seed_sets_are_named_and_not_recorded(
     assert np.random.get_state()[2] == numpy
     for engine_ in ({"kind": "sequential"}, engine(3)):
         result = run(fk.Task(model), ALIKE, False, engine=engine_)
-        (reason,) = result.record.engine["reasons"]
+        (reason,) = result.record.engine.reasons
         assert f"draws random numbers from {whose}" in reason
 
 
@@ -523,7 +523,7 @@ def test_a_model_that_writes_over_its_inputs_sees_them_anew_each_time(method: st
             run(fk.Task(model), ALIKE, False, method=method, engine=engine_)
             for model in (Scales, ScalesApart)
         )
-        assert not one.record.engine.get("reasons")
+        assert not one.record.engine.reasons
         for name, tensor in one.state_dict().items():
             torch.testing.assert_close(tensor, two.state_dict()[name], rtol=0, atol=1e-12)
 

@@ -68,7 +68,7 @@ def test_a_dozen_methods_end_with_the_same_bits(
     for number, method in enumerate(DOZEN):
         found = RunFolder(tmp_path / str(number))
         assert found.read_run().status == "finished", found.read_run().message
-        assert found.read_run().engine["kind"] == "flower"
+        assert found.read_run().engine.kind == "flower"
         assert [row.faults for row in found.rows()] == [{}] * 3
         same_as_sequential(toy, tmp_path / str(number), [f"method={method}"])
 

@@ -333,7 +333,7 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     assert rows[-1].test.top1 > rows[0].test.top1
     assert rows[1].bytes_down["evaluation"] > 0
     record = result.record
-    assert (record.partition["histogram"], record.partition["sizes"]) == ([], [24, 32])
+    assert (record.partition.histogram, record.partition.sizes) == ([], [24, 32])
     written = "".join(f.read_text(errors="replace") for f in (tmp_path / "run").rglob("*.json*"))
     values = [line.split(",")[0] for line in files[0].read_text().splitlines()[1:]]
     assert not any(value in written for value in values)
@@ -490,7 +490,7 @@ def test_columns_are_the_same_everywhere(tmp_path: Path) -> None:
     assert "'c' as column 2; expected 'b'" in str(error.value)
     columns(files[1], "a,b,c,kind")
     grid = placed(tmp_path, own(), [str(f) for f in files])
-    assert serve(grid, own(), Options(tmp_path / "run")).record.data["columns"] == ["a", "b", "c"]
+    assert serve(grid, own(), Options(tmp_path / "run")).record.data.columns == ["a", "b", "c"]
 
 
 def test_a_node_whose_data_change_is_left_out(tmp_path: Path) -> None:
@@ -658,7 +658,7 @@ def test_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     grid = placed(tmp_path, own(), ["mine:load", str(table(tmp_path / "1.csv", 1))])
     result = serve(grid, own(), Options(tmp_path / "run"))
-    assert result.record.partition["sizes"] == [32, 32]
+    assert result.record.partition.sizes == [32, 32]
     with pytest.raises(DataError, match="no 'lod'"):
         placed(tmp_path, own(), ["mine:lod", "x.csv"])
 

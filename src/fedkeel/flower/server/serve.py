@@ -22,6 +22,7 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.roles import Capability
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import EngineChoice
 from fedkeel.runner.early_stopping import least
 from fedkeel.runner.loop import Result
 from fedkeel.runner.prepare import gather, prepare
@@ -109,12 +110,12 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
     roster.pin(data, terms(prepared))
     needed = least(settings.quorum, prepared.population.clients)
     roster.gather(lambda found: found >= needed, f"at least {needed} clients")
-    choice = {
-        "kind": "flower",
-        "workers": len(set(roster.where().values())),
-        "dtype": experiment.engine.dtype,
-        "asked": "flower",
-    }
+    choice = EngineChoice(
+        kind="flower",
+        workers=len(set(roster.where().values())),
+        dtype=experiment.engine.dtype,
+        asked="flower",
+    )
     return start(
         prepared,
         options.out,

@@ -1,0 +1,366 @@
+"""The run record: what ran, as it is written to run.json and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedkeel.errors import RunError
+
+Status = Literal["running", "interrupted", "finished", "failed"]
+
+FORMAT = 1
+"""Version of the run folder's layout. A folder of another version is refused."""
+
+OLD_NAMES = {"hints": "warnings", "chunk": "parallel_clients"}
+"""Key in a run.json that was written before version 0.2 -> its name now."""
+
+_OPTIONAL: dict[str, Any] = {"optional": True}
+"""Metadata of a field that run.json leaves out where it is empty."""
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """One part of the method.
+
+    Args:
+        name: name of the part.
+        paper: citation key of its paper.
+        roles: names of the roles that it has.
+        code: digest of its files, where it is the user's own part.
+    """
+
+    name: str = ""
+    paper: str | None = None
+    roles: list[str] = field(default_factory=list)
+    code: str = field(default="", metadata=_OPTIONAL)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model.
+
+    Args:
+        name: name of the model.
+        parameters: number of trained parameters.
+        bytes: bytes of these.
+        head: name of the layer that makes the scores, or None.
+    """
+
+    name: str = ""
+    parameters: int = 0
+    bytes: int = 0
+    head: str | None = None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How inputs were standardised: (input - mean) / deviation.
+
+    Args:
+        mean: mean of each channel, column or pixel.
+        deviation: standard deviation of each. It is 1e30 for an input that was the same in all
+            training examples, which therefore became 0 whatever it is in others.
+    """
+
+    mean: list[float] = field(default_factory=list)
+    deviation: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data.
+
+    Args:
+        sources: names of the data sets.
+        train: number of training examples that clients have.
+        test: number of test examples.
+        classes: number of classes.
+        label_names: names of the classes, or empty.
+        columns: names of a table's columns, in the order of the inputs.
+        scale: how inputs were standardised, None where they were not. A node with data of its own
+            has its own scale, in ``scale-CLIENT.json`` in its ``state`` folder.
+        shape: shape of an input.
+        fingerprint: digest of the training set.
+    """
+
+    sources: list[str] = field(default_factory=list)
+    train: int = 0
+    test: int = 0
+    classes: int = 0
+    label_names: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    scale: Scale | None = None
+    shape: list[int] = field(default_factory=list)
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """How the training set was divided among clients.
+
+    Args:
+        kind: kind of the partition.
+        clients: number of clients C.
+        sizes: [C] training examples of each client.
+        histogram: [C][Y] training examples by client and class, empty where nobody knows them.
+        names: [C] names of the clients, or empty.
+        held_out: examples that clients hold out for evaluation.
+        says: the partition in one line.
+        settings: everything else that describes it, such as ``alpha``, ``seed`` or ``attempts``. In
+            run.json these keys stand beside the ones above.
+    """
+
+    kind: str = ""
+    clients: int = 0
+    sizes: list[int] = field(default_factory=list)
+    histogram: list[list[int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    held_out: int = 0
+    says: str = field(default="", metadata=_OPTIONAL)
+    settings: dict[str, Any] = field(default_factory=dict, metadata=_OPTIONAL)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> PartitionRecord:
+        """Return the record of a partition from one mapping of everything that describes it."""
+        return cls(**_settings_apart(values))
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine that runs the clients.
+
+    Args:
+        kind: kind of the engine.
+        workers: number of processes, actors or nodes.
+        parallel_clients: clients that the vectorized engine trains side by side.
+        device: ``cpu`` or ``cuda``.
+        dtype: type of the parameters.
+        precision: precision of products of matrices.
+        asked: the kind that the settings ask for.
+        address: address of the Ray cluster.
+        seconds_per_client: measured seconds of one client in one process, by engine.
+        reasons: why a faster engine could not be used.
+    """
+
+    kind: str = ""
+    workers: int = 1
+    parallel_clients: int | None = field(default=None, metadata=_OPTIONAL)
+    device: str = field(default="", metadata=_OPTIONAL)
+    dtype: str = "float32"
+    precision: str = field(default="", metadata=_OPTIONAL)
+    asked: str = "auto"
+    address: str | None = field(default=None, metadata=_OPTIONAL)
+    seconds_per_client: dict[str, float] = field(default_factory=dict, metadata=_OPTIONAL)
+    reasons: list[str] = field(default_factory=list, metadata=_OPTIONAL)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and when a run was made.
+
+    Args:
+        fedkeel: version of fedkeel.
+        python: version of Python.
+        torch: version of torch.
+        numpy: version of numpy.
+        system: operating system and architecture.
+        processor: name of the processor.
+        cores: cores that this process may use.
+        date: date and time when the run began, in UTC.
+    """
+
+    fedkeel: str = ""
+    python: str = ""
+    torch: str = ""
+    numpy: str = ""
+    system: str = ""
+    processor: str = ""
+    cores: int = 0
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will send and store.
+
+    Args:
+        down: bytes to a client in a round, by part; ``model`` is the model itself.
+        up: bytes from a client in a round, by part.
+        client_state: bytes of one client's state.
+        clients: how many clients will have state, at most.
+        table: bytes that the server remembers of each client.
+        server_state: bytes that the server remembers besides, beyond the model.
+        state: where the clients' state lives.
+        disk: bytes of the file of client state, at most; 0 where it lives in memory.
+    """
+
+    down: dict[str, int] = field(default_factory=dict)
+    up: dict[str, int] = field(default_factory=dict)
+    client_state: int = 0
+    clients: int = 0
+    table: int = 0
+    server_state: int = 0
+    state: Literal["memory", "disk"] = "memory"
+    disk: int = 0
+
+    @property
+    def resident(self) -> int:
+        """Bytes of state in this process once every client that will take part has done so."""
+        return (self.rows if not self.disk else 0) + self.server_state
+
+    @property
+    def rows(self) -> int:
+        """Bytes of the state of all clients, their own and the server's."""
+        return (self.client_state + self.table) * self.clients
+
+
+@dataclass(frozen=True)
+class BestModel:
+    """The round whose model is in model-best.safetensors.
+
+    Args:
+        round: rounds completed.
+        score: its score.
+        chosen_on: the examples that the score was measured on.
+    """
+
+    round: int
+    score: float
+    chosen_on: Literal["held-out clients", "test set"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What ran, as it is written to run.json.
+
+    Args:
+        name: name of the run.
+        key: digest of all that decides the numbers: settings, data, initial model, version, and
+            the user's own files with those that they import.
+        method: canonical expression of the method.
+        describe: the method in words, one line each.
+        parts: the parts of the method: ``name``, ``paper``, ``roles``; ``code``, a digest of its
+            files, for a user's own part.
+        citations: citation keys of the parts, in order.
+        bibtex: BibTeX of exactly these parts.
+        weights: how clients count in the mean.
+        seed: seed of the run.
+        rounds: T, rounds asked for.
+        status: what became of the run.
+        model: ``name``, ``parameters``, ``bytes``, ``head``.
+        data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``columns`` of a
+            table, ``scale`` (``mean``, ``deviation``) where inputs were standardised, ``shape``,
+            ``fingerprint``. The deviation of an input that was the same in all training examples
+            is 1e30. A node with data of its own keeps its scale in ``scale-CLIENT.json`` in its
+            ``state`` folder.
+        partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
+            ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples; ``attempts`` that a
+            draw took; ``says``, all that in words.
+        local: settings of local training in words.
+        participation: clients in a round, and of how many.
+        target: test accuracy for rounds to target, or None.
+        engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
+            ``precision`` that ran, and the kind that was ``asked`` for; where it was measured,
+            ``seconds_per_client`` by engine in one process; ``reasons`` why a faster one could not
+            be used.
+        environment: versions, processor, date.
+        estimate: bytes by part and direction for each client and round, and bytes of state.
+        warnings: what a user should know about the run, such as that rounding may decide it.
+        best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
+            ``chosen_on``; None before a model was scored.
+        message: why a run failed, was interrupted, or ended before its last round, else "".
+        format: version of this layout.
+    """
+
+    name: str
+    key: str
+    method: str
+    describe: str
+    parts: list[PartRecord]
+    citations: list[str]
+    bibtex: str
+    weights: str
+    seed: int
+    rounds: int
+    status: Status
+    model: ModelRecord
+    data: DataRecord
+    partition: PartitionRecord
+    local: str
+    participation: str
+    target: float | None
+    engine: EngineChoice
+    environment: Environment
+    estimate: Estimate
+    warnings: list[str] = field(default_factory=list)
+    best_model: BestModel | None = None
+    message: str = ""
+    format: int = FORMAT
+
+    def content(self) -> dict[str, Any]:
+        """Return what the runs of one comparison have in common beside their settings.
+
+        These are the version, the model and the data, without what a seed may decide: how many
+        examples the partition hands out, and what nodes with their own data hold out.
+        """
+        by_seed = ("train", "test", "fingerprint") if self.partition.kind == "nodes" else ("train",)
+        return {
+            "version": self.environment.fedkeel,
+            "model": to_json(self.model),
+            "data": {k: v for k, v in to_json(self.data).items() if k not in by_seed},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
+        """Return the record that `values` were written from; keys of later versions are ignored.
+
+        Raises:
+            RunError: a value is missing or has another type.
+        """
+        values = _with_new_names(values)
+        engine, partition = values.get("engine"), values.get("partition")
+        if isinstance(engine, Mapping):
+            american = {k: "vectorized" for k in ("kind", "asked") if engine.get(k) == "vectorised"}
+            values["engine"] = {**_with_new_names(engine), **american}
+        if isinstance(partition, Mapping):
+            values["partition"] = _settings_apart(partition)
+        try:
+            return _reader().validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise RunError("A run record cannot be read.", got=f"{key}: {first['msg']}") from None
+
+
+def to_json(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the dataclasses above
+    """Return a run record, or a section of it, as run.json has it."""
+    values: dict[str, Any] = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if f.metadata.get("optional") and not value:
+            continue
+        if isinstance(value, list) and value and is_dataclass(value[0]):
+            value = [to_json(item) for item in value]
+        values[f.name] = to_json(value) if is_dataclass(value) else value
+    return {**values.pop("settings", {}), **values}
+
+
+def _settings_apart(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a partition as its record has it: with a field for each known key and `settings`."""
+    known = {f.name for f in fields(PartitionRecord)} - {"settings"}
+    settings = {k: v for k, v in values.items() if k not in known}
+    return {**{k: v for k, v in values.items() if k in known}, "settings": settings}
+
+
+def _with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {OLD_NAMES.get(name, name): value for name, value in values.items()}
+
+
+@cache
+def _reader() -> TypeAdapter[RunRecord]:
+    return TypeAdapter(RunRecord)
