@@ -97,7 +97,7 @@ def rows(
     every=1,
     noise=0.004,
     part="fedgc.cgc",
-    notes=(),
+    diagnostics=(),
     nan_from=None,
     per_client=False,
     sources=(),
@@ -139,7 +139,7 @@ def rows(
                 test=scores(level, loss) if seen else None,
                 sources={s: scores(level - 0.02 * i, loss) for i, s in enumerate(sources)},
                 per_client=_clients(rng, clients, level) if per_client and r == rounds else None,
-                diagnostics={n: float(10 * math.exp(-r / 20) + rng.random()) for n in notes},
+                diagnostics={n: float(10 * math.exp(-r / 20) + rng.random()) for n in diagnostics},
             )
         )
     return made

@@ -172,7 +172,9 @@ def test_what_comes_from_records_is_escaped(make, tmp_path):
         partition=replace(record.partition, kind=bad, names=[bad] * 10, settings={bad: bad}),
         model=replace(record.model, name=bad, head=bad),
     )
-    rows = make.rows(rounds=3, per_client=True, notes=(bad,), sources=(bad,), extra=9, part=bad)
+    rows = make.rows(
+        rounds=3, per_client=True, diagnostics=(bad,), sources=(bad,), extra=9, part=bad
+    )
     odd = make.save(tmp_path, record, rows)
     plain = make.save(tmp_path, make.record("fedavg"), make.rows(rounds=3))
     for folders in ([odd], [plain, odd]):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fedkeel.flower.server.exchange import HELLO, Exchange
 from flwr.app import Context, Message, RecordDict
 from rich.console import Console
 from safetensors.torch import load_file
@@ -25,7 +26,6 @@ from fedkeel.flower.node.node import terms
 from fedkeel.flower.server import exchange as exchange_module
 from fedkeel.flower.server import membership as roster_module
 from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.server.exchange import HELLO, Exchange
 from fedkeel.flower.server.membership import Roster
 from fedkeel.flower.server.serve import Faults, Options, serve
 from fedkeel.flower.wire import FORMAT, HEAD, Head
