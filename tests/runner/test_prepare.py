@@ -425,7 +425,7 @@ def test_state_goes_to_the_disk_where_memory_has_no_room(monkeypatch: pytest.Mon
     needs = estimate(ready)
     assert (ready.state, needs.state) == ("disk", "disk")
     assert needs.resident == needs.server_state == 228
-    assert describe_run(ready).estimate["disk"] == needs.disk
+    assert describe_run(ready).estimate.disk == needs.disk
     monkeypatch.setattr(module, "_free_bytes", lambda: 1500)
     assert prepared("scaffold").state == "disk"
     monkeypatch.setattr(module, "_free_bytes", lambda: 1600)

@@ -80,7 +80,9 @@ def start(
             )
         check_disk(prepared, out)
         asked = prepared.settings.engine
-        measured = asked.kind == "vectorized" == found.engine.kind and asked.parallel_clients is None
+        measured = (
+            asked.kind == "vectorized" == found.engine.kind and asked.parallel_clients is None
+        )
         again = None
         if asked.kind == "auto" or measured:  # a new choice might round differently
             again = begun_with(found.engine, asked)
