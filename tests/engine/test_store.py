@@ -14,12 +14,14 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engine.buffers import Layout, private, segment, shared
+from fedkeel.engine.process.shared_memory import fork_shared_memory, private_memory, shared_segment
 from fedkeel.engine.round_buffers import CLIENTS
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.base import ClientStore
+from fedkeel.engine.store.layout import RowLayout
+from fedkeel.engine.store.record import ClientRecord
 from fedkeel.errors import RunError
 from fedkeel.method.server_round import server_message
 from fedkeel.tree import walk
@@ -36,7 +38,10 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., ClientS
     names = iter(range(100))
 
     def make(
-        clients: int, spec: object = SPEC, allocate: object = private, most: int | None = None
+        clients: int,
+        spec: object = SPEC,
+        allocate: object = private_memory,
+        most: int | None = None,
     ) -> ClientStore:
         file = None if request.param == "memory" else tmp_path / f"{next(names)}.bin"
         return client_store(spec, clients, allocate, file, most)
@@ -54,13 +59,13 @@ def stacked(*values: float) -> dict[str, object]:
 
 
 def put(store: ClientStore, clients: list[int], *values: float) -> None:
-    store.put(np.array(clients), stacked(*values))
+    store.replace(np.array(clients), ClientRecord.of(stacked(*values)))
 
 
 def values(store: ClientStore, *clients: int) -> list[float]:
     """What `put` wrote for clients, read in both ways."""
-    together = store.rows(np.array(clients))
-    alone = [store.get(k) for k in clients]
+    together = store.read_rows(np.array(clients))
+    alone = [store.read_state(k) for k in clients]
     for at, found in enumerate(alone):
         if found is not None:
             for path, tensor in walk(found):
@@ -69,16 +74,16 @@ def values(store: ClientStore, *clients: int) -> list[float]:
     return together["buffers"]["n"].tolist()
 
 
-@pytest.mark.parametrize("allocate", [private, shared, segment])
+@pytest.mark.parametrize("allocate", [private_memory, fork_shared_memory, shared_segment])
 def test_a_client_has_nothing_before_it_reports(
     new: Callable[..., ClientStore], allocate: Callable[[int], torch.Tensor]
 ) -> None:
     store = new(6, allocate=allocate)
-    assert [store.get(k) for k in range(6)] == [None] * 6
+    assert [store.read_state(k) for k in range(6)] == [None] * 6
     put(store, [1, 4], 10.0, 40.0)
-    assert [k for k in range(6) if store.get(k) is not None] == [1, 4]
-    assert store.present.tolist() == [False, True, False, False, True, False]
-    found = store.get(4)
+    assert [k for k in range(6) if store.read_state(k) is not None] == [1, 4]
+    assert store.has_row.tolist() == [False, True, False, False, True, False]
+    found = store.read_state(4)
     assert (found["scaffold"]["c"]["w"] == 40.0).all()
     assert found["buffers"]["n"] == 40
     assert values(store, 4, 0, 1, 5) == [40, 0, 10, 0]  # in the order asked for, zeros for nobody
@@ -89,8 +94,8 @@ def test_only_the_rows_that_are_kept_are_taken(new: Callable[..., ClientStore]) 
     store = new(6)
     put(store, [0, 2, 5], 1.0, 2.0, 5.0)
     store.reserve(np.array([2, 3, 5]))
-    store.write(np.array([2]), stacked(20.0))
-    store.write(np.array([5, 3]), stacked(-1.0, 30.0))
+    store.write(np.array([2]), ClientRecord.of(stacked(20.0)))
+    store.write(np.array([5, 3]), ClientRecord.of(stacked(-1.0, 30.0)))
     assert values(store, 0, 2, 3, 5) == [1, 2, 0, 5]  # until the round is taken
     store.commit(np.array([2, 3]))
     assert values(store, 0, 2, 3, 5) == [1, 20, 30, 5]
@@ -102,16 +107,18 @@ def test_a_round_that_is_not_taken_leaves_nothing(new: Callable[..., ClientStore
     put(store, [0, 1], 1.0, 2.0)
     for value in range(20):
         store.reserve(np.array([1, 3]))
-        store.write(np.array([3, 1]), stacked(-value, -value))
+        store.write(np.array([3, 1]), ClientRecord.of(stacked(-value, -value)))
     assert values(store, 0, 1, 3) == [1, 2, 0]
-    store.write(np.array([1, 3]), stacked(7.0, 8.0))  # over what was written
+    store.write(np.array([1, 3]), ClientRecord.of(stacked(7.0, 8.0)))  # over what was written
     store.commit(np.array([1, 3]))
     put(store, [2, 0], 9.0, 10.0)
     assert values(store, 0, 1, 2, 3) == [10, 7, 9, 8]
-    assert store._end == 5  # those of four clients, and one that has been left
+    assert store._slot_count == 5  # those of four clients, and one that has been left
 
 
-@pytest.mark.parametrize(("how", "allocate"), [("fork", shared), ("spawn", segment)])
+@pytest.mark.parametrize(
+    ("how", "allocate"), [("fork", fork_shared_memory), ("spawn", shared_segment)]
+)
 def test_another_process_writes(
     new: Callable[..., ClientStore], how: str, allocate: Callable[[int], torch.Tensor]
 ) -> None:
@@ -132,11 +139,11 @@ def test_a_row_for_which_no_room_was_made_is_refused(new: Callable[..., ClientSt
     put(store, [0, 1], 1.0, 2.0)
     store.reserve(np.array([1]))
     for use in (store.write, lambda clients, _: store.commit(clients)):
-        with pytest.raises(ValueError, match="no room was made for client 2"):
-            use(np.array([2]), stacked(3.0))
+        with pytest.raises(ValueError, match="no slot is reserved for client 2"):
+            use(np.array([2]), ClientRecord.of(stacked(3.0)))
     store.commit(np.array([], dtype=np.int64))
     with pytest.raises(ValueError, match="client 1"):
-        store.write(np.array([1]), stacked(3.0))
+        store.write(np.array([1]), ClientRecord.of(stacked(3.0)))
     assert values(store, 0, 1, 2) == [1, 2, 0]
 
 
@@ -165,7 +172,7 @@ def _ends_before_its_child(store: ClientStore, said: Path) -> None:
 def _writes_late(store: ClientStore, said: Path, parent: int) -> None:
     eventually(lambda: os.getppid() != parent, 20)
     try:
-        store.write(np.array([0]), stacked(-1.0))
+        store.write(np.array([0]), ClientRecord.of(stacked(-1.0)))
     except RunError as error:
         aside = said.with_suffix(".new")
         aside.write_text(str(error.what))
@@ -173,34 +180,34 @@ def _writes_late(store: ClientStore, said: Path, parent: int) -> None:
 
 
 def _write(store: ClientStore) -> None:
-    store.write(np.array([3, 2]), stacked(-3.0, -2.0))
+    store.write(np.array([3, 2]), ClientRecord.of(stacked(-3.0, -2.0)))
 
 
 def test_rows_are_copies(new: Callable[..., ClientStore]) -> None:
     store = new(3)
     put(store, [1], 1.0)
-    store.rows(np.array([1]))["scaffold"]["c"]["w"].fill_(9.0)
+    store.read_rows(np.array([1]))["scaffold"]["c"]["w"].fill_(9.0)
     assert values(store, 1) == [1]
 
 
 def test_nobody_reports(new: Callable[..., ClientStore]) -> None:
     store = new(3)
-    store.put(np.array([], dtype=np.int64), stacked())
-    assert not store.present.any()
-    assert store.rows(np.array([], dtype=np.int64))["scaffold"]["c"]["w"].shape == (0, 5)
+    store.replace(np.array([], dtype=np.int64), ClientRecord.of(stacked()))
+    assert not store.has_row.any()
+    assert store.read_rows(np.array([], dtype=np.int64))["scaffold"]["c"]["w"].shape == (0, 5)
 
 
 def test_a_client_without_state_of_its_own_is_still_present(
     new: Callable[..., ClientStore],
 ) -> None:
     store = new(3, spec={})
-    store.put(np.array([1]), {})
-    assert store.get(1) == {}
-    assert store.get(0) is None
+    store.replace(np.array([1]), ClientRecord.of({}))
+    assert store.read_state(1) == {}
+    assert store.read_state(0) is None
     arrays = store.snapshot()
-    store.put(np.array([2]), {})
+    store.replace(np.array([2]), ClientRecord.of({}))
     store.restore(arrays)
-    assert store.present.tolist() == [False, True, False]
+    assert store.has_row.tolist() == [False, True, False]
 
 
 def test_what_is_saved_is_restored_over_whatever_is_there(
@@ -209,12 +216,12 @@ def test_what_is_saved_is_restored_over_whatever_is_there(
     store = new(6)
     put(store, [1, 4], 10.0, 40.0)
     arrays = {name: array.copy() for name, array in store.snapshot().items()}
-    store.saved()
+    store.snapshot_saved()
     assert arrays["index"].tolist() == [1, 4]
     put(store, [0, 1], 7.0, 8.0)
     put(store, [0, 4], 9.0, 10.0)
     store.restore(arrays)
-    assert store.get(0) is None
+    assert store.read_state(0) is None
     assert values(store, 1, 4, 0) == [10, 40, 0]
     for name, array in store.snapshot().items():
         np.testing.assert_array_equal(array, arrays[name])
@@ -225,7 +232,7 @@ def test_an_empty_store_is_saved_and_restored(new: Callable[..., ClientStore]) -
     arrays = store.snapshot()
     put(store, [1], 1.0)
     store.restore(arrays)
-    assert not store.present.any()
+    assert not store.has_row.any()
     put(store, [2], 2.0)
     assert values(store, 2) == [2]
 
@@ -237,7 +244,7 @@ def test_a_row_lies_at_a_multiple_of_64_bytes_whoever_it_belongs_to(
     store = new(5)
     put(store, [0, 3, 4], 1.0, 2.0, 3.0)
     for client in (0, 3, 4):
-        for _, tensor in walk(store.get(client)):
+        for _, tensor in walk(store.read_state(client)):
             assert tensor.data_ptr() % 64 == 0
 
 
@@ -245,7 +252,7 @@ def test_a_row_lies_at_a_multiple_of_64_bytes_whoever_it_belongs_to(
 
 
 def on_disk(file: Path, clients: int = 100) -> ClientStore:
-    return client_store(SPEC, clients, private, file)
+    return client_store(SPEC, clients, private_memory, file)
 
 
 def slots(file: Path) -> float:
@@ -254,7 +261,7 @@ def slots(file: Path) -> float:
 
 def test_a_layout_leaves_no_tensor_out_and_lets_none_overlap() -> None:
     spec = {**SPEC, "none": TensorSpec((0, 4), torch.float32), "flag": TensorSpec((3,), torch.bool)}
-    layout = Layout(spec)
+    layout = RowLayout(spec)
     assert layout.nbytes == 3 * 64
     block = torch.zeros(4 * layout.nbytes, dtype=torch.uint8)
     rows = layout.rows(block, 4)
@@ -272,7 +279,7 @@ def test_the_file_is_as_large_as_those_who_took_part(tmp_path: Path) -> None:
     assert not file.exists()
     for start in range(0, 50, 10):
         clients = np.arange(start, start + 10) * 20_000
-        store.put(clients, stacked(*range(start, start + 10)))
+        store.replace(clients, ClientRecord.of(stacked(*range(start, start + 10))))
         assert slots(file) == start + 10
     assert values(store, 0, 980_000, 7) == [0, 49, 0]
 
@@ -290,7 +297,7 @@ def test_slots_are_used_again(tmp_path: Path) -> None:
         assert slots(file) == (20 if round <= 4 else 30)  # the checkpoint's rows too
         if round % 3 == 0:
             store.snapshot()
-            store.saved()
+            store.snapshot_saved()
     assert values(store, *everyone) == list(range(110, 120))
 
 
@@ -310,7 +317,7 @@ def test_what_a_checkpoint_refers_to_is_not_written_over(tmp_path: Path) -> None
             current.update(zip(clients.tolist(), numbers.tolist(), strict=True))
         elif what == "save":
             saved, expected = store.snapshot(), dict(current)
-            store.saved()
+            store.snapshot_saved()
         elif what == "half":
             store.snapshot()  # and the checkpoint never becomes complete
         elif saved is not None:
@@ -379,7 +386,7 @@ def test_a_file_that_does_not_hold_the_checkpoint_is_said(tmp_path: Path, harm: 
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1])
-    for use in (lambda: on_disk(file).restore(arrays), lambda: store.get(2)):
+    for use in (lambda: on_disk(file).restore(arrays), lambda: store.read_state(2)):
         with pytest.raises(RunError, match="cannot be read") as found:
             use()
         assert str(file) in found.value.got
@@ -394,7 +401,7 @@ def test_what_a_killed_run_left_is_thrown_away(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_from_memory_goes_on_in_a_file(tmp_path: Path) -> None:
-    store = client_store(SPEC, 8, private)
+    store = client_store(SPEC, 8, private_memory)
     put(store, [1, 4, 6], 10.0, 40.0, 60.0)
     moved = on_disk(tmp_path / "rows", 8)
     put(moved, [0, 1], 7.0, 7.0)
@@ -408,7 +415,9 @@ def _look(store: ClientStore, pipe: object) -> None:
         pipe.send(values(store, 3)[0])
 
 
-@pytest.mark.parametrize(("how", "allocate"), [("fork", shared), ("spawn", segment)])
+@pytest.mark.parametrize(
+    ("how", "allocate"), [("fork", fork_shared_memory), ("spawn", shared_segment)]
+)
 def test_another_process_sees_what_is_written(
     new: Callable[..., ClientStore], how: str, allocate: Callable[[int], torch.Tensor]
 ) -> None:
@@ -430,7 +439,7 @@ def test_another_process_sees_what_is_written(
 
 def test_a_file_stays_on_disk_where_a_store_is_sent(tmp_path: Path) -> None:
     store = on_disk(tmp_path / "rows")
-    store.put(np.arange(100), stacked(*range(100)))
+    store.replace(np.arange(100), ClientRecord.of(stacked(*range(100))))
     assert len(pickle.dumps(store)) < 0.8 * 100 * ROW
 
 
@@ -438,7 +447,7 @@ def test_a_file_stays_on_disk_where_a_store_is_sent(tmp_path: Path) -> None:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory, shared ones too."""
+    """Bytes of this process that are in memory, fork_shared_memory ones too."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
@@ -447,7 +456,7 @@ ONE = 131_072
 LARGE = {"p/w": TensorSpec((ONE,), torch.float32)}
 
 
-@pytest.mark.parametrize("allocate", [private, shared])
+@pytest.mark.parametrize("allocate", [private_memory, fork_shared_memory])
 def test_ten_thousand_clients_of_half_a_megabyte_cost_what_fifty_used(
     allocate: Callable[[int], torch.Tensor],
 ) -> None:
@@ -457,24 +466,24 @@ def test_ten_thousand_clients_of_half_a_megabyte_cost_what_fifty_used(
     before = resident()
     store = client_store(LARGE, 10_000, allocate)
     started = resident() - before
-    store.put(clients, update)
+    store.replace(clients, ClientRecord.of(update))
     used = resident() - before
     bytes_used = len(clients) * ONE * 4
     assert started < 5e6
     assert 0.9 * bytes_used < used < 3 * bytes_used + 5e6  # also what is copied on the way
-    assert store.get(9_800)["p"]["w"].sum() == ONE
-    assert store.get(9_801) is None
+    assert store.read_state(9_800)["p"]["w"].sum() == ONE
+    assert store.read_state(9_801) is None
 
 
 def test_in_a_file_they_cost_no_memory_at_all(tmp_path: Path) -> None:
     """Four hundred clients have taken part, and memory has not grown."""
-    store = client_store(LARGE, 10_000, private, tmp_path / "rows")
+    store = client_store(LARGE, 10_000, private_memory, tmp_path / "rows")
     before = resident()
     for start in range(0, 400, 20):
         clients = np.arange(start, start + 20)
-        store.put(clients, {"p": {"w": torch.full((20, ONE), float(start))}})
+        store.replace(clients, ClientRecord.of({"p": {"w": torch.full((20, ONE), float(start))}}))
         for client in clients:
-            assert store.get(client)["p"]["w"][7] == start
+            assert store.read_state(client)["p"]["w"][7] == start
     assert (tmp_path / "rows").stat().st_size == 400 * ONE * 4  # 210 MB
     assert resident() - before < 30e6
 

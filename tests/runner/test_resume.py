@@ -26,6 +26,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.sequential import Sequential
+from fedkeel.engine.store.base import EncodedRows
 from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
@@ -37,7 +38,6 @@ from fedkeel.runner import manifest
 from fedkeel.runner.loop import Result
 from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import check_settings, start
-from fedkeel.tree import walk
 from toys import MODELS, Kills, Net, federation, plain, prepared, same
 
 
@@ -65,7 +65,7 @@ def dying(budget: Budget) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     rename, sync, remove = os.replace, os.fsync, shutil.rmtree
     save, append, text = folders.save_file, RunFolder.append, folders.write_text
-    place, write = DiskStore.restore, DiskStore._write
+    place, write = DiskStore.restore, DiskStore._write_slots
 
     def half_removed(path: Path) -> None:
         for file in list(Path(path).iterdir())[:1]:
@@ -79,8 +79,9 @@ def dying(budget: Budget) -> Iterator[None]:
         with (folder.path / "rounds.jsonl").open("a") as file:
             file.write(row.line()[:50])
 
-    def half_written(store: DiskStore, clients: np.ndarray, state: object) -> None:
-        write(store, clients[:1], {k: torch.full_like(v[:1], 7) for k, v in walk(state)})
+    def half_written(store: DiskStore, slots: np.ndarray, rows: EncodedRows) -> None:
+        half = {k: [torch.full_like(t[:1], 7) for t in tensors] for k, tensors in rows.items()}
+        write(store, slots[:1], half)
 
     def spent(real: Callable[..., object], half: Callable[..., object] | None = None) -> object:
         def call(*args: object, **kwargs: object) -> object:
@@ -97,7 +98,7 @@ def dying(budget: Budget) -> Iterator[None]:
     patch.setattr(folders, "save_file", spent(save, half_saved))
     patch.setattr(folders, "write_text", spent(text))
     patch.setattr(RunFolder, "append", spent(append, half_appended))
-    patch.setattr(DiskStore, "_write", spent(write, half_written))
+    patch.setattr(DiskStore, "_write_slots", spent(write, half_written))
     patch.setattr(DiskStore, "restore", spent(place))
     try:
         yield

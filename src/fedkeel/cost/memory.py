@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.engine.buffers import Layout
 from fedkeel.engine.prepared import Place, Prepared
 from fedkeel.engine.reply_rows import SURVEY
-from fedkeel.engine.round_buffers import answered, kept_spec, thin_paths
+from fedkeel.engine.round_buffers import answered, kept_spec
 from fedkeel.engine.spec import TensorSpec
-from fedkeel.engine.store.base import row_layout
+from fedkeel.engine.store.layout import RowLayout, row_layout
+from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.errors import RunError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
@@ -63,8 +63,8 @@ def _bytes(spec: dict[str, TensorSpec], prefix: str) -> int:
 def _row(prepared: Prepared) -> int:
     """Return the bytes of a client's row in the files, its own and the server's."""
     mine = kept_spec(prepared.spec)
-    own = row_layout(mine, thin_paths(mine, prepared.plan))
-    return own.nbytes + Layout(prepared.table).nbytes
+    own = row_layout(mine, low_rank_codec(mine, prepared.plan))
+    return own.nbytes + RowLayout(prepared.table).nbytes
 
 
 def place(prepared: Prepared) -> Place:

@@ -15,7 +15,7 @@ from fedkeel.clock import Clock
 from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip, crops
 from fedkeel.engine.base import Job, Split, TrainingSetup
-from fedkeel.engine.vectorized.low_rank import whole
+from fedkeel.engine.store.record import ClientRecord
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
 from fedkeel.method.context import ByPart, ClientInfo, Ints, Message, of
@@ -32,7 +32,7 @@ from fedkeel.method.roles import Capability
 from fedkeel.rng import generator, generators, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
-from fedkeel.tree import State, Tree, branches, map_tensors
+from fedkeel.tree import State, Tree, below, map_tensors
 
 PHASES = ("data", "steps", "upload")
 """Phases of a client's round: which examples and the examples themselves; what is done before the
@@ -237,8 +237,9 @@ class Done:
 
     Args:
         jobs: the n clients.
-        state: what they send, keep and note, tensors [n, ...] by ``update``, ``buffers``,
-            ``uploads``, ``client_state`` and ``diagnostics``.
+        state: what they send and log, tensors [n, ...] by ``update``, ``buffers``, ``uploads`` and
+            ``diagnostics``.
+        client_state: what they keep, tensors [n, ...].
         loss: [n] mean recorded loss of each.
         finite: [n] whether everything that each sends is finite.
         steps: local steps that each made.
@@ -249,6 +250,7 @@ class Done:
 
     jobs: Sequence[Job]
     state: State
+    client_state: ClientRecord
     loss: Tensor
     finite: Tensor
     steps: Sequence[int]
@@ -257,7 +259,7 @@ class Done:
     added: bool = False
 
 
-Kept = Callable[[int], ByPart | None]
+ReadRecord = Callable[[int], ClientRecord | None]
 """Client -> what it kept from its last round, None the first time."""
 
 
@@ -277,7 +279,7 @@ class Trainer(Protocol):
         """Why clients are trained in a plainer way than was asked for, as far as it is known."""
 
     def __call__(
-        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
     ) -> Iterator[Done]:
         """Train clients; with `sums`, their updates may come added up."""
 
@@ -296,17 +298,33 @@ class SequentialTrainer:
         self.reasons = [varies] if varies else []
 
     def __call__(
-        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
     ) -> Iterator[Done]:
         """Train clients from a message."""
         for job in jobs:
             clock = Clock()
-            own = kept(job.client)
-            client_state = None if own is None else branches(whole(own))
+            record = kept(job.client)
+            client_state = None if record is None else record.state
             reply, steps, seen = train_client(self.placed, message, job, client_state, clock=clock)
-            state = map_tensors(lambda t: t[None], sent(reply))
-            loss, finite = reply.loss[None], reply.finite[None]
-            yield Done([job], state, loss, finite, [steps], [seen], clock.seconds)
+            yield ended(job, reply, steps, seen, clock.seconds)
+
+
+def ended(
+    job: Job, reply: Reply, steps: int, seen: int, seconds: Mapping[str, float] | None = None
+) -> Done:
+    """Return one client's reply with a leading axis of length 1."""
+    state = map_tensors(lambda t: t[None], sent(reply))
+    client_state = ClientRecord.of(below(state, "client_state"))
+    return Done(
+        jobs=[job],
+        state={k: v for k, v in state.items() if k != "client_state"},
+        client_state=client_state,
+        loss=reply.loss[None],
+        finite=reply.finite[None],
+        steps=[steps],
+        seen=[seen],
+        seconds=seconds or {},
+    )
 
 
 def sent(reply: Reply) -> State:
@@ -357,7 +375,7 @@ def evaluate_shard(
     rows, group, _ = evaluated(setup, split)
     part = slice(start, start + setup.shard)
     if rows is None:
-        x, y = setup.test.x[part].clone(), setup.test.y[part]  # see engine.buffers.ALIGN
+        x, y = setup.test.x[part].clone(), setup.test.y[part]  # see shared_memory.ALIGNMENT
     else:
         index = torch.from_numpy(rows[part])
         x, y = setup.federation.data.x[index], setup.federation.data.y[index]

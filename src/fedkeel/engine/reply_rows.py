@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import Job, Tick, TrainingSetup
-from fedkeel.engine.buffers import Allocate, Buffers, Raw
-from fedkeel.engine.local import PHASES, Done, Kept, Trainer, survey_client
+from fedkeel.engine.buffers import Buffers, RowBytes
+from fedkeel.engine.local import PHASES, Done, ReadRecord, Trainer, survey_client
+from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.base import ClientStore
-from fedkeel.engine.vectorized.low_rank import forms, whole
+from fedkeel.engine.store.record import ClientRecord
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
 from fedkeel.tree import State, Tree, branches, map_tensors, unwalk, walk
@@ -86,7 +87,7 @@ class Rows:
     # ---- written ----------------------------------------------------------------------------
 
     def run(
-        self, train: Trainer, message: Message, jobs: Sequence[Job], kept: Kept, tick: Tick
+        self, train: Trainer, message: Message, jobs: Sequence[Job], kept: ReadRecord, tick: Tick
     ) -> None:
         """Train the clients of a piece of work and write their rows.
 
@@ -117,24 +118,23 @@ class Rows:
 
     def _take(self, done: Done, head: int, sums: dict[str, Tensor]) -> None:
         state = dict(walk(done.state))
-        found = {path: TensorSpec(tuple(t.shape[1:]), t.dtype) for path, t in state.items()}
-        _check(forms(found), done.jobs[0].client, self._spec)
+        values = {**state, **{KEPT + path: v for path, v in done.client_state.values.items()}}
+        found = {path: TensorSpec(tuple(v.shape[1:]), v.dtype) for path, v in values.items()}
+        _check(found, done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
         self._add({path: state.pop(path) for path in self._sums.tensors}, done, head, sums)
-        own = [path for path in state if path.startswith(KEPT)]
-        self._keep({path: state.pop(path) for path in own}, done.jobs, rows)
+        self._keep(done.client_state, done.jobs, rows)
         self._replies.write(state, rows)
         heads = [head] * len(rows)
         counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
         self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
 
-    def _keep(self, state: Tree, jobs: Sequence[Job], rows: Sequence[int]) -> None:
+    def _keep(self, record: ClientRecord, jobs: Sequence[Job], rows: Sequence[int]) -> None:
         """Write what clients keep."""
         if self._store is None:
-            self._client_state.write(whole(state), rows)
-        elif state:
-            own = {path.removeprefix(KEPT): tensor for path, tensor in state.items()}
-            self._store.write(np.array([job.client for job in jobs]), own)
+            self._client_state.write({KEPT.rstrip("/"): dict(record.state)}, rows)
+        elif record.values:
+            self._store.write(np.array([job.client for job in jobs]), record)
 
     def _add(self, state: Tree, done: Done, head: int, sums: dict[str, Tensor]) -> None:
         """Add what clients send, those that are finite, to the sums of their piece.
@@ -180,7 +180,7 @@ class Rows:
 
     def answers(self, count: int) -> ByPart:
         """Return the answers of the first clients, tensors [count, ...] by part, as views."""
-        return branches(self._answers.nested(count))
+        return branches(self._answers.state(count))
 
     def replies(self, count: int) -> State:
         """Return what the first clients sent, [count, ...], as views.
@@ -210,13 +210,13 @@ class Rows:
     def packed(self, count: int, survey: bool) -> Packed:
         """Return the rows of a piece, which are the first `count`, as bytes that are views."""
         if survey:
-            return {"answers": self._answers.raw(count)}
+            return {"answers": self._answers.read_bytes(count)}
         return {
-            "sums": self._sums.raw(1),
-            "replies": self._replies.raw(count),
-            "client_state": self._client_state.raw(count),
-            "counts": self._counts.raw(count),
-            "seconds": self._seconds.raw(1),
+            "sums": self._sums.read_bytes(1),
+            "replies": self._replies.read_bytes(count),
+            "client_state": self._client_state.read_bytes(count),
+            "counts": self._counts.read_bytes(count),
+            "seconds": self._seconds.read_bytes(1),
         }
 
     def unpack(self, packed: Packed, jobs: Sequence[Job]) -> None:
@@ -236,16 +236,18 @@ class Rows:
         }
         for name, buffers in into.items():
             one = name in ("seconds", "sums")
-            buffers.fill(packed.get(name, {}), rows[:1] if one else rows)
+            buffers.write_bytes(packed.get(name, {}), rows[:1] if one else rows)
         if "client_state" in packed:
-            self._keep(
-                {k: _typed(v, self._kept[k]) for k, v in packed["client_state"].items()}, jobs, rows
-            )
+            tensors = {
+                path.removeprefix(KEPT): _typed(array, self._kept[path])
+                for path, array in packed["client_state"].items()
+            }
+            self._keep(ClientRecord(tensors), jobs, rows)
         if "counts" in packed:
             self._counts.tensors["head"][rows] = rows[0]
 
 
-Packed = dict[str, Raw]
+Packed = dict[str, RowBytes]
 """Bytes of tensors by what they are and by path, uint8 [n, bytes of a row]."""
 
 

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from fedkeel.engine.base import Job, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Allocate
 from fedkeel.engine.local import Trainer, sent, survey_client, train_client
+from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.reply_rows import KEPT, SURVEY, Rows
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store import client_store
+from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
 from fedkeel.method import checks
-from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.local_loop import kept
 from fedkeel.method.plugins import fingerprint
@@ -102,11 +102,6 @@ def kept_spec(spec: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     return {k.removeprefix(KEPT): v for k, v in spec.items() if k.startswith(KEPT)}
 
 
-def thin_paths(kept: Mapping[str, TensorSpec], plan: Plan) -> list[str]:
-    """Return which matrices of what a client keeps may be kept as products (`engine.thin`)."""
-    return [k for k, v in kept.items() if k.split("/")[0] in plan.renewed and len(v.shape) == 2]
-
-
 def answered(message: Message, spec: Mapping[str, TensorSpec]) -> Message:
     """Return the message with room for the answers to surveys, which are not known yet."""
     zeros = {
@@ -128,6 +123,7 @@ class RoundBuffers:
         file: where client state lies; None for memory.
         sums: whether updates are added up as they come, where the method allows it.
         away: whether clients keep their state themselves, on other machines.
+        codec: stores some of the clients' state in compact form; None stores it as it is.
     """
 
     def __init__(
@@ -139,25 +135,24 @@ class RoundBuffers:
         file: Path | None = None,
         sums: bool = False,
         away: bool = False,
+        codec: RowCodec | None = None,
     ) -> None:
         if away:
             spec = {k: v for k, v in spec.items() if not k.startswith(KEPT)}
         self._away = away
         clients = len(setup.federation)
-        kept = kept_spec(spec)
-        thin = thin_paths(kept, setup.training.plan)
-        self.store = client_store(kept, clients, allocate, file, capacity, thin)
+        self.store = client_store(kept_spec(spec), clients, allocate, file, capacity, codec)
         self.rows = Rows(setup, spec, capacity, allocate, sums, self.store)
         self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
         self._sizes = setup.federation.sizes
 
     def run(self, train: Trainer, message: Message, jobs: Sequence[Job], tick: Tick) -> None:
         """Train clients and write their rows. See `Rows.run`."""
-        self.rows.run(train, message, jobs, self.store.kept, tick)
+        self.rows.run(train, message, jobs, self.store.read, tick)
 
     def ask(self, message: Message, job: Job) -> None:
         """Write one client's answers to the surveys into its row."""
-        self.rows.ask(message, job, self.store.get(job.client))
+        self.rows.ask(message, job, self.store.read_state(job.client))
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
@@ -208,7 +203,7 @@ class RoundBuffers:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint holds of the clients."""
-        arrays = {**self.store.snapshot(), "done": self._done[self.store.present]}
+        arrays = {**self.store.snapshot(), "done": self._done[self.store.has_row]}
         if self._away:
             arrays[AWAY] = np.ones(1, dtype=np.bool_)
         return {CLIENTS + name: array for name, array in arrays.items()}
@@ -224,4 +219,4 @@ class RoundBuffers:
             )
         self.store.restore(own)
         self._done[:] = 0
-        self._done[self.store.present] = own["done"]
+        self._done[self.store.has_row] = own["done"]

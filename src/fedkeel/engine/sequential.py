@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import private
 from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate
 from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec
+from fedkeel.engine.store.record import RowCodec
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 
@@ -28,6 +29,7 @@ class Sequential:
         capacity: the largest cohort.
         file: where client state lies; None for memory.
         chunks: what trains clients side by side; None trains them one by one.
+        codec: stores some of the clients' state in compact form; None stores it as it is.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Sequential:
         *,
         file: Path | None = None,
         chunks: Trainer | None = None,
+        codec: RowCodec | None = None,
     ) -> None:
         sums = chunks is not None
-        self._buffers = RoundBuffers(setup, spec, capacity, private, file, sums)
+        self._buffers = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
         self._train: Trainer = chunks or SequentialTrainer(setup)
         self._precision = setup.precision
 
@@ -84,7 +87,7 @@ class Sequential:
 
     def saved(self) -> None:
         """Hear that the checkpoint of the last state is complete."""
-        self._buffers.store.saved()
+        self._buffers.store.snapshot_saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""

@@ -26,14 +26,16 @@ from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
 from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Buffers, segment, shared
+from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate_shard, examples
 from fedkeel.engine.process import malloc, work_items
 from fedkeel.engine.process.affinity import core, here, woken_on
 from fedkeel.engine.process.numerics import settle
+from fedkeel.engine.process.shared_memory import fork_shared_memory, shared_segment
 from fedkeel.engine.process.work_items import Piece, Tasks, Train
 from fedkeel.engine.round_buffers import RoundBuffers, flat, unflat
 from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
@@ -86,6 +88,7 @@ class Workers:
             process.
         file: where client state lies; None for memory.
         chunks: what trains clients side by side; None trains them one by one.
+        codec: stores some of the clients' state in compact form; None stores it as it is.
     """
 
     def __init__(
@@ -99,14 +102,17 @@ class Workers:
         *,
         file: Path | None = None,
         chunks: Trainer | None = None,
+        codec: RowCodec | None = None,
     ) -> None:
         start = start or beginning()
-        memory = shared if start == "fork" else segment
+        memory = fork_shared_memory if start == "fork" else shared_segment
         most = max(examples(setup, "test"), examples(setup, "clients"))
         self._shared = _Shared(
             setup=setup,
             message=Buffers(specs_of(flat(message)), None, memory),
-            rounds=RoundBuffers(setup, spec, capacity, memory, file, sums=chunks is not None),
+            rounds=RoundBuffers(
+                setup, spec, capacity, memory, file, sums=chunks is not None, codec=codec
+            ),
             train=chunks or SequentialTrainer(setup),
             measured=Buffers({"rows": TensorSpec((3,), torch.float64)}, most, memory),
         )
@@ -181,7 +187,7 @@ class Workers:
 
     def saved(self) -> None:
         """Hear that the checkpoint of the last state is complete."""
-        self._shared.rounds.store.saved()
+        self._shared.rounds.store.snapshot_saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""
@@ -286,7 +292,7 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
 
 
 def _do(state: _Shared, piece: Piece) -> None:
-    setup, message = state.setup, state.message.nested()
+    setup, message = state.setup, state.message.state()
     if isinstance(piece, Train):
         received = unflat(message, piece.round, piece.lr)
         if not piece.survey:

@@ -7,8 +7,9 @@ from pathlib import Path
 from fedkeel.engine.base import Engine
 from fedkeel.engine.local import Trainer
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.round_buffers import answered
+from fedkeel.engine.round_buffers import answered, kept_spec
 from fedkeel.engine.sequential import Sequential
+from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.engine.workers import Workers
 from fedkeel.method.server_round import server_message
 from fedkeel.records.run_record import EngineChoice
@@ -27,18 +28,21 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
     """
     setup, spec, capacity = prepared.setup, prepared.spec, prepared.population.per_round
     file = None if state is None else state / "clients.bin"
+    codec = low_rank_codec(kept_spec(spec), prepared.plan)
     kind, count = choice.kind, choice.workers
     message = answered(server_message(prepared.plan, prepared.server, 1.0), spec)
     if kind == "ray":
         from fedkeel.engine.ray.engine import Ray
 
         address, parallel = choice.address, choice.parallel_clients
-        return Ray(setup, spec, capacity, message, count, address, file=file, chunk=parallel)
+        return Ray(
+            setup, spec, capacity, message, count, address, file=file, chunk=parallel, codec=codec
+        )
     chunks: Trainer | None = None
     if kind == "vectorized":
         from fedkeel.engine.vectorized.engine import VectorizedTrainer  # slow to import
 
         chunks = VectorizedTrainer(setup, choice.parallel_clients or 1, choice.device or "cpu")
     if kind != "workers" and count == 1:
-        return Sequential(setup, spec, capacity, file=file, chunks=chunks)
-    return Workers(setup, spec, capacity, message, count, file=file, chunks=chunks)
+        return Sequential(setup, spec, capacity, file=file, chunks=chunks, codec=codec)
+    return Workers(setup, spec, capacity, message, count, file=file, chunks=chunks, codec=codec)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.engine.buffers import private
+from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.spec import specs_of
 from fedkeel.engine.store import client_store
+from fedkeel.engine.store.record import ClientRecord
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Ints, Population
 from fedkeel.method.server_round import Aggregated, Remembered, server_rows
@@ -39,7 +40,7 @@ class ServerTable:
         if plan.tables:
             spec = specs_of(dict(server_rows(plan, params)))
             most = population.per_round
-            self._store = client_store(spec, population.clients, private, file, most)
+            self._store = client_store(spec, population.clients, private_memory, file, most)
 
     def remembered(self, params: Tree, clients: Ints) -> Remembered | None:
         """Return what is remembered of clients [K], None for methods that remember nothing.
@@ -50,8 +51,8 @@ class ServerTable:
         """
         if self._store is None:
             return None
-        seen = self._store.present[clients]
-        known = dict(walk(self._store.rows(clients)))
+        seen = self._store.has_row[clients]
+        known = dict(walk(self._store.read_rows(clients)))
         absent = torch.from_numpy(~seen)
         for path, fresh in walk(dict(server_rows(self._plan, params))):
             known[path][absent] = fresh
@@ -60,7 +61,7 @@ class ServerTable:
     def put(self, result: Aggregated) -> None:
         """Take the new rows of a finished round."""
         if self._store is not None and len(result.clients):
-            self._store.put(result.clients, dict(result.rows))
+            self._store.replace(result.clients, ClientRecord.of(dict(result.rows)))
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has to hold."""
@@ -70,7 +71,7 @@ class ServerTable:
     def saved(self) -> None:
         """Hear that the checkpoint of the last snapshot is complete."""
         if self._store is not None:
-            self._store.saved()
+            self._store.snapshot_saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take the rows of a checkpoint."""

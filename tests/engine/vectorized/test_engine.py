@@ -14,15 +14,15 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.base import Job
-from fedkeel.engine.buffers import private
 from fedkeel.engine.compiler.cache import Flat, Recordings
 from fedkeel.engine.compiler.capture import Captured
 from fedkeel.engine.local import Done, SequentialTrainer
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.loop import Common, Lanes
-from fedkeel.engine.vectorized.low_rank import whole
+from fedkeel.engine.vectorized.low_rank import dense
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.runner.prepare import prepare
@@ -88,7 +88,8 @@ def trained(
     found: dict[int, dict[str, Tensor]] = {}
     done: Done
     for done in train(message, jobs, kept):
-        flat = dict(walk(whole(done.state)))
+        kept_state = {path: dense(value) for path, value in done.client_state.values.items()}
+        flat = {**dict(walk(done.state)), **kept_state}
         for lane, job in enumerate(done.jobs):
             counts = {"loss": done.loss[lane], "finite": done.finite[lane]}
             counts["steps"] = torch.tensor([done.steps[lane], done.seen[lane]])
@@ -178,7 +179,7 @@ def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int)
 
 def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
     """What the server is given of a round: weighted sums of updates, and sums of messages."""
-    rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private, sums=True)
+    rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private_memory, sums=True)
     clients = np.arange(len(SHORT))
     message = server_message(p.plan, p.server, 0.1)
     rounds.run(train, message, rounds.begin(clients), lambda _: None)
@@ -276,7 +277,7 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
     message = server_message(p.plan, p.server, 0.1)
     found = []
     for sums in (False, True):
-        rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private, sums=sums)
+        rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private_memory, sums=sums)
         rounds.run(VectorizedTrainer(p.setup, 2), message, rounds.begin(clients), lambda _: None)
         replies = rounds.gather(clients).replies
         found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)

@@ -1,4 +1,4 @@
-"""Matrices that are kept as products: the same numbers, with less to write and to read."""
+"""Matrices kept as low-rank factors: the same numbers, with less to write and to read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.buffers import private
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.base import ClientStore
-from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, STEP, beside, forms, whole
+from fedkeel.engine.store.record import ClientRecord
+from fedkeel.engine.vectorized.low_rank import (
+    RANK_MULTIPLE,
+    LowRank,
+    LowRankCodec,
+    Matrix,
+    dense,
+    stack_records,
+)
 from fedkeel.errors import RunError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import start
-from fedkeel.tree import State, walk
 from toys import prepared, same
 
 A, B = 6, 9
@@ -32,76 +39,86 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=random, dtype=torch.float64)
 
 
-def product(side: int, name: str = "w") -> dict[str, Tensor]:
-    return {name + LEFT: drawn(A, side), name + RIGHT: drawn(side, B)}
+def product(rank: int) -> LowRank:
+    return LowRank(drawn(A, rank), drawn(rank, B))
 
 
 # ---- values -------------------------------------------------------------------------------------
 
 
-def test_a_state_with_every_matrix_made() -> None:
-    own = product(2)
-    state: State = {"c": {"b": drawn(3), **own, "u": drawn(A, B)}, "n": torch.tensor(1)}
-    found = dict(walk(whole(state)))
-    assert list(found) == ["c/b", "c/w", "c/u", "n"]  # in their order
-    torch.testing.assert_close(found["c/w"], own["w" + LEFT] @ own["w" + RIGHT])
-    lanes = whole({k: torch.stack([t, 2 * t]) for k, t in own.items()})
-    torch.testing.assert_close(lanes["w"], torch.stack([found["c/w"], 4 * found["c/w"]]))
-    f = torch.float64
-    given = {
-        "w" + LEFT: TensorSpec((A, 2), f),
-        "w" + RIGHT: TensorSpec((2, B), f),
-        "b": TensorSpec((3,), f),
-    }
-    assert forms(given) == {"w": TensorSpec((A, B), f), "b": TensorSpec((3,), f)}
+def test_a_low_rank_matrix_has_the_shape_of_the_dense_one() -> None:
+    matrix = product(2)
+    assert (matrix.shape, matrix.dtype, matrix.rank) == ((A, B), torch.float64, 2)
+    torch.testing.assert_close(matrix.dense(), matrix.left @ matrix.right)
+    several = LowRank(*(torch.stack([t, 2 * t]) for t in (matrix.left, matrix.right)))
+    assert several.shape == (2, A, B)
+    torch.testing.assert_close(several.dense(), torch.stack([matrix.dense(), 4 * matrix.dense()]))
 
 
-@pytest.mark.parametrize(("side", "filled"), [(1, 16), (20, 24)])
-def test_side_by_side_sides_are_filled_up(side: int, filled: int) -> None:
-    """With nothing, which changes no product, to a multiple: so that few forms are recorded."""
+def test_the_state_of_a_record_is_dense() -> None:
+    record = ClientRecord({"c/b": drawn(3), "c/w": product(2), "d/u": drawn(A, B)})
+    state = record.state
+    assert list(state) == ["c", "d"]
+    assert list(state["c"]) == ["b", "w"]
+    assert torch.equal(state["c"]["w"], product(2).dense())
+
+
+def records(*values: dict[str, Matrix]) -> list[ClientRecord]:
+    return [ClientRecord(item) for item in values]
+
+
+@pytest.mark.parametrize(("rank", "filled"), [(1, 16), (20, 24)])
+def test_ranks_of_a_group_are_filled_up_with_zeros(rank: int, filled: int) -> None:
+    """Zeros change no product; few ranks mean that few shapes are compiled."""
     new = torch.zeros(A, B, dtype=torch.float64)
-    rows = [
+    rows = records(
         {"w": new, "b": drawn(3)},
-        {"b": drawn(3), **product(STEP + 1)},
-        {**product(2), "b": drawn(3)},
-    ]
-    found = beside(rows, len(rows), side, {"w"})
-    assert (found["w" + LEFT].shape, found["w" + RIGHT].shape) == ((3, A, filled), (3, filled, B))
-    expected = [whole(row)["w"] for row in rows]
-    torch.testing.assert_close(whole(found)["w"], torch.stack(expected))
-    assert found["b"].shape == (3, 3)
+        {"b": drawn(3), "w": product(RANK_MULTIPLE + 1)},
+        {"w": product(2), "b": drawn(3)},
+    )
+    stacked = stack_records(rows, len(rows), rank, {"w"})
+    matrix = stacked["w"]
+    assert isinstance(matrix, LowRank)
+    assert (matrix.left.shape, matrix.right.shape) == ((3, A, filled), (3, filled, B))
+    expected = torch.stack([dense(row.values["w"]) for row in rows])
+    torch.testing.assert_close(matrix.dense(), expected)
+    assert stacked["b"].shape == (3, 3)
 
 
-@pytest.mark.parametrize(("side", "thin"), [(2, True), (30, False)])
-def test_new_clients_begin_as_they_will_go_on(side: int, thin: bool) -> None:
-    """With products, where a round's examples are few beside the matrix."""
-    new = {"w": torch.zeros(40, 50), "b": torch.zeros(3)}
-    found = beside([new, new], 2, side, {"w"})
-    assert ("w" + LEFT in found) == thin
-    assert torch.equal(whole(found)["w"], torch.zeros(2, 40, 50))
-    assert torch.equal(found["b"], torch.zeros(2, 3))  # a vector is no matrix
+@pytest.mark.parametrize(("rank", "low"), [(2, True), (30, False)])
+def test_zeros_of_new_clients_are_low_rank_if_the_round_will_make_them_so(
+    rank: int, low: bool
+) -> None:
+    new = ClientRecord({"w": torch.zeros(40, 50), "b": torch.zeros(3)})
+    stacked = stack_records([new, new], 2, rank, {"w"})
+    assert isinstance(stacked["w"], LowRank) == low
+    assert torch.equal(dense(stacked["w"]), torch.zeros(2, 40, 50))
+    assert torch.equal(stacked["b"], torch.zeros(2, 3))  # a vector has no rank
 
 
-def test_only_what_is_renewed_becomes_a_product() -> None:
-    """Not what another part keeps, or a mask that is not set yet."""
-    new = {"c/w": torch.zeros(40, 50), "d/w": torch.zeros(40, 50, dtype=torch.bool)}
-    found = beside([new, new], 2, 2, {"c"})
-    assert list(found) == ["c/w" + LEFT, "c/w" + RIGHT, "d/w"]
-    assert found["d/w"].dtype == torch.bool
+def test_only_matrices_of_the_named_parts_become_low_rank() -> None:
+    """Not what another part keeps, such as a mask that is not set yet."""
+    new = ClientRecord({"c/w": torch.zeros(40, 50), "d/w": torch.zeros(40, 50, dtype=torch.bool)})
+    stacked = stack_records([new, new], 2, 2, {"c"})
+    assert list(stacked) == ["c/w", "d/w"]
+    assert isinstance(stacked["c/w"], LowRank)
+    assert stacked["d/w"].dtype == torch.bool
 
 
-def test_clients_that_keep_different_things_are_told() -> None:
+def test_clients_that_keep_different_things_are_refused() -> None:
+    rows = records({"w": drawn(A, B)}, {"w": drawn(A, B), "b": drawn(3)})
     with pytest.raises(ValueError, match="different things"):
-        beside([{"w": drawn(A, B)}, {"w": drawn(A, B), "b": drawn(3)}], 2, 1, {"w"})
+        stack_records(rows, 2, 1, {"w"})
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_beside_a_matrix_all_are_made(first: int) -> None:
-    both = [product(2), {"w": drawn(A, B)}]
+def test_one_dense_matrix_makes_the_group_dense(first: int) -> None:
+    both = records({"w": product(2)}, {"w": drawn(A, B)})
     rows = [both[first], both[1 - first]]
-    found = beside(rows, 2, 1, {"w"})
-    assert list(found) == ["w"]
-    torch.testing.assert_close(found["w"], torch.stack([whole(row)["w"] for row in rows]))
+    stacked = stack_records(rows, 2, 1, {"w"})
+    expected = torch.stack([dense(row.values["w"]) for row in rows])
+    assert isinstance(stacked["w"], torch.Tensor)
+    torch.testing.assert_close(stacked["w"], expected)
 
 
 # ---- the store ----------------------------------------------------------------------------------
@@ -110,110 +127,141 @@ SPEC = {"c/b": TensorSpec((3,), torch.float64), "c/w": TensorSpec((A, B), torch.
 Make = Callable[[], ClientStore]
 
 
-def store(file: Path | None) -> ClientStore:
-    return client_store(SPEC, 8, private, file, None, ["c/w"])
+def low_rank_store(file: Path | None) -> ClientStore:
+    return client_store(SPEC, 8, private_memory, file, None, LowRankCodec(["c/w"]))
 
 
 @pytest.fixture(params=["memory", "disk"])
 def new(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Make a store, all of them in the same place."""
-    return lambda: store(None if request.param == "memory" else tmp_path / "rows.bin")
+    return lambda: low_rank_store(None if request.param == "memory" else tmp_path / "rows.bin")
 
 
-def state(side: int, clients: int = 2) -> State:
-    """Rows of clients, with a matrix or a product."""
-    own = product(side) if side else {"w": drawn(A, B)}
-    each = {"b": drawn(3), **own}
-    return {"c": {k: torch.stack([(1 + i) * t for i in range(clients)]) for k, t in each.items()}}
+def rows_of(rank: int, clients: int = 2) -> ClientRecord:
+    """Rows of clients, with a dense matrix (rank 0) or a low-rank one."""
+
+    def several(tensor: Tensor) -> Tensor:
+        return torch.stack([(1 + i) * tensor for i in range(clients)])
+
+    matrix = product(rank).map(several) if rank else several(drawn(A, B))
+    return ClientRecord({"c/b": several(drawn(3)), "c/w": matrix})
 
 
-def check(one: ClientStore, client: int, side: int, lane: int = 0) -> None:
-    """Check that a client's row is what was written, as it was written and with matrices made."""
-    rows = state(side)["c"]
-    assert isinstance(rows, dict)
-    kept, made = one.kept(client), one.get(client)
-    assert kept is not None
-    assert made is not None
-    assert set(kept["c"]) == set(rows)
-    for name, tensor in rows.items():
-        assert torch.equal(kept["c"][name], tensor[lane])
-    for name, tensor in whole(rows).items():
-        torch.testing.assert_close(made["c"][name], tensor[lane])
+def check(store: ClientStore, client: int, rank: int, lane: int = 0) -> None:
+    """Check that a client's row is what was written, as it was written and dense."""
+    expected, record, state = rows_of(rank).values, store.read(client), store.read_state(client)
+    assert record is not None
+    assert state is not None
+    assert list(record.values) == list(expected)
+    assert torch.equal(record.values["c/b"], expected["c/b"][lane])
+    torch.testing.assert_close(state["c"]["w"], dense(expected["c/w"])[lane])
+    matrix = record.values["c/w"]
+    assert isinstance(matrix, LowRank) == (rank > 0)
+    if isinstance(matrix, LowRank):
+        assert torch.equal(matrix.left, expected["c/w"].left[lane])
+        assert torch.equal(matrix.right, expected["c/w"].right[lane])
 
 
-def test_rows_of_both_kinds_take_turns_in_a_slot(new: Make) -> None:
-    one = new()
-    for side in (2, 0, 3, 1, 0):
-        one.put(np.array([4, 1]), state(side))
-        check(one, 4, side)
-        check(one, 1, side, lane=1)
-        assert one.kept(0) is None
-    one.put(np.array([4]), state(2, clients=1))
-    check(one, 4, 2)
-    check(one, 1, 0, lane=1)
+def test_dense_and_low_rank_rows_take_turns_in_a_slot(new: Make) -> None:
+    store = new()
+    for rank in (2, 0, 3, 1, 0):
+        store.replace(np.array([4, 1]), rows_of(rank))
+        check(store, 4, rank)
+        check(store, 1, rank, lane=1)
+        assert store.read(0) is None
+    store.replace(np.array([4]), rows_of(2, clients=1))
+    check(store, 4, 2)
+    check(store, 1, 0, lane=1)
 
 
 def test_rows_that_differ_in_form_are_not_read_together(new: Make) -> None:
-    one = new()
-    one.put(np.array([4, 1]), state(2))
+    store = new()
+    store.replace(np.array([4, 1]), rows_of(2))
     with pytest.raises(ValueError, match="differ in form"):
-        one.rows(np.array([4, 1]))
+        store.read_rows(np.array([4, 1]))
 
 
-@pytest.mark.parametrize("side", [0, 2])
-def test_a_row_cut_short_is_seen_where_it_is_read(side: int, tmp_path: Path) -> None:
-    one = store(tmp_path / "rows.bin")
-    one.put(np.array([4, 1]), state(side))
-    with (tmp_path / "rows.bin").open("r+b") as opened:
-        opened.truncate(one._layout.nbytes + 20)
-    check(one, 4, side)
+def test_a_store_without_a_codec_keeps_low_rank_matrices_dense(tmp_path: Path) -> None:
+    for file in (None, tmp_path / "rows.bin"):
+        store = client_store(SPEC, 8, private_memory, file)
+        store.replace(np.array([4, 1]), rows_of(2))
+        state = store.read_state(1)
+        assert state is not None
+        torch.testing.assert_close(state["c"]["w"], 4 * product(2).dense())
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_row_cut_short_is_noticed_when_it_is_read(rank: int, tmp_path: Path) -> None:
+    store = low_rank_store(tmp_path / "rows.bin")
+    store.replace(np.array([4, 1]), rows_of(rank))
+    with (tmp_path / "rows.bin").open("r+b") as file:
+        file.truncate(store._layout.nbytes + 20)
+    check(store, 4, rank)
     with pytest.raises(RunError, match="cannot be read"):
-        one.kept(1)
+        store.read(1)
 
 
-def test_a_checkpoint_holds_products(new: Make) -> None:
-    one = new()
-    one.put(np.array([4, 1]), state(2))
-    one.put(np.array([6, 5]), state(0))
-    arrays = one.snapshot()
-    one.saved()
-    again = new()
-    again.restore(arrays)
-    check(again, 4, 2)
-    check(again, 1, 2, lane=1)
-    check(again, 6, 0)
+def test_a_checkpoint_holds_low_rank_rows(new: Make) -> None:
+    store = new()
+    store.replace(np.array([4, 1]), rows_of(2))
+    store.replace(np.array([6, 5]), rows_of(0))
+    arrays = store.snapshot()
+    store.snapshot_saved()
+    restored = new()
+    restored.restore(arrays)
+    check(restored, 4, 2)
+    check(restored, 1, 2, lane=1)
+    check(restored, 6, 0)
 
 
-def test_what_was_in_memory_goes_on_in_a_file(tmp_path: Path) -> None:
-    one, other = store(None), store(tmp_path / "rows.bin")
-    one.put(np.array([4, 1]), state(2))
-    one.put(np.array([6, 5]), state(0))
-    other.restore(one.snapshot())
+def test_rows_in_memory_go_on_in_a_file(tmp_path: Path) -> None:
+    store, other = low_rank_store(None), low_rank_store(tmp_path / "rows.bin")
+    store.replace(np.array([4, 1]), rows_of(2))
+    store.replace(np.array([6, 5]), rows_of(0))
+    arrays = store.snapshot()
+    other.restore(arrays)
     check(other, 1, 2, lane=1)
     check(other, 6, 0)
+    other.restore({name.replace("header", "@sides"): rows for name, rows in arrays.items()})
+    check(other, 1, 2, lane=1)  # from an earlier version
 
 
-def test_a_file_that_lost_its_end_is_seen(tmp_path: Path) -> None:
-    """Though the last row ends with a product, which does not fill its place."""
+def test_rows_in_memory_go_on_with_or_without_a_codec() -> None:
+    """Without one, only dense rows can be read."""
+    for rank in (0, 2):
+        store, plain = low_rank_store(None), client_store(SPEC, 8, private_memory)
+        store.replace(np.array([4, 1]), rows_of(rank))
+        if rank:
+            with pytest.raises(RunError, match="cannot be read"):
+                plain.restore(store.snapshot())
+            continue
+        plain.restore(store.snapshot())
+        check(plain, 4, 0)
+        store.restore(plain.snapshot())
+        check(store, 1, 0, lane=1)
+
+
+def test_a_file_that_lost_its_end_is_noticed(tmp_path: Path) -> None:
+    """Although the last row ends with factors, which do not fill their place."""
     file = tmp_path / "rows.bin"
-    one = store(file)
-    one.put(np.array([4, 1]), state(1))
-    arrays = one.snapshot()
-    assert file.stat().st_size == 2 * one._layout.nbytes
-    with file.open("r+b") as opened:
-        opened.truncate(2 * one._layout.nbytes - 1)
+    store = low_rank_store(file)
+    store.replace(np.array([4, 1]), rows_of(1))
+    arrays = store.snapshot()
+    assert file.stat().st_size == 2 * store._layout.nbytes
+    with file.open("r+b") as stream:
+        stream.truncate(2 * store._layout.nbytes - 1)
     with pytest.raises(RunError, match="cannot be read"):
-        store(file).restore(arrays)
+        low_rank_store(file).restore(arrays)
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    """Whose rows do not begin with the sides of their products."""
-    before = client_store(SPEC, 8, private, tmp_path / "rows.bin")
-    before.put(np.array([4, 1, 2]), state(0, clients=3))
+    """Its rows do not begin with a header."""
+    before = client_store(SPEC, 8, private_memory, tmp_path / "rows.bin")
+    before.replace(np.array([4, 1, 2]), rows_of(0, clients=3))
     arrays = before.snapshot()
     for saved in (arrays, {k: v for k, v in arrays.items() if k != "bytes"}):
         with pytest.raises(RunError, match="cannot be read"):
-            store(tmp_path / "rows.bin").restore(saved)
+            low_rank_store(tmp_path / "rows.bin").restore(saved)
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -258,16 +306,15 @@ def ready(
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the layer's matrices come as products, each time that clients' rows are written."""
+    """Whether matrices come as low-rank ones, each time that rows are written."""
     found: list[bool] = []
-    for kind in (type(store(None)), type(store(Path("unused")))):
-        write = kind.write
+    write = ClientStore.write
 
-        def watched(self: ClientStore, clients: np.ndarray, state: State, write=write) -> None:
-            found.append(any(path.endswith(LEFT) for path, _ in walk(state)))
-            write(self, clients, state)
+    def watched(self: ClientStore, clients: np.ndarray, record: ClientRecord) -> None:
+        found.append(any(isinstance(value, LowRank) for value in record.values.values()))
+        write(self, clients, record)
 
-        monkeypatch.setattr(kind, "write", watched)
+    monkeypatch.setattr(ClientStore, "write", watched)
     return found
 
 

@@ -19,7 +19,7 @@ from fedkeel.engine.compiler.cuda_graphs import Graphed
 from fedkeel.engine.compiler.dropout_masks import Draw, Drawn, Sources
 from fedkeel.engine.process import malloc
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, whole
+from fedkeel.engine.vectorized.low_rank import LowRank, Matrix, dense
 from fedkeel.method.context import Ints
 from fedkeel.tree import State, Tree, unwalk, walk
 
@@ -33,40 +33,66 @@ class NotTheSame(Exception):  # noqa: N818 - a reason to do without a recording
 
 @dataclass(frozen=True)
 class Flat:
-    """A state as its tensors in order, with their paths: what a step takes and gives, unwalked.
+    """A state as a list of values with their paths: what a compiled function takes and returns.
 
     Args:
-        paths: of the tensors.
-        tensors: as many.
+        paths: path of each value.
+        values: tensors; matrices of what clients keep may be low-rank.
     """
 
     paths: tuple[str, ...]
-    tensors: Sequence[Tensor]
+    values: Sequence[Matrix]
 
     @classmethod
-    def of(cls, state: State) -> Flat:
-        """Return a state, flat."""
-        found = dict(walk(state))
-        return cls(tuple(found), list(found.values()))
+    def of(cls, state: Mapping[str, Tensor | State]) -> Flat:
+        """Return a state as a list."""
+        return cls.from_values(dict(walk(state)))
 
     @classmethod
-    def returned(cls, paths: Sequence[str], found: Sequence[Tensor | tuple[Tensor, ...]]) -> Flat:
-        """Return what a recording returns; factors stand in the place of a matrix of two."""
-        tensors: Tree = {}
-        for path, one in zip(paths, found, strict=True):
-            own = (one,) if isinstance(one, Tensor) else one
-            names = ("",) if len(own) == 1 else (LEFT, RIGHT)
-            tensors.update({path + name: t for name, t in zip(names, own, strict=True)})
-        return cls(tuple(tensors), list(tensors.values()))
+    def from_values(cls, values: Mapping[str, Matrix]) -> Flat:
+        """Return values by path as a list."""
+        return cls(tuple(values), list(values.values()))
+
+    @classmethod
+    def returned(cls, paths: Sequence[str], values: Sequence[Tensor | tuple[Tensor, ...]]) -> Flat:
+        """Return what a compiled function returns: a tuple holds the factors of a matrix."""
+        return cls(tuple(paths), [v if isinstance(v, Tensor) else LowRank(*v) for v in values])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a compiled function takes: of a low-rank matrix both factors."""
+        pairs = ((v,) if isinstance(v, Tensor) else (v.left, v.right) for v in self.values)
+        return [tensor for pair in pairs for tensor in pair]
+
+    def replace(self, tensors: Sequence[Tensor]) -> Flat:
+        """Return the same state with other tensors, as many as `tensors` has."""
+        rest = iter(tensors)
+        return self.map(lambda _: next(rest))
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Ranks of the low-rank matrices, by path."""
+        return {path: v.rank for path, v in self.by_path.items() if isinstance(v, LowRank)}
+
+    @property
+    def by_path(self) -> dict[str, Matrix]:
+        """The values by path."""
+        return dict(zip(self.paths, self.values, strict=True))
+
+    @property
+    def dense(self) -> Tree:
+        """The tensors by path, with dense matrices."""
+        return {path: dense(value) for path, value in self.by_path.items()}
 
     @property
     def state(self) -> State:
-        """The nested state."""
-        return unwalk(dict(zip(self.paths, self.tensors, strict=True)))
+        """The nested state, with dense matrices."""
+        return unwalk(self.dense)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Flat:
         """Return it with every tensor changed."""
-        return Flat(self.paths, [change(t) for t in self.tensors])
+        values = [change(v) if isinstance(v, Tensor) else v.map(change) for v in self.values]
+        return Flat(self.paths, values)
 
 
 @dataclass(frozen=True)
@@ -134,6 +160,7 @@ class Recordings:
         form: tuple[Any, ...] = (name,)
         for decides in (given[at] for at in varies):
             form = (*form, decides.paths, *[t.shape for t in decides.tensors])
+        form = (*form, *[(i, *flat.ranks.items()) for i, flat in enumerate(given) if flat.ranks])
         on_gpu = values[0].is_cuda and again
         if on_gpu:  # a graph has the rate built in, and room for tensors of one shape each
             form = (*form, None if rate is None else float(rate), *[t.shape for t in values])
@@ -168,13 +195,13 @@ def _record(
 
     For this comparison products are torch's own, with factors that are not rounded (`rounds`).
     """
-    starts = [int(n) for n in np.cumsum([0, *(len(flat.paths) for flat in given)])]
+    starts = [int(n) for n in np.cumsum([0, *(len(flat.tensors) for flat in given)])]
     paths: list[str] = []
 
     def of_tensors(*own: Tensor) -> list[Tensor]:
         states = [
-            Flat(flat.paths, own[a : a + len(flat.paths)]).state
-            for flat, a in zip(given, starts[:-1], strict=True)
+            flat.replace(own[a:b]).state
+            for flat, a, b in zip(given, starts[:-1], starts[1:], strict=True)
         ]
         found = Flat.of(function(*states, *own[starts[-1] : len(values)]))
         paths[:] = found.paths
@@ -213,7 +240,7 @@ def _record(
         stays = [t for i, t in enumerate(every) if i not in mine | fresh] + program.constants
         versions = [t._version for t in stays]  # how often each has been written to
         found = recorded()
-        made = dict(walk(whole(Flat.returned(paths, found).state)))
+        made = Flat.returned(paths, found).dense
         for name, one in zip(paths, expected, strict=True):
             if _close(one, made[name], values[before[name]] if name in before else None):
                 continue
@@ -259,7 +286,7 @@ def _agree_in_float64(
         found = program(*[t.clone() if i in mine else t for i, t in enumerate(wide)])
     except Exception:  # it holds numbers in float32, or there is no room
         return False
-    made = dict(walk(whole(Flat.returned(paths, found).state)))
+    made = Flat.returned(paths, found).dense
     return all(
         _close(one, made[name], wide[before[name]] if name in before else None)
         for name, one in zip(paths, expected, strict=True)

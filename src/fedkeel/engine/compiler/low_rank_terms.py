@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.engine.vectorized.low_rank import pays
+from fedkeel.engine.vectorized.low_rank import saves_work
 from fedkeel.matmul import add_product, bmm, mm
 
 Scale = tuple[float, tuple[Any, ...]]
@@ -119,7 +119,7 @@ def slim(terms: Terms) -> tuple[Tensor, ...]:
         return (made(terms),)
     side = sum(parts[0].shape[2] for parts, _ in some)
     (left, right), _ = some[0]
-    return _joined(some) if pays(side, left.shape[1], right.shape[2]) else (made(terms),)
+    return _joined(some) if saves_work(side, left.shape[1], right.shape[2]) else (made(terms),)
 
 
 def _joined(valued: Sequence[tuple[tuple[Tensor, ...], float | Tensor]]) -> tuple[Tensor, Tensor]:

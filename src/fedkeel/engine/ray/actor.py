@@ -10,17 +10,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.engine.buffers import Buffers, Layout, Raw, aligned, private
-from fedkeel.engine.local import Kept, SequentialTrainer, Trainer, evaluate_shard
+from fedkeel.engine.buffers import Buffers, RowBytes
+from fedkeel.engine.local import ReadRecord, SequentialTrainer, Trainer, evaluate_shard
 from fedkeel.engine.process import malloc, work_items
 from fedkeel.engine.process.numerics import settle
+from fedkeel.engine.process.shared_memory import allocate_aligned, private_memory
 from fedkeel.engine.process.work_items import Evaluate, Piece, Train
 from fedkeel.engine.ray.cluster import Carried, opened
 from fedkeel.engine.reply_rows import Packed, Rows
 from fedkeel.engine.round_buffers import kept_spec, unflat
 from fedkeel.engine.spec import TensorSpec
-from fedkeel.method.context import ByPart, Message
-from fedkeel.tree import branches, unwalk
+from fedkeel.engine.store.layout import RowLayout
+from fedkeel.engine.store.record import ClientRecord
+from fedkeel.method.context import Message
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Cohort:
     """What the n clients of a piece keep.
 
     Args:
-        block: [n * bytes of a row] their rows, as `Layout` has them.
+        block: [n * bytes of a row] their rows, as `RowLayout` has them.
         known: [n] whether each has a row.
     """
 
@@ -84,15 +86,15 @@ class Actor:
             )  # takes half a second to import
 
             self._train = VectorizedTrainer(self._setup, chunk)
-        self._rows = Rows(self._setup, spec, capacity, private, sums=chunk is not None)
-        self._layout = Layout(kept_spec(spec))
-        self._message = Buffers(message, None, private)
+        self._rows = Rows(self._setup, spec, capacity, private_memory, sums=chunk is not None)
+        self._layout = RowLayout(kept_spec(spec))
+        self._message = Buffers(message, None, private_memory)
         self._read = 0
 
     def ready(self) -> None:
         """Say that the actor has started."""
 
-    def do(self, piece: Piece, sent: tuple[int, Raw], cohort: Cohort | None) -> Found:
+    def do(self, piece: Piece, sent: tuple[int, RowBytes], cohort: Cohort | None) -> Found:
         """Do a piece of work.
 
         Args:
@@ -102,7 +104,7 @@ class Actor:
         """
         number, raw = sent
         if number != self._read:
-            self._message.fill(raw)
+            self._message.write_bytes(raw)
             self._read = number
         try:
             if isinstance(piece, Evaluate):
@@ -112,7 +114,7 @@ class Actor:
             return Found(error=work_items.plain(error, piece))
 
     def _received(self, round: int, lr: float) -> Message:
-        return unflat(self._message.nested(), round, lr)
+        return unflat(self._message.state(), round, lr)
 
     def _scores(self, piece: Evaluate) -> dict[int, NDArray[np.float64]]:
         received, setup = self._received(0, 0.0), self._setup
@@ -127,20 +129,21 @@ class Actor:
         jobs = [replace(job, row=row) for row, job in enumerate(piece.jobs)]
         if piece.survey:
             for job in jobs:
-                self._rows.ask(message, job, kept(job.client))
+                record = kept(job.client)
+                self._rows.ask(message, job, None if record is None else record.state)
         else:
             self._rows.run(self._train, message, jobs, kept, lambda _: None)
         return self._rows.packed(len(jobs), piece.survey)
 
-    def _kept(self, piece: Train, cohort: Cohort | None) -> Kept:
+    def _kept(self, piece: Train, cohort: Cohort | None) -> ReadRecord:
         """Return what gives each client's row, aligned as in the store."""
         if cohort is None:
             return lambda _: None
-        block = aligned(len(cohort.block), private)
+        block = allocate_aligned(len(cohort.block), private_memory)
         block.numpy()[:] = cohort.block
         rows = self._layout.rows(block, len(piece.jobs))
-        own: dict[int, ByPart] = {
-            job.client: branches(unwalk({path: tensor[i] for path, tensor in rows.items()}))
+        own = {
+            job.client: ClientRecord({path: tensor[i] for path, tensor in rows.items()})
             for i, job in enumerate(piece.jobs)
             if cohort.known[i]
         }

@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.buffers import Buffers, Layout, private
+from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.local import examples
 from fedkeel.engine.process import work_items
+from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import ATTEMPTS, Piece, Tasks, Train
 from fedkeel.engine.ray.actor import Actor, Cohort, Found
 from fedkeel.engine.ray.cluster import carried, connected, reason
 from fedkeel.engine.round_buffers import RoundBuffers, flat, kept_spec
 from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.engine.store.layout import RowLayout
+from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree, walk
@@ -57,6 +60,7 @@ class Ray:
         address: of a cluster; None starts Ray on this machine, and ends it with the run.
         file: where client state lies; None for memory.
         chunk: clients that an actor trains side by side; None trains them one by one.
+        codec: stores some of the clients' state in compact form; None stores it as it is.
 
     Raises:
         RunError: Ray is not installed or not reached, has no room for the actors, or the model
@@ -74,11 +78,12 @@ class Ray:
         *,
         file: Path | None = None,
         chunk: int | None = None,
+        codec: RowCodec | None = None,
     ) -> None:
         self._setup, self._lanes, self._wanted = setup, chunk or 1, workers
-        self._message = Buffers(specs_of(flat(message)), None, private)
+        self._message = Buffers(specs_of(flat(message)), None, private_memory)
         sums = chunk is not None
-        self._rounds = RoundBuffers(setup, spec, capacity, private, file, sums)
+        self._rounds = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
         self._kept = kept_spec(spec)
         self._sent = 0  # messages so far: actors read each of them once
         self._workers: list[_Worker] = []
@@ -140,7 +145,7 @@ class Ray:
 
     def saved(self) -> None:
         """Hear that the checkpoint of the last state is complete."""
-        self._rounds.store.saved()
+        self._rounds.store.snapshot_saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""
@@ -166,7 +171,7 @@ class Ray:
 
     def _put(self, *names: str) -> Any:  # noqa: ANN401
         """Put what is sent into the object store."""
-        raw = self._message.raw()
+        raw = self._message.read_bytes()
         self._sent += 1
         wanted = {path: one for path, one in raw.items() if path.split("/")[0] in names}
         return self._ray.put((self._sent, wanted))
@@ -253,11 +258,11 @@ class Ray:
         """Return what the clients of a piece keep."""
         if not isinstance(piece, Train) or not self._kept:
             return None
-        layout, count = Layout(self._kept), len(piece.jobs)
+        layout, count = RowLayout(self._kept), len(piece.jobs)
         block = torch.zeros(count * layout.nbytes, dtype=torch.uint8)
         rows, known = layout.rows(block, count), np.zeros(count, dtype=np.bool_)
         for i, job in enumerate(piece.jobs):
-            own = self._rounds.store.get(job.client)
+            own = self._rounds.store.read_state(job.client)
             known[i] = own is not None
             for path, tensor in walk(dict(own or {})):
                 rows[path][i] = tensor

@@ -1,22 +1,23 @@
-"""What is remembered of each client: rows by client index, in memory or in a file.
+"""What is stored of each client: rows by client index, in memory or in a file.
 
-A row comes to be when its client first reports, so what nobody has written costs nothing. Whoever
-trains a client writes its row, aside: it counts when the server has taken the round. In memory a
-checkpoint takes the rows along. In a file they stay where they are: a row is never written over
-while a checkpoint refers to it, so the checkpoint needs the table of places alone, and the file of
-a run that was killed still holds every row of the last checkpoint.
+A client has no row before its first report, so clients that never took part cost nothing. The
+process that trains a client writes the client's new row beside the current one; the new row counts
+when the server has completed the round. In memory, a checkpoint copies the rows. In a file the rows
+stay where they are: a row that a checkpoint refers to is never overwritten, so a checkpoint only
+needs the table of slots, and the file of a killed run still holds every row of the last checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from fedkeel.engine.buffers import Allocate
+from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.store.memory import MemoryStore
+from fedkeel.engine.store.record import RowCodec
 
 
 def client_store(
@@ -24,19 +25,20 @@ def client_store(
     clients: int,
     allocate: Allocate,
     file: Path | None = None,
-    most: int | None = None,
-    thin: Sequence[str] = (),
+    written_at_once: int | None = None,
+    codec: RowCodec | None = None,
 ) -> ClientStore:
     """Return a store without rows.
 
     Args:
-        spec: as `ClientStore`.
+        spec: shape and type of each tensor of a row, by path.
         clients: C.
-        allocate: as `ClientStore`.
-        file: where the rows lie; None for memory.
-        most: clients that are written at a time, at most; None for all.
-        thin: as `ClientStore`.
+        allocate: provides memory, which other processes may have to see.
+        file: file of the rows; None keeps them in memory.
+        written_at_once: largest number of clients whose rows are written at a time; None for all.
+        codec: as `ClientStore`.
     """
     if file is None:
-        return MemoryStore(spec, clients, allocate, clients if most is None else most, thin)
-    return DiskStore(spec, clients, allocate, file, thin)
+        count = clients if written_at_once is None else written_at_once
+        return MemoryStore(spec, clients, allocate, count, codec)
+    return DiskStore(spec, clients, allocate, file, codec)

@@ -1,4 +1,4 @@
-"""Slots, and which of them is whose: what stores in memory and in a file have in common."""
+"""The common part of stores in memory and on disk: slots, and which client has which slot."""
 
 from __future__ import annotations
 
@@ -14,44 +14,46 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.buffers import Allocate, Buffers, Layout
+from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
-from fedkeel.engine.vectorized.low_rank import LEFT, RIGHT, factors, whole
+from fedkeel.engine.store.layout import HEADER, row_layout
+from fedkeel.engine.store.record import ClientRecord, RowCodec, Value
+from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints
-from fedkeel.tree import State, Tree, branches, unwalk, walk
+from fedkeel.tree import State, Tree, unwalk
 
 Arrays = Mapping[str, NDArray[Any]]
-Read = Callable[[str, int], Tensor]
-"""(path, count) -> the first entries at a path, [count]."""
+EncodedRows = Mapping[str, Sequence[Tensor]]
+"""By path the tensors [K, ...] that lie one after another in each of K rows."""
 
-SLOT, SIZE, STATE = "slot", "bytes", "state/"
-SIDES = "@sides"
-"""Path at which a row says which of its matrices are products: their thin sides, 0 of others."""
-NOWHERE = -1
+ReadEntries = Callable[[str, int], Tensor]
+"""(path, count) -> the first entries at a path of one row, [count]."""
+
+INDEX, SLOT, ROW_BYTES, STATE = "index", "slot", "bytes", "state/"
+"""Names of arrays in a checkpoint; `STATE` is a prefix."""
+
+OLD_HEADER = "@sides"
+"""Earlier name of `HEADER` in checkpoints."""
+
+NO_SLOT = -1
 """Slot of a client that has no row."""
 
 
-def row_layout(spec: Mapping[str, TensorSpec], thin: Sequence[str] = ()) -> Layout:
-    """Return where the tensors of a row lie. See `ClientStore`."""
-    sides = {SIDES: TensorSpec((len(thin),), torch.int64)} if thin else {}
-    return Layout({**sides, **spec})
-
-
 class ClientStore(ABC):
-    """Rows of named tensors for C clients, in slots that clients are given when they are written.
+    """Rows of named tensors for C clients; a client gets a slot when its row is written.
 
-    A row is written into a slot that nothing refers to, by whichever process trains the client,
-    and is the client's when the process that reserved the slot says so: until then the row before
-    is. Slots that clients have left are given out again, the lowest first, so there is room for the
-    clients that took part and for the rows that are being written. Processes that were given the
-    same store see the same rows; one of them reserves and commits.
+    A new row is written into a free slot, by the process that trains the client. It becomes the
+    client's row when the process that reserved the slot commits it; until then the client has its
+    previous row. Slots that clients have left are used again, the lowest first. So the store holds
+    the clients that took part and the rows that are being written. Processes that hold the same
+    store see the same rows; one of them reserves and commits.
 
     Args:
         spec: shape and type of each tensor of a row, by path.
         clients: C.
-        allocate: where memory comes from, which other processes may have to see.
-        thin: which matrices of a row may be given as products (`engine.thin`), and are then kept so
-            in their place, by path.
+        allocate: provides memory, which other processes may have to see.
+        codec: stores some tensors of a row in compact form; None stores all tensors as they are.
     """
 
     def __init__(
@@ -59,160 +61,176 @@ class ClientStore(ABC):
         spec: Mapping[str, TensorSpec],
         clients: int,
         allocate: Allocate,
-        thin: Sequence[str] = (),
+        codec: RowCodec | None = None,
     ) -> None:
-        one = TensorSpec((), torch.int64)
-        self._table = Buffers({"slot": one, "next": one}, clients, allocate)
-        self._thin, self._layout = tuple(thin), row_layout(spec, thin)
-        self._forget()
+        scalar = TensorSpec((), torch.int64)
+        self._table = Buffers({"slot": scalar, "reserved": scalar}, clients, allocate)
+        self._codec, self._layout = codec, row_layout(spec, codec)
+        self._clear()
 
-    def _forget(self) -> None:
-        self._slots[:] = self._next[:] = NOWHERE
-        self._reserved = np.array([], dtype=np.int64)  # clients
-        self._end = 0  # slots that were ever given out
-        self._free: list[int] = []  # a heap
+    def _clear(self) -> None:
+        self._slots[:] = self._reserved_slots[:] = NO_SLOT
+        self._reserved_clients: Ints = np.array([], dtype=np.int64)
+        self._slot_count = 0  # slots that were ever given out
+        self._free_slots: list[int] = []  # a heap
 
     @property
     def _slots(self) -> Ints:
-        """[C] where each client's row is."""
+        """[C] slot of each client's row."""
         return np.asarray(self._table.tensors["slot"].numpy())
 
     @property
-    def _next(self) -> Ints:
-        """[C] where the row of each client of a round is written, for which a slot is reserved."""
-        return np.asarray(self._table.tensors["next"].numpy())
+    def _reserved_slots(self) -> Ints:
+        """[C] slot into which each client's next row is written."""
+        return np.asarray(self._table.tensors["reserved"].numpy())
 
     @property
-    def present(self) -> NDArray[np.bool_]:
+    def has_row(self) -> NDArray[np.bool_]:
         """[C] whether a client has a row."""
-        return np.asarray(self._slots != NOWHERE)
+        return np.asarray(self._slots != NO_SLOT)
 
-    def rows(self, clients: Ints) -> State:
-        """Return the rows [K, ...] of clients, a copy; zeros for those that have none.
+    # ---- reading ----------------------------------------------------------------------------
+
+    def read_rows(self, clients: Ints) -> State:
+        """Return the rows [K, ...] of clients, a copy; zeros for clients without a row.
 
         Raises:
-            ValueError: matrices may be thin, so rows differ in form.
+            ValueError: the store has a codec, so rows differ in form.
             RunError: the disk fails.
         """
-        if self._thin:
-            raise ValueError("rows that may hold products differ in form; read each by itself")
-        return unwalk(self._rows(self._slots[clients]))
+        if self._codec is not None:
+            raise ValueError("rows of a store with a codec differ in form; read them one by one")
+        return unwalk(self._read_slots(self._slots[clients]))
 
     @abstractmethod
-    def _rows(self, slots: Ints) -> Tree:
-        """Return the rows [K, ...] of slots by path, a copy; zeros where there is none."""
+    def _read_slots(self, slots: Ints) -> Tree:
+        """Return the rows [K, ...] of slots by path, a copy; zeros for `NO_SLOT`."""
 
-    def kept(self, client: int) -> ByPart | None:
-        """Return one client's row, by part; None where it has none. Not to be written to.
-
-        Matrices that were given as products are products.
+    def read(self, client: int) -> ClientRecord | None:
+        """Return one client's record, None where it has none. It must not be written to.
 
         Raises:
             RunError: the disk fails.
         """
         slot = int(self._slots[client])
-        return None if slot == NOWHERE else branches(unwalk(self._row(slot)))
+        return None if slot == NO_SLOT else ClientRecord(self._read_slot(slot))
 
-    def _row(self, slot: int) -> Tree:
-        """Return what a slot holds, by path, in the order that recordings rest on."""
-        row: Tree = {}
-        with self._reading(slot) as read:
-            sides = read(SIDES, len(self._thin)).tolist() if self._thin else []
-            known = dict(zip(self._thin, sides, strict=True))
-            for path, one in self._layout.spec.items():
-                if side := known.get(path, 0):
-                    flat = read(path, side * sum(one.shape))
-                    row[path + LEFT], row[path + RIGHT] = factors(flat, one.shape, side)
-                elif path != SIDES:
-                    row[path] = read(path, math.prod(one.shape)).view(one.shape)
-        return row
+    def read_state(self, client: int) -> ByPart | None:
+        """Return one client's state by part, with dense tensors. See `read`."""
+        record = self.read(client)
+        return None if record is None else record.state
+
+    def _read_slot(self, slot: int) -> dict[str, Value]:
+        """Return the values of a slot by path, in the order of the spec."""
+        values: dict[str, Value] = {}
+        with self._open_slot(slot) as read:
+            headers = {}
+            if self._codec is not None:
+                numbers = read(HEADER, len(self._codec.paths)).tolist()
+                headers = dict(zip(self._codec.paths, numbers, strict=True))
+            for path, spec in self._layout.spec.items():
+                if path == HEADER:
+                    continue
+                if self._codec is not None and (header := headers.get(path, 0)):
+                    entries = read(path, self._codec.entries(header, spec))
+                    values[path] = self._codec.decode(header, entries, spec)
+                else:
+                    values[path] = read(path, math.prod(spec.shape)).view(spec.shape)
+        return values
 
     @abstractmethod
-    def _reading(self, slot: int) -> AbstractContextManager[Read]:
-        """Open what a slot holds."""
+    def _open_slot(self, slot: int) -> AbstractContextManager[ReadEntries]:
+        """Open a slot for reading."""
 
-    def get(self, client: int) -> ByPart | None:
-        """Return one client's row as `kept` does, with all matrices made."""
-        own = self.kept(client)
-        return None if own is None else branches(whole(own))
+    # ---- writing ----------------------------------------------------------------------------
 
     def reserve(self, clients: Ints) -> None:
-        """Make room for the rows that clients [K], distinct, will have; earlier room is given up.
+        """Reserve slots for the next rows of clients [K], all different; drop earlier reservations.
 
         Raises:
             RunError: the disk fails, or is full.
         """
-        self._give_up(self._reserved)
-        self._next[clients] = self._take(len(clients))
-        self._reserved = clients
+        self._release_reserved(self._reserved_clients)
+        count = len(clients)
+        reused = [heapq.heappop(self._free_slots) for _ in range(min(count, len(self._free_slots)))]
+        new = range(self._slot_count, self._slot_count + count - len(reused))
+        self._slot_count = new.stop
+        self._reserved_slots[clients] = [*reused, *new]
+        self._reserved_clients = clients
 
-    def write(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
-        """Write rows [K, ...] for which there is room, again where one was written before.
+    def write(self, clients: Ints, record: ClientRecord) -> None:
+        """Write rows [K, ...] into the reserved slots of clients; they may be written again.
 
         Raises:
             RunError: the disk fails, or is full.
         """
-        slots, given = self._room(clients), dict(walk(state))
-        if self._thin and SIDES not in given:  # there is one where a checkpoint's rows are taken
-            sides = [given[k + LEFT].shape[-1] if k + LEFT in given else 0 for k in self._thin]
-            given[SIDES] = torch.tensor([sides] * len(slots))
-        self._write(slots, given)
+        self._write_slots(self._slots_reserved_for(clients), self._encode(record, len(clients)))
+
+    def _encode(self, record: ClientRecord, count: int) -> EncodedRows:
+        """Return the tensors that `count` rows hold, with the codec's header."""
+        tensors: dict[str, Sequence[Tensor]] = {}
+        headers = {} if self._codec is None else dict.fromkeys(self._codec.paths, 0)
+        for path, value in record.values.items():
+            if isinstance(value, Tensor):
+                tensors[path] = (value,)
+            elif self._codec is None:
+                tensors[path] = (value.dense(),)
+            else:
+                headers[path], tensors[path] = self._codec.encode(value)
+        if headers:
+            tensors[HEADER] = (torch.tensor([list(headers.values())] * count),)
+        return tensors
 
     @abstractmethod
-    def _write(self, slots: Ints, given: Mapping[str, Tensor]) -> None:
-        """Write what slots [K] are to hold, [K, ...] by path."""
+    def _write_slots(self, slots: Ints, rows: EncodedRows) -> None:
+        """Write rows [K, ...] into slots [K]."""
 
     def commit(self, clients: Ints) -> None:
-        """Take the rows that were written for clients; of others that were reserved, give up."""
-        before, after = self._slots[clients], self._room(clients)
+        """Make the written rows of clients their current rows; drop all other reservations."""
+        before, after = self._slots[clients], self._slots_reserved_for(clients)
         self._slots[clients] = after
-        self._next[clients] = NOWHERE
-        for slot in before[before != NOWHERE].tolist():
-            self._leave(slot)
-        self._give_up(self._reserved[self._next[self._reserved] != NOWHERE])
-        self._reserved = np.array([], dtype=np.int64)
+        self._reserved_slots[clients] = NO_SLOT
+        for slot in before[before != NO_SLOT].tolist():
+            self._free(slot)
+        reserved = self._reserved_clients
+        self._release_reserved(reserved[self._reserved_slots[reserved] != NO_SLOT])
+        self._reserved_clients = np.array([], dtype=np.int64)
 
-    def put(self, clients: Ints, state: Mapping[str, Tensor | State]) -> None:
-        """Write the rows [K, ...] of clients: all of them, or none where the disk fails.
+    def replace(self, clients: Ints, record: ClientRecord) -> None:
+        """Replace the rows [K, ...] of clients: all of them, or none where the disk fails.
 
         Raises:
             RunError: the disk fails, or is full.
         """
         self.reserve(clients)
-        self.write(clients, state)
+        self.write(clients, record)
         self.commit(clients)
 
-    def _take(self, count: int) -> list[int]:
-        """Return slots that nothing refers to."""
-        again = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
-        fresh = range(self._end, self._end + count - len(again))
-        self._end = fresh.stop
-        return [*again, *fresh]
-
-    def _room(self, clients: Ints) -> Ints:
-        """Return the slots that were reserved for clients."""
-        slots = self._next[clients]
-        if (slots == NOWHERE).any():
-            raise ValueError(f"no room was made for client {clients[slots == NOWHERE][0]}")
+    def _slots_reserved_for(self, clients: Ints) -> Ints:
+        slots = self._reserved_slots[clients]
+        if (slots == NO_SLOT).any():
+            raise ValueError(f"no slot is reserved for client {clients[slots == NO_SLOT][0]}")
         return np.asarray(slots)
 
-    def _give_up(self, clients: Ints) -> None:
-        """Take back the slots that were reserved for clients."""
-        for slot in self._next[clients].tolist():
-            heapq.heappush(self._free, slot)
-        self._next[clients] = NOWHERE
+    def _release_reserved(self, clients: Ints) -> None:
+        """Free the slots that are reserved for clients."""
+        for slot in self._reserved_slots[clients].tolist():
+            heapq.heappush(self._free_slots, slot)
+        self._reserved_slots[clients] = NO_SLOT
 
-    def _leave(self, slot: int) -> None:
-        """Take back a slot that a client has left."""
-        heapq.heappush(self._free, slot)
+    def _free(self, slot: int) -> None:
+        """Free a slot that a client has left."""
+        heapq.heappush(self._free_slots, slot)
+
+    # ---- checkpoints ------------------------------------------------------------------------
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Return what a checkpoint has to hold: ``index``, the clients that have rows, and more."""
+        """Return the arrays of a checkpoint: `INDEX`, the clients that have rows, and more."""
 
     @abstractmethod
-    def saved(self) -> None:
-        """Hear that the checkpoint of the last snapshot is complete, and the one before gone."""
+    def snapshot_saved(self) -> None:
+        """Learn that the checkpoint of the last snapshot is complete, and the one before gone."""
 
     @abstractmethod
     def restore(self, arrays: Arrays) -> None:
@@ -222,13 +240,23 @@ class ClientStore(ABC):
             RunError: rows of the checkpoint are missing in the file.
         """
 
-
-def clients_of(arrays: Arrays) -> Ints:
-    """Return the clients [K] whose rows a checkpoint has."""
-    return np.asarray(arrays["index"], dtype=np.int64)
-
-
-def state_of(arrays: Arrays) -> State:
-    """Return the rows [K, ...] of a checkpoint that holds them."""
-    found = {k.removeprefix(STATE): v for k, v in arrays.items() if k.startswith(STATE)}
-    return unwalk({path: torch.from_numpy(np.asarray(rows)) for path, rows in found.items()})
+    def _restore_rows(self, arrays: Arrays) -> None:
+        """Write the rows of a checkpoint that holds the rows themselves."""
+        clients = np.asarray(arrays[INDEX], dtype=np.int64)
+        rows: dict[str, Sequence[Tensor]] = {
+            name.removeprefix(STATE): (torch.from_numpy(np.asarray(array)),)
+            for name, array in arrays.items()
+            if name.startswith(STATE)
+        }
+        if OLD_HEADER in rows:
+            rows[HEADER] = rows.pop(OLD_HEADER)
+        if self._codec is None and HEADER in rows and rows[HEADER][0].any():
+            raise RunError(
+                "The state of the clients cannot be read.",
+                got="a checkpoint with low-rank rows, and an engine that cannot read them",
+            )
+        if self._codec is not None:
+            rows.setdefault(HEADER, (torch.zeros(len(clients), len(self._codec.paths)),))
+        self.reserve(clients)
+        self._write_slots(self._slots_reserved_for(clients), rows)
+        self.commit(clients)

@@ -24,14 +24,18 @@ from fedkeel.data import batches
 from fedkeel.engine.base import Job, TrainingSetup
 from fedkeel.engine.compiler.cache import Flat
 from fedkeel.engine.compiler.capture import warm_up as warm_up
-from fedkeel.engine.local import Done, Kept, SequentialTrainer, carry_on, client_info, seed
+from fedkeel.engine.local import Done, ReadRecord, SequentialTrainer, carry_on, client_info, seed
+from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.vectorized.batching import Examples, Feed, Group
 from fedkeel.engine.vectorized.loop import Common, Lanes
-from fedkeel.engine.vectorized.low_rank import beside, whole
-from fedkeel.method.context import ByPart, ClientInfo, Message
+from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
+from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import kept, path
 from fedkeel.rng import torch_seeds
-from fedkeel.tree import State, Tree, below, branches, leaf, map_tensors, tensors, unwalk, walk
+from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk, walk
+
+CLIENT_STATE = "client_state/"
+"""Prefix of the paths of what a client keeps."""
 
 SHORT = 8
 """Steps of a round that is recorded as a whole, at most."""
@@ -79,7 +83,7 @@ class VectorizedTrainer:
         return VectorizedTrainer, (self._setup, self.parallel_clients, str(self.device))
 
     def __call__(
-        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
     ) -> Iterator[Done]:
         """Train clients from a message."""
         clock = Clock()
@@ -110,12 +114,14 @@ class VectorizedTrainer:
             broadcast=branches(self._place(dict(message.broadcast))),
         )
 
-    def _placing(self, kept: Kept) -> Kept:
-        """Return what gives clients' states on the device."""
+    def _placing(self, kept: ReadRecord) -> ReadRecord:
+        """Return what reads clients' records and places them on the device."""
 
-        def placed(client: int) -> ByPart | None:
-            own = kept(client)
-            return None if own is None else branches(self._place(dict(own)))
+        def placed(client: int) -> ClientRecord | None:
+            record = kept(client)
+            if record is None:
+                return None
+            return ClientRecord({k: v.to(self.device) for k, v in record.values.items()})
 
         return placed
 
@@ -167,7 +173,7 @@ class VectorizedTrainer:
     # ---- one group ------------------------------------------------------------------------------
 
     def _train(
-        self, message: Message, group: Group, kept: Kept, clock: Clock, sums: bool
+        self, message: Message, group: Group, kept: ReadRecord, clock: Clock, sums: bool
     ) -> list[Done]:
         """Train a group, on lanes where there are several clients."""
         alike = self._setup.draws is None or len(set(group.widths)) == 1
@@ -219,7 +225,7 @@ class VectorizedTrainer:
             return None
         self._wait()
         clock.lap("steps")
-        if len(group.jobs) > 1 and not bool(leaf(found, "finite").all()):
+        if len(group.jobs) > 1 and not bool(dense(found.by_path["finite"]).all()):
             return None  # it spoils a sum, and may be finite by itself: terms overflow earlier
         return replace(_done(group, found), added=sums)
 
@@ -254,12 +260,12 @@ class VectorizedTrainer:
         clock.lap("upload")
         return done
 
-    def _held(self, message: Message, group: Group, get: Kept, thin: bool = False) -> Flat:
+    def _held(self, message: Message, group: Group, get: ReadRecord, thin: bool = False) -> Flat:
         """Return what stays the same in each lane: what it keeps, and facts about it.
 
         Matrices of what it keeps are products where they may be (`thin`) and come as such.
         """
-        client_state = self._client_state(message, group, self._placing(get), thin)
+        values = self._client_state(message, group, self._placing(get), thin)
         about = [client_info(self._setup, job.client) for job in group.jobs]
         told: State = {
             "client": torch.tensor([one.client for one in about]),
@@ -270,30 +276,34 @@ class VectorizedTrainer:
             told["counts"] = torch.stack(counts)
         if len(group.jobs) == 1:
             told = map_tensors(lambda t: t[0], told)
-        held: State = {"client_state": client_state, "facts": told}
-        return Flat.of(self._place(held))
+        held = {CLIENT_STATE + path: value for path, value in values.items()}
+        return Flat.from_values({**held, **dict(walk({"facts": told}))}).map(
+            lambda t: t.to(self.device)
+        )
 
-    def _client_state(self, message: Message, group: Group, get: Kept, thin: bool) -> State:
-        """Return what each lane keeps, read one after the other and written to its place."""
+    def _client_state(
+        self, message: Message, group: Group, get: ReadRecord, thin: bool
+    ) -> dict[str, Matrix]:
+        """Return what each lane keeps by path; clients are read one after the other."""
         if not self._training.stateful:
             return {}
-        rows = self._kept(message, group, get)
+        records = self._records(message, group, get)
         if len(group.jobs) == 1:
-            return whole(unwalk(next(rows)))
+            return {path: dense(value) for path, value in next(records).values.items()}
         parts = self._training.plan.renewed if thin else ()
         seen = sum(max(sizes) for sizes in zip(*group.widths, strict=True)) if parts else 0
-        return unwalk(beside(rows, len(group.jobs), seen, parts))
+        return stack_records(records, len(group.jobs), seen, parts)
 
-    def _kept(self, message: Message, group: Group, get: Kept) -> Iterator[Tree]:
-        """Yield what each client keeps, by path."""
-        fresh: ByPart | None = None
+    def _records(self, message: Message, group: Group, get: ReadRecord) -> Iterator[ClientRecord]:
+        """Yield what each client keeps."""
+        fresh: ClientRecord | None = None
         for job in group.jobs:
-            own = get(job.client)
-            if own is None:
+            record = get(job.client)
+            if record is None:
                 if fresh is None:  # which may be empty, and is made once
-                    fresh, _ = kept(self._training, message, None)
-                own = fresh
-            yield dict(walk(own))
+                    fresh = ClientRecord.of(dict(kept(self._training, message, None)[0]))
+                record = fresh
+            yield record
 
     def _finish(self, common: Common, group: Group, held: Flat, moving: Flat, start: int) -> Done:
         """End the round of the lanes from `start` on."""
@@ -311,7 +321,7 @@ class VectorizedTrainer:
                     carry_on(common.sources[start + lane])
                 each.append(self._alone(common.message, group, lane, *own))
             found = tree.stack(each)
-        return _done(group, found)
+        return _done(group, Flat.of(found))
 
     def _about(self, common: Common, group: Group) -> State:
         """Return what the end of a round has to know of each lane."""
@@ -340,18 +350,20 @@ class VectorizedTrainer:
         return self._lanes.alone(message, held, moving, about, group.steps[lane], everything)
 
 
-def _done(group: Group, found: State) -> Done:
-    counts = tensors(found)
+def _done(group: Group, reply: Flat) -> Done:
+    """Return the replies of a group."""
+    values = reply.by_path
+    keeps = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
+    state = unwalk({k: dense(v) for k, v in values.items() if k not in keeps})
+    counts = tensors(state)
     return Done(
-        group.jobs,
-        {
-            k: below(found, k)
-            for k in ("update", "buffers", "uploads", "client_state", "diagnostics")
-        },
-        counts["loss"],
-        counts["finite"],
-        group.steps,
-        group.seen,
+        jobs=group.jobs,
+        state={k: below(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
+        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in keeps.items()}),
+        loss=counts["loss"],
+        finite=counts["finite"],
+        steps=group.steps,
+        seen=group.seen,
     )
 
 

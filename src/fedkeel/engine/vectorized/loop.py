@@ -17,7 +17,6 @@ from fedkeel.config import Precision
 from fedkeel.engine.compiler.cache import Flat, Recordings
 from fedkeel.engine.compiler.dropout_masks import Masks, Sources
 from fedkeel.engine.local import sent
-from fedkeel.engine.vectorized.low_rank import LEFT, whole
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
     Client,
@@ -29,7 +28,7 @@ from fedkeel.method.local_loop import (
     client_step,
 )
 from fedkeel.task.network import Batch
-from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors, walk
+from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors
 
 
 class WantsAll(Exception):  # noqa: N818 - a way that is not open
@@ -222,7 +221,7 @@ class Lanes:
         batches: State,
         about: State,
         weights: Tensor | None,
-    ) -> State:
+    ) -> Flat:
         """Train every lane for its whole round at once: start, all steps, end.
 
         Args:
@@ -235,7 +234,7 @@ class Lanes:
 
         Returns:
             What each sends, keeps and logs; where updates are added up, ``update`` and messages
-            that the server only adds up are [1, ...]. Matrices of what is kept may be products, as
+            that the server only adds up are [1, ...]. Matrices of what is kept may be low-rank, as
             they may be in `held`.
         """
         training = self._training
@@ -261,17 +260,15 @@ class Lanes:
         scales: State = {} if weights is None else {"weights": weights}
         states = (prepared, batches, about, scales)
         given = (common.shared, held, *map(Flat.of, states))
-        sides = [(k, t.shape[-1]) for k, t in walk(held.state) if k.endswith(LEFT)]
-        name = f"round{'' if weights is None else ', added up'}{sides or ''}"
         return self.recordings.run(
-            name,
+            "round" if weights is None else "round, added up",
             all_lanes,
             given,
             varies=(2, 3),
             sources=common.sources,
             rate=common.rate,
             thin=tuple(f"client_state/{part}/" for part in training.plan.renewed),
-        ).state
+        )
 
 
 # ---- the local loop of one client, on states ----------------------------------------------------
@@ -283,7 +280,7 @@ def _started(
     return client_start(
         training,
         _message(shared),
-        branches(whole(below(held, "client_state"))),
+        branches(below(held, "client_state")),
         _client_info(held),
         _refuse,
         (lambda: _batch(prepared)) if prepared else None,
@@ -359,7 +356,7 @@ def _client(
         training=training,
         message=message,
         client_info=_client_info(held),
-        client_state=branches(whole(below(held, "client_state"))),
+        client_state=branches(below(held, "client_state")),
         prepared=branches(below(held, "prepared")),
         everything=everything,
     )

@@ -1,155 +1,194 @@
-"""Matrices of a state as products of two thin ones, [a, r] x [r, b].
+"""Matrices of a client's state as products of two factors, and how the client store keeps them.
 
-What a client keeps of a short round may be few thin products: SCAFFOLD's c_k is a mean of
-gradients, and that of n examples is, for a linear layer, a product with r = n. Where rounds are
-kept as sums of terms (`recording/factors.py`) it comes as such, and is kept as such: there is less
-to write, to read and to multiply with. In a state the factors stand where the matrix would, by its
-name with `LEFT` and `RIGHT` after it.
+What a client keeps of a short round may have a low rank: SCAFFOLD's c_k is a mean of gradients, and
+for a linear layer the gradient of n examples is a product with inner dimension n. A compiled round
+returns such matrices as factors (`compiler/low_rank_terms.py`). They are stored as factors too,
+because these take less time to write, to read and to multiply with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedkeel.engine.spec import TensorSpec
-from fedkeel.tree import State, Tree, tensors
+from fedkeel.engine.store.record import ClientRecord, CompactTensor, Value
+from fedkeel.method.compose import Plan
+from fedkeel.tree import Tree
 
-LEFT, RIGHT = "@left", "@right"
-
-STEP = 8
-"""Thin sides of lanes are multiples of this, so that few forms of a round are recorded."""
-
-
-def whole(state: Mapping[str, Tensor | State]) -> State:
-    """Return a state with every matrix made, also of lanes."""
-    out: State = {}
-    own = tensors(state)
-    for name, value in state.items():
-        path = name.removesuffix(LEFT)
-        if not isinstance(value, Tensor):
-            out[name] = whole(value)
-        elif path != name:
-            out[path] = torch.matmul(value, own[path + RIGHT])
-        elif not name.endswith(RIGHT):
-            out[name] = value
-    return out
+RANK_MULTIPLE = 8
+"""Ranks of client groups are multiples of this, so that few shapes of a round are compiled."""
 
 
-def forms(found: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return specs as they are when every matrix is made."""
-    out: dict[str, TensorSpec] = {}
-    for name, spec in found.items():
-        path = name.removesuffix(LEFT)
-        if path != name:
-            out[path] = TensorSpec((*spec.shape[:-1], found[path + RIGHT].shape[-1]), spec.dtype)
-        elif not name.endswith(RIGHT):
-            out[name] = spec
-    return out
-
-
-def factors(flat: Tensor, shape: Sequence[int], side: int) -> tuple[Tensor, Tensor]:
-    """Return factors that lie one behind the other at the beginning of a vector, as views.
+@dataclass(frozen=True)
+class LowRank:
+    """A matrix left @ right, or a matrix of each of n clients.
 
     Args:
-        flat: at least as many entries as the two have.
-        shape: a and b.
-        side: r.
+        left: [a, r] or [n, a, r].
+        right: [r, b] or [n, r, b].
     """
-    a, b = shape
-    return flat[: a * side].view(a, side), flat[a * side : (a + b) * side].view(side, b)
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the matrix, [a, b] or [n, a, b]."""
+        return torch.Size((*self.left.shape[:-1], self.right.shape[-1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the matrix."""
+        return self.left.dtype
+
+    @property
+    def rank(self) -> int:
+        """The inner dimension r."""
+        return self.left.shape[-1]
+
+    def dense(self) -> Tensor:
+        """Return the matrix itself."""
+        return torch.matmul(self.left, self.right)
+
+    def to(self, device: torch.device) -> LowRank:
+        """Return it on a device."""
+        return self.map(lambda factor: factor.to(device))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> LowRank:
+        """Return it with both factors changed."""
+        return LowRank(change(self.left), change(self.right))
 
 
-def beside(rows: Iterable[Tree], lanes: int, side: int, parts: Collection[str]) -> Tree:
-    """Return states side by side, tensors [lanes, ...] by path.
+Matrix = Tensor | LowRank
+"""A tensor, or a matrix as factors."""
 
-    A matrix of one of the parts that is a product in some of them, and nothing but zeros in the
-    others, is a product of [lanes, a, r] and [lanes, r, b], elsewhere it is made. Where it is
-    nothing but zeros in all, it is one if it is to be one after the round.
+
+def as_matrix(value: Value) -> Matrix:
+    """Return a value of a client's record; other compact forms than `LowRank` become dense."""
+    return value if isinstance(value, Tensor | LowRank) else value.dense()
+
+
+def dense(value: Value) -> Tensor:
+    """Return a value as a tensor."""
+    return value if isinstance(value, Tensor) else value.dense()
+
+
+class LowRankCodec:
+    """A `RowCodec` that stores matrices as factors, one behind the other in the matrix's place.
 
     Args:
-        rows: of each lane, of the same names but for products.
-        lanes: how many there are.
-        side: r after the round, at most.
-        parts: whose matrices may be products, by name.
+        paths: matrices of a client's state that may be low-rank.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+
+    def encode(self, value: CompactTensor) -> tuple[int, Sequence[Tensor]]:
+        """Return the rank and the factors [K, a, r], [K, r, b]."""
+        if not isinstance(value, LowRank):
+            raise TypeError(f"not a low-rank matrix: {type(value).__name__}")
+        return value.rank, (value.left, value.right)
+
+    def entries(self, header: int, spec: TensorSpec) -> int:
+        """Return how many entries the factors of a rank have."""
+        return header * sum(spec.shape)
+
+    def decode(self, header: int, entries: Tensor, spec: TensorSpec) -> LowRank:
+        """Return the factors of a rank that the entries hold, as views."""
+        a, b = spec.shape
+        left, right = entries[: a * header], entries[a * header :]
+        return LowRank(left.view(a, header), right.view(header, b))
+
+
+def low_rank_codec(client_state: Mapping[str, TensorSpec], plan: Plan) -> LowRankCodec | None:
+    """Return the codec of a method's client state; None where no matrix may have a low rank.
+
+    Args:
+        client_state: shape and type of each tensor that a client keeps, by path.
+        plan: the method, which says whose state is made anew in each round.
+    """
+    paths = [
+        path
+        for path, spec in client_state.items()
+        if path.split("/")[0] in plan.renewed and len(spec.shape) == 2
+    ]
+    return LowRankCodec(paths) if paths else None
+
+
+def stack_records(
+    records: Iterable[ClientRecord], clients: int, rank: int, parts: Collection[str]
+) -> dict[str, Matrix]:
+    """Return the records of a client group on a leading axis, by path.
+
+    A matrix of one of the parts that is low-rank for some clients and zero for the others becomes
+    low-rank; other matrices become dense. A matrix that is zero for all clients becomes low-rank if
+    it will be low-rank after the round.
+
+    Args:
+        records: one for each client, with the same paths.
+        clients: how many there are.
+        rank: largest rank after the round.
+        parts: names of the parts whose matrices may be low-rank.
 
     Raises:
-        ValueError: states have different names.
+        ValueError: the records have different paths.
     """
-    out: Tree = {}
-    held: dict[str, list[Tree]] = {}  # of matrices that are products or zeros so far, by lane
-    zeros: Tree = {}  # those that were looked at: clients that are new share them
-    names: list[str] = []
-    for lane, row in enumerate(rows):
-        found = list(dict.fromkeys(_path(name) for name in row))
-        names = names or found
-        if set(names) != set(found):
+    stacked: Tree = {}
+    candidates: dict[str, list[Matrix]] = {}  # by path, of clients so far: low-rank or zero
+    zeros: Tree = {}  # matrices known to be zero; new clients share them
+    paths: list[str] = []
+    for i, record in enumerate(records):
+        paths = paths or list(record.values)
+        if set(paths) != set(record.values):
             raise ValueError("clients keep different things")
-        for path in names:
-            own = {k: row[k] for k in (path, path + LEFT, path + RIGHT) if k in row}
-            if path not in out and path.split("/")[0] in parts and _nothing(path, own, zeros):
-                held.setdefault(path, []).append(own)
-                continue
-            if path not in out:
-                one = _whole(path, own)
-                out[path] = one.new_empty(lanes, *one.shape)
-                for before, other in enumerate(held.pop(path, [])):
-                    out[path][before] = _whole(path, other)
-            out[path][lane] = _whole(path, own)
-    return _in_order(names, out, held, side)
+        for path in paths:
+            value = as_matrix(record.values[path])
+            if path not in stacked:
+                if path.split("/")[0] in parts and _is_candidate(path, value, zeros):
+                    candidates.setdefault(path, []).append(value)
+                    continue
+                tensor = dense(value)
+                stacked[path] = tensor.new_empty(clients, *tensor.shape)
+                for earlier, other in enumerate(candidates.pop(path, [])):
+                    stacked[path][earlier] = dense(other)
+            stacked[path][i] = dense(value)
+    return {
+        path: stacked[path] if path in stacked else _stack_matrices(candidates[path], rank)
+        for path in paths
+    }
 
 
-def _path(name: str) -> str:
-    """Return where the matrix stands of which a tensor is a factor, if it is one."""
-    return name.removesuffix(LEFT).removesuffix(RIGHT)
-
-
-def _whole(path: str, own: Tree) -> Tensor:
-    """Return a tensor, made if it is a product."""
-    return own[path] if path in own else torch.matmul(own[path + LEFT], own[path + RIGHT])
-
-
-def _nothing(path: str, own: Tree, zeros: Tree) -> bool:
-    """Return whether a matrix is a product, or nothing but zeros."""
-    if path not in own:
+def _is_candidate(path: str, value: Matrix, zeros: Tree) -> bool:
+    """Return whether a value is low-rank, or a matrix of zeros."""
+    if isinstance(value, LowRank):
         return True
-    if own[path] is not zeros.get(path):
-        if own[path].ndim != 2 or own[path].any():
+    if value is not zeros.get(path):
+        if value.ndim != 2 or value.any():
             return False
-        zeros[path] = own[path]
+        zeros[path] = value
     return True
 
 
-def _in_order(names: Sequence[str], made: Tree, held: Mapping[str, list[Tree]], side: int) -> Tree:
-    """Return all that lanes hold, in the order of the names: products as factors, if they pay."""
-    out: Tree = {}
-    for path in names:
-        if path in made:
-            out[path] = made[path]
-            continue
-        own = held[path]
-        if any(path not in one for one in own) or pays(side, *own[0][path].shape):
-            out[path + LEFT], out[path + RIGHT] = _factors(own, path, side)
-        else:
-            out[path] = torch.stack([one[path] for one in own])
-    return out
+def _stack_matrices(matrices: Sequence[Matrix], rank: int) -> Matrix:
+    """Return matrices that are low-rank or zero on a leading axis, as factors if that pays."""
+    low_rank = {i: m for i, m in enumerate(matrices) if isinstance(m, LowRank)}
+    a, b = matrices[0].shape
+    if not low_rank and not saves_work(rank, a, b):
+        return torch.stack([dense(matrix) for matrix in matrices])
+    first = next(iter(low_rank.values())).left if low_rank else dense(matrices[0])
+    rank = max([rank, *(matrix.rank for matrix in low_rank.values())])
+    rank += -rank % RANK_MULTIPLE
+    left = first.new_zeros(len(matrices), a, rank)
+    right = first.new_zeros(len(matrices), rank, b)
+    for i, matrix in low_rank.items():
+        left[i, :, : matrix.rank], right[i, : matrix.rank] = matrix.left, matrix.right
+    return LowRank(left, right)
 
 
-def pays(side: int, a: int, b: int) -> bool:
-    """Return whether the terms of a round, and as many from the one before, are less work."""
-    return 4 * side * (a + b) <= a * b
-
-
-def _factors(rows: Sequence[Tree], path: str, side: int) -> tuple[Tensor, Tensor]:
-    """Return the factors of a matrix in all states, zeros where it is no product."""
-    pairs = {i: (r[path + LEFT], r[path + RIGHT]) for i, r in enumerate(rows) if path not in r}
-    like = next(iter(pairs.values())) if pairs else (rows[0][path], rows[0][path])
-    rank = max([side, *(left.shape[1] for left, _ in pairs.values())])
-    rank += -rank % STEP
-    lefts = like[0].new_zeros(len(rows), like[0].shape[0], rank)
-    rights = like[0].new_zeros(len(rows), rank, like[1].shape[1])
-    for lane, (left, right) in pairs.items():
-        lefts[lane, :, : left.shape[1]], rights[lane, : len(right)] = left, right
-    return lefts, rights
+def saves_work(rank: int, a: int, b: int) -> bool:
+    """Return whether the factors of two rounds are less work than the matrix [a, b]."""
+    return 4 * rank * (a + b) <= a * b

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.local import Done, Kept, sent
+from fedkeel.engine.local import Done, ReadRecord, ended
 from fedkeel.method.context import Message
 from fedkeel.method.local_loop import Reply
-from fedkeel.tree import map_tensors
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,9 @@ class Arrived:
         self.reasons: list[str] = []
 
     def __call__(
-        self, message: Message, jobs: Sequence[Job], kept: Kept, sums: bool = False
+        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
     ) -> Iterator[Done]:
         """Return what has come."""
         for job in jobs:
             one = self._took[job.client]
-            state = map_tensors(lambda t: t[None], sent(one.reply))
-            loss, finite = one.reply.loss[None], one.reply.finite[None]
-            yield Done([job], state, loss, finite, [one.steps], [one.seen])
+            yield ended(job, one.reply, one.steps, one.seen)

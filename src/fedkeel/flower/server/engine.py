@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedkeel.cost.memory import estimate
 from fedkeel.engine.base import Job, Split, Tick, Trained
-from fedkeel.engine.buffers import private
 from fedkeel.engine.local import evaluate, evaluated
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers, flat
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.node.node import LOST, OK, RESTARTED, Forms, terms
@@ -75,7 +75,7 @@ class Nodes:
         self._forms, self._terms = Forms.of(prepared), terms(prepared)
         self._begun = np.array([secrets.randbits(64)], dtype=np.uint64)
         self._reader = Reader(prepared, self._forms)
-        self._buffers = RoundBuffers(setup, prepared.spec, capacity, private, away=True)
+        self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, away=True)
         clients = len(setup.federation)
         self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
         self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
