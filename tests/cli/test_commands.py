@@ -299,7 +299,10 @@ def test_report(folder: Path) -> None:
     assert done.code == 0
     assert "fedavg" in done.out
     assert "fedgh" in done.out
-    told = "Not like for like. Weights differ: examples; uniform."
+    told = (
+        "fedavg weights clients by size; fedgh weights them equally. "
+        "Set `weights` to compare fairly."
+    )
     assert done.err == f"{told}\nreport  page.html\n"  # the page's warning, where the table is
     pasted = call("report", "a", "b", "--out", "page.html", "--markdown")
     assert pasted.out.endswith(f"\n{told}\n")

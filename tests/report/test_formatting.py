@@ -1,15 +1,15 @@
 import pytest
 
+from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import (
-    duration,
-    megabytes,
-    number,
-    setting,
-    signed,
-    spread,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_setting,
+    format_signed,
+    format_stat,
     without_folders,
 )
-from fedkeel.report.summary import Stat
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from fedkeel.report.summary import Stat
     ],
 )
 def test_three_digits(value, text):
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_three_digits(value, text):
     [(115.3, 0.21, "115.3 ± 0.2"), (115.3, 12.0, "115 ± 12"), (1.5, 0.0, "1.50 ± 0.00")],
 )
 def test_mean_and_deviation_have_the_same_decimals(mean, std, text):
-    assert spread(Stat(mean, std, 3, 0, 0)) == text
+    assert format_stat(Stat(mean, std, 3, 0, 0)) == text
 
 
 def test_minus_zero_has_no_sign():
-    assert signed(-0.0001, 2) == "0.00"
-    assert signed(-12.5, 1) == "−12.5"
+    assert format_signed(-0.0001, 2) == "0.00"
+    assert format_signed(-12.5, 1) == "−12.5"
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_folders_are_cut(text, cut):
 
 
 def test_settings_in_words():
-    assert setting(["/a/b/x.csv", "mnist"]) == "x.csv, mnist"
-    assert setting({"alpha": 0.1, "clients": 1000}) == "alpha 0.1, clients 1,000"
-    assert setting(True) == "yes"
-    assert setting(None) == "–"
+    assert format_setting(["/a/b/x.csv", "mnist"]) == "x.csv, mnist"
+    assert format_setting({"alpha": 0.1, "clients": 1000}) == "alpha 0.1, clients 1,000"
+    assert format_setting(True) == "yes"
+    assert format_setting(None) == "–"
 
 
 def test_units():
-    assert [megabytes(b) for b in (0, 1e3, 2.5e12, None)] == ["0 B", "1.00 kB", "2.50 TB", "–"]
-    assert [duration(s) for s in (119.0, 3600.0, None)] == ["119 s", "60 min", "–"]
-    hours = [duration(3600.0 * h) for h in (47, 49, 24 * 400)]
+    assert [format_bytes(b) for b in (0, 1e3, 2.5e12, None)] == ["0 B", "1.00 kB", "2.50 TB", "–"]
+    assert [format_duration(s) for s in (119.0, 3600.0, None)] == ["119 s", "60 min", "–"]
+    hours = [format_duration(3600.0 * h) for h in (47, 49, 24 * 400)]
     assert hours == ["47 h 0 min", "2 d 1 h", "1.1 years"]

@@ -22,9 +22,9 @@ from fedkeel.records.run_record import (
     PartitionRecord,
     PartRecord,
 )
-from fedkeel.report.page import render, write
-from fedkeel.report.page_content import repeat, sources
-from fedkeel.report.runs import load
+from fedkeel.report.page import render_report, write_report
+from fedkeel.report.page_content import commands, source_rows
+from fedkeel.report.runs import load_runs
 
 REPORT = Path(page.__file__).parent
 
@@ -76,7 +76,7 @@ def comparison(make, tmp_path):
 
 
 def read(folders, **own):
-    return Reader(render(load(folders), **own))
+    return Reader(render_report(load_runs(folders), **own))
 
 
 def test_a_comparison_has_everything(comparison):
@@ -134,7 +134,7 @@ def test_the_page_can_be_read_by_all(comparison):
 
 def test_nothing_is_asked_of_the_network(comparison, monkeypatch):
     monkeypatch.undo()
-    html = render(load(comparison))
+    html = render_report(load_runs(comparison))
     assert html.count(get_plotlyjs()) == 1
     own = html.replace(get_plotlyjs(), "")
     for tag, attrs in Reader(own).tags:
@@ -178,7 +178,7 @@ def test_what_comes_from_records_is_escaped(make, tmp_path):
     odd = make.save(tmp_path, record, rows)
     plain = make.save(tmp_path, make.record("fedavg"), make.rows(rounds=3))
     for folders in ([odd], [plain, odd]):
-        html = render(load(folders), title=bad)
+        html = render_report(load_runs(folders), title=bad)
         assert "<script>alert" not in html
         seen = Reader(html)
         assert not seen.of("img")
@@ -188,11 +188,11 @@ def test_what_comes_from_records_is_escaped(make, tmp_path):
 def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):
     rows = make.rows(rounds=3, sources=("north", "south"))
     rows[-1].sources["south"] = Scores(examples=0, top1=0.0, top3=0.0, loss=0.0)
-    run = load([make.save(tmp_path, make.record(), rows)])
-    north, south = sources(run)
-    assert (north["source"], south["source"]) == ("north", "south")
-    assert north["cells"] != ["–"]
-    assert south["cells"] == ["–"]
+    run = load_runs([make.save(tmp_path, make.record(), rows)])
+    north, south = source_rows(run)
+    assert (north.source, south.source) == ("north", "south")
+    assert north.cells != ("–",)
+    assert south.cells == ("–",)
 
 
 def test_only_folder_names_are_shown(make, tmp_path):
@@ -203,7 +203,7 @@ def test_only_folder_names_are_shown(make, tmp_path):
     )
     data = replace(record.data, sources=["/home/ann/data/scans.npz"])
     record = replace(record, data=data)
-    html = render(load([make.save(tmp_path, record, make.rows(rounds=2))]))
+    html = render_report(load_runs([make.save(tmp_path, record, make.rows(rounds=2))]))
     assert str(tmp_path) not in html
     assert not re.search(r"/srv|/home|/usr", html)
     assert "scans.npz" in html
@@ -217,8 +217,8 @@ def test_the_command_that_does_it_again_names_the_folder_as_it_was_given(
     place = Path("runs")
     one = make.save(place, make.record(), make.rows(rounds=2))
     two = make.save(place, make.record("momentum"), make.rows(rounds=2))
-    assert repeat(load([one])) == ["fedkeel run runs/fedavg-s0/config.toml --out runs/again"]
-    (both,) = repeat(load([one, two]))
+    assert commands(load_runs([one])) == ["fedkeel run runs/fedavg-s0/config.toml --out runs/again"]
+    (both,) = commands(load_runs([one, two]))
     assert both.startswith(
         "fedkeel compare runs/fedavg-s0/config.toml --methods 'fedavg, momentum'"
     )
@@ -236,25 +236,25 @@ def test_runs_of_several_settings_or_seeds_are_made_again_one_by_one(make, tmp_p
 
     one, two = saved("fedavg", 4), saved("fedavg", 5)
     both = [saved("momentum", 4), saved("momentum", 5)]
-    (alike,) = repeat(load([two, one, *both]))
+    (alike,) = commands(load_runs([two, one, *both]))
     assert alike.startswith("fedkeel compare runs/fedavg-s4/config.toml")
     assert "--seeds 2 " in alike
     other = saved("momentum", 4, lr=0.01)
-    assert repeat(load([one, other])) == [
+    assert commands(load_runs([one, other])) == [
         "fedkeel run runs/fedavg-s4/config.toml --out runs/again/fedavg-s4",
         "fedkeel run runs/momentum-s4/config.toml --out runs/again/momentum-s4",
     ]
-    again = repeat(load([one, two, saved("fedgh", 4)]))
+    again = commands(load_runs([one, two, saved("fedgh", 4)]))
     assert [line.split()[1] for line in again] == ["run"] * 3  # seeds 4 and 5, and 4 alone
     apart = [saved("fedavg", 4), saved("fedavg", 6)]
-    assert [line.split()[1] for line in repeat(load(apart))] == ["run"] * 2
+    assert [line.split()[1] for line in commands(load_runs(apart))] == ["run"] * 2
 
 
 def test_a_single_run_shows_its_figures_large(make, tmp_path):
     seen = read([make.save(tmp_path, make.record("fedreg"), make.rows(top=0.9))])
     for words in ("fedreg-s0", "Best accuracy", "Rounds to 85 %", "Training", "(best round, one"):
         assert words in seen.text
-    assert "Clear lead" not in seen.text.split("What the figures mean")[0]
+    assert "Clear lead" not in seen.text.split("What the numbers mean")[0]
     assert "results" not in [a.get("class") for a in seen.of("table")]
 
 
@@ -303,13 +303,13 @@ def test_losses_that_are_not_finite_and_lost_clients_are_told(make, tmp_path):
 
 
 @pytest.mark.parametrize(("loss", "told"), [(23.0, False), (23.5, True), (math.nan, False)])
-def test_a_run_that_blew_up_and_stayed_finite_is_told(make, tmp_path, loss, told):
+def test_a_run_that_diverged_and_stayed_finite_is_told(make, tmp_path, loss, told):
     """Its numbers were finite, so nothing was said but a score at chance."""
     rows = make.rows(rounds=20)
     rows[-1] = replace(rows[-1], test=replace(rows[-1].test, loss=loss))
     text = read([make.save(tmp_path, make.record(), rows)]).text
-    assert ("The last test loss is 23.5, of the untrained model 2.303" in text) is told
-    assert ("blew up" in text) is told
+    assert ("The last test loss is 23.5; that of the untrained model was 2.303" in text) is told
+    assert ("training diverged" in text) is told
 
 
 @pytest.mark.parametrize(
@@ -320,9 +320,11 @@ def test_a_run_that_learnt_nothing_is_told(make, tmp_path, top, rounds, told):
     rows = make.rows(rounds=rounds, noise=0.0)
     rows = [replace(r, test=replace(r.test, top1=top if r.round else 0.1)) for r in rows]
     text = read([make.save(tmp_path, make.record(rounds=rounds), rows)]).text
-    words = "nothing was learnt in 20 rounds. The best accuracy is 10.0 %, of the untrained model"
+    words = (
+        "the model learnt nothing in 20 rounds. Its best accuracy is 10.0 %; that of the untrained"
+    )
     assert (words in text) is told
-    assert ("learnt in" in text) is told
+    assert ("learnt nothing" in text) is told
 
 
 def test_faults_and_scores_of_fewer_clients_are_told(make, tmp_path):
@@ -340,8 +342,8 @@ def test_faults_and_scores_of_fewer_clients_are_told(make, tmp_path):
     assert "fedavg: not connected, in 1 of 21 rounds (client 2)." in text
     assert "not needed" not in text
     scored = sum(row.test is not None for row in rows)
-    assert f"1 of {scored} scores are of fewer examples than the others" in text
-    assert f"{few.examples:,} of {few.examples + 40:,} at the least" in text
+    assert f"1 of {scored} scores were measured on fewer examples than the others" in text
+    assert f"at the least {few.examples:,} of {few.examples + 40:,}" in text
 
 
 def test_five_hundred_clients(make, tmp_path):
@@ -349,7 +351,7 @@ def test_five_hundred_clients(make, tmp_path):
     folders = make.comparison(
         tmp_path, methods, seeds=2, clients=500, rounds=8, every=4, per_client=True
     )
-    html = render(load(folders))
+    html = render_report(load_runs(folders))
     assert "500 clients" in html
     assert "Too few seeds for a claim" in html
     assert len(html) < 400_000
@@ -357,12 +359,12 @@ def test_five_hundred_clients(make, tmp_path):
 
 def test_write_names_the_file(make, tmp_path):
     folder = make.save(tmp_path, make.record(), make.rows(rounds=2))
-    assert write([folder.path], folder.path) == folder.path / "report.html"
+    assert write_report([folder.path], folder.path) == folder.path / "report.html"
     out = tmp_path / "deep" / "er" / "x.html"
-    assert write([folder], out, title="Mine") == out
+    assert write_report([folder], out, title="Mine") == out
     assert "<title>Mine · fedkeel</title>" in out.read_text(encoding="utf-8")
     with pytest.raises(RunError):
-        write([], out)
+        write_report([], out)
 
 
 def test_the_report_knows_records_and_errors_only():

@@ -69,10 +69,10 @@ def test_colours_of_methods_stay_apart(side, vision):
 
 
 def test_every_colour_has_one_counterpart():
-    light = [pair[0] for pair in palette.swaps()]
+    light = [pair[0] for pair in palette.dark_counterparts()]
     assert len(set(light)) == len(light)
 
 
 def test_methods_beyond_the_eighth_differ_by_their_line():
-    looks = {(palette.method(i), palette.dash(i)) for i in range(32)}
+    looks = {(palette.method_colour(i), palette.line_style(i)) for i in range(32)}
     assert len(looks) == 32

@@ -4,22 +4,23 @@ import pytest
 
 from fedkeel.errors import RunError
 from fedkeel.records.run_record import Environment, PartRecord
-from fedkeel.report.runs import differences, load
+from fedkeel.report.alerts import differences
+from fedkeel.report.runs import load_runs
 
 
 def test_seeds_of_a_method_are_put_together_in_the_order_given(make, tmp_path):
     folders = make.comparison(tmp_path, {"fedgc": {}, "fedavg": {}}, rounds=3)
-    entries = load(folders)
+    entries = load_runs(folders)
     assert [entry.label for entry in entries] == ["fedgc", "fedavg"]
     assert [entry.index for entry in entries] == [0, 1]
-    assert entries[0].group.seeds == (0, 1, 2)
+    assert entries[0].summary.seeds == (0, 1, 2)
     assert entries[0].runs[0].summary.target == 0.85
     assert differences(entries) == []
 
 
 def test_paths_and_folders_are_both_taken_and_a_run_counts_once(make, tmp_path):
     folder = make.save(tmp_path, make.record(), make.rows(rounds=2))
-    (entry,) = load([folder, folder.path])
+    (entry,) = load_runs([folder, folder.path])
     assert [run.folder for run in entry.runs] == ["fedavg-s0"]
 
 
@@ -33,20 +34,37 @@ def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
                 tmp_path, dataclasses.replace(record, partition=partition), make.rows(rounds=2)
             )
         )
-    entries = load(made)
+    entries = load_runs(made)
     assert [entry.label for entry in entries] == ["fedavg · alpha 0.1", "fedavg · alpha 0.5"]
-    assert "Alpha differs: 0.1; 0.5." in differences(entries)
+    assert (
+        "The methods differ in alpha: 0.1 (fedavg · alpha 0.1); 0.5 (fedavg · alpha 0.5)."
+    ) in differences(entries)
 
 
 @pytest.mark.parametrize(
     ("key", "one", "other", "told"),
     [
-        ("evaluation.every", "1", "25", "evaluation.every differs: 1; 25."),
-        ("partition.seed", "5", None, "partition.seed differs: 5; –."),
-        ("local.drop_last", '"never"', '"always"', "local.drop_last differs: never; always."),
-        ("data.augment", '"none"', '"crop_flip"', "data.augment differs: none; crop_flip."),
-        ("engine.precision", '"float32"', '"bf16"', "engine.precision differs: float32; bf16."),
-        ("local.schedule.at", "[3]", "[4]", "local.schedule.at differs: 3; 4."),
+        ("evaluation.every", "1", "25", "evaluation.every: 1 (fedavg); 25 (scaffold)."),
+        ("partition.seed", "5", None, "partition.seed: 5 (fedavg); – (scaffold)."),
+        (
+            "local.drop_last",
+            '"never"',
+            '"always"',
+            "local.drop_last: never (fedavg); always (scaffold).",
+        ),
+        (
+            "data.augment",
+            '"none"',
+            '"crop_flip"',
+            "data.augment: none (fedavg); crop_flip (scaffold).",
+        ),
+        (
+            "engine.precision",
+            '"float32"',
+            '"bf16"',
+            "engine.precision: float32 (fedavg); bf16 (scaffold).",
+        ),
+        ("local.schedule.at", "[3]", "[4]", "local.schedule.at: 3 (fedavg); 4 (scaffold)."),
         ("local.lr", "0.1", "0.2", None),  # said with the rest of local training
         ("engine.workers", "1", "2", None),
     ],
@@ -59,19 +77,29 @@ def test_settings_that_no_other_words_tell_apart(make, tmp_path, key, one, other
         rest = "" if value is None else f"[{table}]\n{name} = {value}\n"
         (folder.path / "config.toml").write_text(f'method = "{method}"\nrounds = 60\n{rest}')
         folders.append(folder)
-    found = differences(load(folders))
-    assert [words for words in found if name in words] == ([] if told is None else [told])
+    found = differences(load_runs(folders))
+    expected = [] if told is None else [f"The methods differ in {told}"]
+    assert [sentence for sentence in found if name in sentence] == expected
 
 
 def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_path):
     one, two, three = (make.record("fedavg", seed, name=f"r{seed}") for seed in range(3))
     two = dataclasses.replace(two, model=dataclasses.replace(two.model, parameters=39))
     three = dataclasses.replace(three, environment=Environment(fedkeel="0.0.9"))
-    entries = load([make.save(tmp_path, run, make.rows(rounds=2)) for run in (one, two, three)])
-    assert [entry.group.seeds for entry in entries] == [(0,), (1,), (2,)]
+    entries = load_runs(
+        [make.save(tmp_path, run, make.rows(rounds=2)) for run in (one, two, three)]
+    )
+    assert [entry.summary.seeds for entry in entries] == [(0,), (1,), (2,)]
     assert entries[1].label == "fedavg · model parameters 39 · version 0.1.0"
-    assert "Model parameters differ: 250,000; 39." in differences(entries)
-    assert "Version differs: 0.1.0; 0.0.9." in differences(entries)
+    labels = [entry.label for entry in entries]
+    told = differences(entries)
+    assert (
+        f"The methods differ in model parameters: 250,000 ({labels[0]} and {labels[2]}); "
+        f"39 ({labels[1]})."
+    ) in told
+    assert (
+        f"The methods differ in version: 0.1.0 ({labels[0]} and {labels[1]}); 0.0.9 ({labels[2]})."
+    ) in told
 
 
 def test_a_method_whose_code_has_changed_is_several_entries(make, tmp_path):
@@ -81,17 +109,19 @@ def test_a_method_whose_code_has_changed_is_several_entries(make, tmp_path):
         own = make.record("mine:A", seed, parts=[PartRecord("a", code=code)])
         made.append(make.save(tmp_path, own, make.rows(rounds=2)))
     made.append(make.save(tmp_path, make.record("fedavg"), make.rows(rounds=2)))
-    entries = load(made)
+    entries = load_runs(made)
     labels = ["mine:A · code aaaaaa", "mine:A · code bbbbbb", "fedavg"]
     assert [entry.label for entry in entries] == labels
-    told = "The code of mine:A was changed between runs: aaaaaa ran 2026-11-21, bbbbbb ran "
+    told = (
+        "The code of mine:A changed between runs: version aaaaaa ran on 2026-11-21, version bbbbbb "
+    )
     assert told in " ".join(differences(entries))
-    assert "The code" not in " ".join(differences(load(made[1:])))
+    assert "The code" not in " ".join(differences(load_runs(made[1:])))
 
 
 def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
     records = [make.record(name=name, key=name) for name in ("one", "two")]
-    entries = load([make.save(tmp_path, record, make.rows(rounds=2)) for record in records])
+    entries = load_runs([make.save(tmp_path, record, make.rows(rounds=2)) for record in records])
     assert [entry.label for entry in entries] == ["fedavg · one", "fedavg · two"]
 
 
@@ -100,15 +130,22 @@ def test_what_is_not_like_for_like_is_told(make, tmp_path):
     two = make.record("fedgc", 1, local="SGD, lr 0.1", rounds=3, target=0.5, weights="uniform")
     three = make.record("fedgh", 0, data=dataclasses.replace(one.data, fingerprint="beef"))
     made = [make.save(tmp_path, record, make.rows(rounds=2)) for record in (one, two, three)]
-    told = " ".join(differences(load(made)))
-    for word in ("Local training", "Rounds", "Weights", "Seeds", "fingerprints", "target"):
+    told = " ".join(differences(load_runs(made)))
+    for word in (
+        "local training",
+        "rounds",
+        "fedavg and fedgh weight clients by size; fedgc weights them equally.",
+        "seeds",
+        "fingerprint",
+        "target",
+    ):
         assert f"{word}" in told
     assert "fedavg ran 0; fedgc ran 1" in told
 
 
 def test_the_target_can_be_given(make, tmp_path):
     folder = make.save(tmp_path, make.record(), make.rows(rounds=30))
-    (entry,) = load([folder], target=0.5)
+    (entry,) = load_runs([folder], target=0.5)
     reached = entry.runs[0].summary.rounds_to_target
     assert reached is not None
     assert 3 <= reached <= 8
@@ -125,13 +162,13 @@ def test_the_target_can_be_given(make, tmp_path):
 )
 def test_the_state_is_said_plainly(make, tmp_path, status, words):
     folder = make.save(tmp_path, make.record(status=status), make.rows(rounds=2))
-    (entry,) = load([folder])
+    (entry,) = load_runs([folder])
     assert entry.runs[0].state == words
-    assert entry.group.unfinished == (status != "finished")
+    assert entry.summary.unfinished == (status != "finished")
 
 
 def test_nothing_to_report_is_an_error_one_can_act_on(tmp_path):
     with pytest.raises(RunError, match="no run to report"):
-        load([])
+        load_runs([])
     with pytest.raises(RunError, match="not a run folder"):
-        load([tmp_path])
+        load_runs([tmp_path])

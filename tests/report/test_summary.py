@@ -5,17 +5,14 @@ import math
 import pytest
 
 from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.statistics import Stat, is_tied, paired_difference, pooled_error
 from fedkeel.report.summary import (
     Fluctuation,
-    Group,
-    Stat,
+    MethodSummary,
     fluctuation,
-    paired,
-    pooled_error,
     rounds_to,
     rounds_to_share,
     summarise,
-    tied,
 )
 
 
@@ -96,7 +93,7 @@ def test_best_is_the_first_round_with_the_highest_accuracy():
     assert (got.rounds, got.evaluations) == (4, 5)
 
 
-def test_last_ten_leaves_the_untrained_model_aside():
+def test_last_ten_leaves_out_the_untrained_model():
     assert summarise(scored(0.1, 0.5, 0.7)).last_mean == pytest.approx(0.6)
     eleven = [0.0] + [0.2] + [0.5] * 9 + [1.0]
     assert summarise(scored(*eleven)).last_mean == pytest.approx((0.5 * 9 + 1.0) / 10)
@@ -157,20 +154,20 @@ def test_nothing_at_all():
         0,
     )
     assert got.seconds_per_round is None
-    assert Group("x", (got,)).stat("best") is None
+    assert MethodSummary("x", (got,)).stat("best") is None
 
 
-def test_a_group_over_seeds():
+def test_a_method_over_seeds():
     runs = tuple(summarise(scored(0.1, a), 0.6) for a in (0.5, 0.6, 0.7))
-    group = Group("m", runs, (0, 1, 2))
+    group = MethodSummary("m", runs, (0, 1, 2))
     best = group.stat("best")
     assert best is not None
     assert best.mean == pytest.approx(0.6)
     assert best.std == pytest.approx(0.1)
     assert (best.count, best.min, best.max) == (3, 0.5, 0.7)
-    assert group.reached == 2
+    assert len(group.values("rounds_to_target")) == 2
     assert group.stat("rounds_to_target") == Stat(1.0, 0.0, 2, 1.0, 1.0)
-    assert Group("m", runs[:1]).stat("best") == Stat(0.5, None, 1, 0.5, 0.5)
+    assert MethodSummary("m", runs[:1]).stat("best") == Stat(0.5, None, 1, 0.5, 0.5)
     falls = group.fluctuation("min")
     assert falls is not None
     assert falls.mean == pytest.approx(50.0)
@@ -179,36 +176,36 @@ def test_a_group_over_seeds():
 def test_parts_that_a_seed_lacks_count_as_nothing():
     one = summarise([RoundRecord(1, bytes_up={"model": 10, "x": 4})])
     two = summarise([RoundRecord(1, bytes_up={"model": 20})])
-    assert Group("m", (one, two)).by_name("bytes_up") == {"model": 15, "x": 2}
+    assert MethodSummary("m", (one, two)).by_name("bytes_up") == {"model": 15, "x": 2}
 
 
 def test_paired_differences_go_seed_by_seed():
     def group(name, **best):
         seeds = tuple(int(s[1:]) for s in best)
-        return Group(name, tuple(summarise(scored(b, start=1)) for b in best.values()), seeds)
+        return MethodSummary(
+            name, tuple(summarise(scored(b, start=1)) for b in best.values()), seeds
+        )
+
+    def difference(first, second):
+        return paired_difference(first.by_seed("best"), second.by_seed("best"))
 
     one, two = group("a", s0=0.8, s1=0.6, s2=0.9), group("b", s2=0.7, s1=0.7, s5=0.1)
-    got = paired(one, two)
+    got = difference(one, two)
     assert got is not None
-    assert got.difference.count == 2
-    assert got.difference.mean == pytest.approx((-0.1 + 0.2) / 2)
-    assert got.difference.std == pytest.approx(0.3 / math.sqrt(2))
+    assert got.stat.count == 2
+    assert got.stat.mean == pytest.approx((-0.1 + 0.2) / 2)
+    assert got.stat.std == pytest.approx(0.3 / math.sqrt(2))
     assert got.ahead == 1
-    assert paired(one, group("c", s7=0.5)) is None
-    assert paired(one, Group("d", two.summaries)) is None
-    failed = Group("e", (summarise(scored(0.1)), summarise(scored(0.7, start=1))), (0, 1))
-    got = paired(one, failed)  # of seed 0 there is the untrained model alone
+    assert difference(one, group("c", s7=0.5)) is None
+    assert difference(one, MethodSummary("d", two.runs)) is None
+    failed = MethodSummary("e", (summarise(scored(0.1)), summarise(scored(0.7, start=1))), (0, 1))
+    got = difference(one, failed)  # the run of seed 0 holds the untrained model alone
     assert got is not None
-    assert (got.difference.count, got.difference.mean) == (1, pytest.approx(-0.1))
+    assert (got.stat.count, got.stat.mean) == (1, pytest.approx(-0.1))
 
 
-def test_pooled_standard_error():
-    # pooled variance (2 * 0.01 + 1 * 0.04) / 3 = 0.02; error sqrt(0.02 * (1/3 + 1/2))
-    one, two = Stat(1.0, 0.1, 3, 0, 0), Stat(1.1, 0.2, 2, 0, 0)
-    assert pooled_error(one, two) == pytest.approx(math.sqrt(0.02 * 5 / 6))
-    assert tied(one, two)
-    assert not tied(one, Stat(1.14, 0.2, 2, 0, 0))
+def test_one_seed_each_has_no_pooled_error():
     alone = Stat(1.0, None, 1, 1.0, 1.0)
     assert pooled_error(alone, alone) is None
-    assert tied(alone, alone)
-    assert not tied(alone, Stat(1.001, None, 1, 1.001, 1.001))
+    assert is_tied(alone, alone)
+    assert not is_tied(alone, Stat(1.001, None, 1, 1.001, 1.001))

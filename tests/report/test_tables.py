@@ -5,8 +5,14 @@ import pytest
 from rich.console import Console
 
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.report.summary import Group, summarise
-from fedkeel.report.tables import columns, footnotes, table, to_markdown, to_text
+from fedkeel.report.summary import MethodSummary, summarise
+from fedkeel.report.tables import (
+    footnotes,
+    markdown_table,
+    result_rows,
+    terminal_table,
+    visible_columns,
+)
 
 
 def run(best, *, traffic=1, ms=10.0, target=0.8, reached=True):
@@ -26,7 +32,7 @@ def run(best, *, traffic=1, ms=10.0, target=0.8, reached=True):
 
 def group(name, *bests, unfinished=0, **own):
     made = tuple(run(best, **own) for best in bests)
-    return Group(name, made, tuple(range(len(bests))), unfinished)
+    return MethodSummary(name, made, tuple(range(len(bests))), unfinished)
 
 
 @pytest.fixture
@@ -41,12 +47,12 @@ def groups():
 def shown(rows, width=100):
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, legacy_windows=False)
-    console.print(to_text(rows, width))
+    console.print(terminal_table(rows, width))
     return out.getvalue()
 
 
 def test_rows_are_plain_values(groups):
-    rows = table(groups)
+    rows = [row.to_json() for row in result_rows(groups)]
     assert json.loads(json.dumps(rows)) == rows
     one = rows[1]
     assert one["method"] == "fedgc"
@@ -60,9 +66,9 @@ def test_rows_are_plain_values(groups):
 
 
 def test_order_is_kept_and_ties_are_marked(groups):
-    rows = table(groups)
-    assert [row["method"] for row in rows] == ["fedavg", "fedgc", "gcfed"]
-    marked = [set(row["marked"]) for row in rows]
+    rows = result_rows(groups)
+    assert [row.method for row in rows] == ["fedavg", "fedgc", "gcfed"]
+    marked = [set(row.marked) for row in rows]
     # 91.0 and 91.4 with deviations of 1.0 and 0.85: pooled error 0.76 points
     assert ["best" in m for m in marked] == [False, True, True]
     assert ["traffic" in m for m in marked] == [True, False, True]
@@ -70,27 +76,27 @@ def test_order_is_kept_and_ties_are_marked(groups):
 
 
 def test_a_column_of_equal_values_has_no_best(groups):
-    rows = table(groups)
-    assert all("rounds_to_target" not in row["marked"] for row in rows)  # 1 for all
-    assert all("last" not in row["marked"] for row in rows)  # 0.5 for all
-    assert table([groups[0]])[0]["marked"] == []
+    rows = result_rows(groups)
+    assert all("rounds_to_target" not in row.marked for row in rows)  # 1 for all
+    assert all("last" not in row.marked for row in rows)  # 0.5 for all
+    assert result_rows([groups[0]])[0].marked == ()
 
 
 def test_gap_is_paired_with_the_highest_mean(groups):
-    rows = table(groups)
-    assert rows[2]["gap"] is None
-    assert rows[1]["gap"] == pytest.approx(-(0.005 + 0.005 + 0.002) / 3)
-    assert rows[0]["gap"] == pytest.approx(-(0.105 + 0.105 + 0.102) / 3)
-    assert rows[0]["gap_std"] == pytest.approx(0.003 / 3**0.5)
+    rows = result_rows(groups)
+    assert rows[2].gap is None
+    assert rows[1].gap.mean == pytest.approx(-(0.005 + 0.005 + 0.002) / 3)
+    assert rows[0].gap.mean == pytest.approx(-(0.105 + 0.105 + 0.102) / 3)
+    assert rows[0].gap.std == pytest.approx(0.003 / 3**0.5)
 
 
 def test_rounds_count_only_among_those_who_reached_it_most_often():
     often = group("often", 0.85, 0.86)
-    once = Group("once", (run(0.9), run(0.9, reached=False)), (0, 1))
+    once = MethodSummary("once", (run(0.9), run(0.9, reached=False)), (0, 1))
     never = group("never", 0.6, 0.7)
-    rows = table([often, once, never])
-    assert ["rounds_to_target" in row["marked"] for row in rows] == [True, False, False]
-    text = to_markdown(rows)
+    rows = result_rows([often, once, never])
+    assert ["rounds_to_target" in row.marked for row in rows] == [True, False, False]
+    text = markdown_table(rows)
     assert "| **1 ± 0** |" in text
     assert "1 (1/2)" in text
     assert "– (0/2)" in text
@@ -98,31 +104,31 @@ def test_rounds_count_only_among_those_who_reached_it_most_often():
 
 def test_unfinished_runs_do_not_compete(groups):
     early = group("early", 0.7, traffic=1, ms=1.0, unfinished=1)
-    rows = table([*groups, early])
-    assert rows[3]["marked"] == []
-    assert "`early †`" in to_markdown(rows)
-    assert footnotes(rows)[-1] == "†: not every run is finished."
-    assert "best" in table([early, group("late", 0.6, unfinished=1)])[0]["marked"]
+    rows = result_rows([*groups, early])
+    assert rows[3].marked == ()
+    assert "`early †`" in markdown_table(rows)
+    assert str(footnotes(rows)[-1]) == "†: not every run is finished."
+    assert "best" in result_rows([early, group("late", 0.6, unfinished=1)])[0].marked
 
 
 def test_markdown_is_bold_where_best(groups):
-    lines = to_markdown(table(groups)).splitlines()
+    lines = markdown_table(result_rows(groups)).splitlines()
     assert lines[0].startswith("| method | best % | last % | to target rounds |")
     assert lines[1].count("---:") == lines[0].count("|") - 2
     assert lines[2].startswith("| `fedavg` | 81.00 ± 1.00 | 50.00 ± 0.00 | 1 ± 0 | **4.00**")
     assert lines[3].startswith("| `fedgc` | **91.00 ± 1.00** |")
-    assert "one pooled standard error" in to_markdown(table(groups))
-    assert "3 seeds each" in to_markdown(table(groups))
+    assert "one pooled standard error" in markdown_table(result_rows(groups))
+    assert "3 seeds each" in markdown_table(result_rows(groups))
 
 
 def test_a_label_cannot_break_the_markdown(groups):
     odd = group("a|b`c", 0.5)
-    assert "| `a\\|b'c` |" in to_markdown(table([odd]))
+    assert "| `a\\|b'c` |" in markdown_table(result_rows([odd]))
 
 
 def test_the_terminal_table_fits_into_100_columns(groups):
     long = group("fedprox(mu=0.1)+gcfed(lam=0.5)+momentum(beta=0.9)", 0.851, 0.862, 0.83)
-    text = shown(table([*groups, long]))
+    text = shown(result_rows([*groups, long]))
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     assert "91.00 ± 1.00" in text
@@ -134,36 +140,37 @@ def test_the_terminal_table_fits_into_100_columns(groups):
 @pytest.mark.parametrize("width", [100, 86, 72, 60])
 def test_a_narrow_terminal_gets_fewer_columns(groups, width):
     long = group("fedprox(mu=0.1)+momentum(beta=0.5)", 0.851, 0.862, 0.83)
-    text = shown(table([*groups, long]), width)
+    text = shown(result_rows([*groups, long]), width)
     assert max(map(len, text.splitlines())) <= width
     assert "fedprox(mu=0.1)+" in text
     assert "91.00 ± 1.00" in text
     assert ("MB" in text) == (width == 100)
-    assert ("last" in text) == (width >= 86)
+    heading = text.splitlines()[1]
+    assert ("last" in heading) == (width >= 86)
     assert ("ms/client" in text) == (width >= 72)
 
 
 def test_markup_in_a_label_is_text():
-    assert "[bold]x[/bold]" in shown(table([group("[bold]x[/bold]", 0.5)]))
+    assert "[bold]x[/bold]" in shown(result_rows([group("[bold]x[/bold]", 0.5)]))
 
 
 def test_columns_without_values_are_left_out():
-    bare = Group("m", (summarise([RoundRecord(1, test=Scores(10, 0.5, 0.5, 1.0))]),))
-    keys = [column.key for column in columns(table([bare]), wide=True)]
+    bare = MethodSummary("m", (summarise([RoundRecord(1, test=Scores(10, 0.5, 0.5, 1.0))]),))
+    keys = [column.name for column in visible_columns(result_rows([bare]), is_page=True)]
     assert "rounds_to_target" not in keys
     assert "traffic" not in keys
     assert "gap" not in keys
     assert "best" in keys
-    empty = Group("m", (summarise([]),))
-    assert "–" in to_markdown(table([empty, bare]))
+    empty = MethodSummary("m", (summarise([]),))
+    assert "–" in markdown_table(result_rows([empty, bare]))
 
 
 def test_a_target_that_nobody_reached_is_shown():
-    rows = table([group("a", 0.5), group("b", 0.6)])
-    assert [c.key for c in columns(rows)].count("rounds_to_target") == 1
-    assert "– (0/1)" in to_markdown(rows)
+    rows = result_rows([group("a", 0.5), group("b", 0.6)])
+    assert [c.name for c in visible_columns(rows)].count("rounds_to_target") == 1
+    assert "– (0/1)" in markdown_table(rows)
 
 
 def test_a_terminal_never_cuts_a_short_name(groups):
     for width in range(60, 120):
-        assert "fedavg" in shown(table(groups), width)
+        assert "fedavg" in shown(result_rows(groups), width)

@@ -3,9 +3,9 @@
 import pytest
 
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.report.formatting import Name, plain
-from fedkeel.report.summary import Group, summarise
-from fedkeel.report.verdict import relation, verdict
+from fedkeel.report.formatting import MethodName
+from fedkeel.report.summary import MethodSummary, summarise
+from fedkeel.report.verdict import lead_over, verdict
 
 
 def group(method, *bests, unfinished=0, end=None, target=None, sent=1, ms=10.0, examples=100_000):
@@ -25,7 +25,7 @@ def group(method, *bests, unfinished=0, end=None, target=None, sent=1, ms=10.0, 
             for i, a in enumerate(accuracy)
         ]
         made.append(summarise(rows, target, model_bytes=100))
-    return Group(method, tuple(made), tuple(range(len(bests))), unfinished)
+    return MethodSummary(method, tuple(made), tuple(range(len(bests))), unfinished)
 
 
 FEDAVG = group("fedavg", 0.80, 0.81, 0.82)
@@ -33,11 +33,11 @@ FEDAVG = group("fedavg", 0.80, 0.81, 0.82)
 
 def said(*groups):
     got = verdict(groups)
-    return got.status, plain(got.headline)
+    return got.status, "".join(got.headline)
 
 
 def more(*groups):
-    return " ".join(plain(one) for one in verdict(groups).more)
+    return " ".join("".join(one) for one in verdict(groups).details)
 
 
 def test_a_clear_lead_names_the_gap():
@@ -56,38 +56,44 @@ def test_methods_within_the_spread_are_named():
     rival = group("gcfed", 0.93, 0.90, 0.89)
     status, told = said(FEDAVG, group("fedgc", 0.90, 0.91, 0.92), rival)
     assert status == "close"
-    assert told.endswith("10.0 points above fedavg; gcfed is within the spread of it.")
+    assert told.endswith(
+        "10.0 points above fedavg. Its lead over gcfed is smaller than the spread between seeds."
+    )
 
 
 def test_no_clear_winner_where_fedavg_is_within_the_spread():
     status, told = said(FEDAVG, group("fedgc", 0.79, 0.83, 0.84), group("bad", 0.5, 0.5, 0.5))
     assert status == "none"
-    assert told.startswith("No clear winner: fedgc has the highest mean, 82.0 ± 2.6 %")
-    assert "and fedavg is within the spread of it; it is 32.0 points above bad." in told
+    assert told == (
+        "No clear winner: fedgc has the highest mean, 82.0 ± 2.6 % (best round, 3 seeds). Its lead "
+        "over fedavg is smaller than the spread between seeds. It is 32.0 points above bad."
+    )
 
 
 def test_ahead_on_every_seed_is_not_a_clear_lead():
     # ranges overlap, and the lead is 0.5 points on each of the three seeds
     status, told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825))
     assert status == "ahead"
-    overlap = "(ahead on every seed, though the ranges overlap)"
+    overlap = "(ahead on every seed, although the ranges overlap)"
     assert told.endswith(f"0.5 points above fedavg {overlap}.")
     third = group("third", 0.802, 0.812, 0.822)
     told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825), third)[1]
     assert told.count(overlap) == 2
     low = group("low", 0.801, 0.811, 0.8205)
     told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825), third, low)[1]
-    assert told.endswith("it is ahead on every seed, though the ranges overlap, of low.")
+    assert told.endswith("It is also ahead on every seed, although the ranges overlap, of low.")
     rival = group("rival", 0.806, 0.80, 0.83)
     status, told = said(FEDAVG, group("fedgc", 0.805, 0.815, 0.825), rival)
     assert status == "close"
-    assert told.endswith(f"above fedavg {overlap}; rival is within the spread of it.")
-    shuffled = Group("fedgc", group("x", 0.805, 0.815, 0.825).summaries, (2, 1, 0))
+    assert told.endswith(
+        f"above fedavg {overlap}. Its lead over rival is smaller than the spread between seeds."
+    )
+    shuffled = MethodSummary("fedgc", group("x", 0.805, 0.815, 0.825).runs, (2, 1, 0))
     assert said(FEDAVG, shuffled)[0] == "none"
 
 
 @pytest.mark.parametrize(
-    ("seeds", "word"), [(1, "One seed says nothing"), (2, "2 seeds say little")]
+    ("seeds", "word"), [(1, "One seed shows nothing"), (2, "2 seeds show little")]
 )
 def test_few_seeds_make_no_claim(seeds, word):
     low, high = (0.80, 0.81)[:seeds], (0.90, 0.91)[:seeds]
@@ -111,7 +117,7 @@ def test_a_method_with_few_seeds_does_not_silence_the_others():
 def test_unfinished_methods_are_left_out():
     groups = FEDAVG, group("fedgc", 0.90, 0.91, 0.92), group("x", 0.5, 0.5, 0.5, unfinished=1)
     assert "x" not in said(*groups)[1].replace("fedgc", "")
-    assert "x is left out of this verdict: not every run of it is finished." in more(*groups)
+    assert "x is left out of this verdict: some of the runs are not finished." in more(*groups)
 
 
 def test_where_nothing_is_finished_it_says_so_far():
@@ -126,7 +132,7 @@ def test_one_method_alone():
         "single",
         "fedreg reached 85.0 % (best round, one seed).",
     )
-    assert "One seed shows nothing of the spread" in more(group("fedreg", 0.85))
+    assert "One seed shows nothing about the spread" in more(group("fedreg", 0.85))
     assert "spread" not in more(FEDAVG)
 
 
@@ -135,7 +141,7 @@ def test_equal_methods_are_level():
 
 
 def test_nothing_evaluated():
-    empty = Group("m", (summarise([]),), (0,), 1)
+    empty = MethodSummary("m", (summarise([]),), (0,), 1)
     assert said(empty) == ("empty", "Nothing has been evaluated yet.")
 
 
@@ -145,8 +151,8 @@ def test_another_leader_at_the_end_is_told():
     assert "At the end (mean of the last ten evaluations) steady is ahead: 85.0 %" in more(one, two)
     assert "At the end" not in more(FEDAVG, two)
     # at the end 88.2 ± 1.0 against 88.0 ± 1.0: nothing to tell
-    noisy = Group(
-        "peak", tuple(group("x", b, end=b - 0.06).summaries[0] for b in (0.9, 0.91, 0.92))
+    noisy = MethodSummary(
+        "peak", tuple(group("x", b, end=b - 0.06).runs[0] for b in (0.9, 0.91, 0.92))
     )
     level = group("steady", 0.872, 0.882, 0.892)
     assert "At the end" not in more(noisy, level)
@@ -167,8 +173,8 @@ def test_costs_that_differ_by_noise_are_alike():
 
 def test_times_within_their_error_are_alike():
     def runs(method, bests, times):
-        made = [group(method, b, ms=ms).summaries[0] for b, ms in zip(bests, times, strict=True)]
-        return Group(method, tuple(made), (0, 1, 2))
+        made = [group(method, b, ms=ms).runs[0] for b, ms in zip(bests, times, strict=True)]
+        return MethodSummary(method, tuple(made), (0, 1, 2))
 
     base = runs("fedavg", (0.80, 0.81, 0.82), (10.0, 20.0, 30.0))
     slow = runs("fedgc", (0.90, 0.91, 0.92), (15.0, 23.0, 34.0))  # 1.2 times, error 0.4
@@ -177,7 +183,7 @@ def test_times_within_their_error_are_alike():
 
 def test_the_cheapest_of_those_that_cannot_be_told_apart():
     one = group("fedgc", 0.79, 0.83, 0.84, sent=1.5)
-    assert "Of the methods that cannot be told apart, fedavg sends least." in more(FEDAVG, one)
+    assert "Among the methods without a clear difference, fedavg sends least." in more(FEDAVG, one)
     assert "sends least" not in more(
         group("dear", 0.1, 0.1, 0.1), group("x", 0.9, 0.9, 0.9, sent=2)
     )
@@ -186,41 +192,46 @@ def test_the_cheapest_of_those_that_cannot_be_told_apart():
 def test_labels_are_names_and_many_are_counted():
     others = [group(f"m{i}", 0.79, 0.82, 0.83) for i in range(6)]
     got = verdict([FEDAVG, *others])
-    assert Name("m0") in got.headline
-    assert all(isinstance(p, Name) for p in got.headline if p in ("m0", "m1", "fedavg"))
-    assert "and 3 others are within the spread" in plain(got.headline)
+    assert MethodName("m0") in got.headline
+    assert all(isinstance(p, MethodName) for p in got.headline if p in ("m0", "m1", "fedavg"))
+    assert "and 3 others is smaller than the spread between seeds." in "".join(got.headline)
 
 
-def test_relation_needs_three_seeds_each():
-    assert relation(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1)) == "too few"
-    assert relation(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1, 0.1)) == "clear"
-    assert relation(group("a", 0.9, 0.8, 0.9), group("b", 0.85, 0.85, 0.85)) == "within the spread"
+def test_a_lead_needs_three_seeds_each():
+    assert lead_over(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1)) == "too few seeds"
+    assert lead_over(group("a", 0.9, 0.9, 0.9), group("b", 0.1, 0.1, 0.1)) == "clear"
+    assert lead_over(group("a", 0.9, 0.8, 0.9), group("b", 0.85, 0.85, 0.85)) == "within spread"
 
 
 def test_a_test_set_that_is_too_small_to_tell():
     """One example of twenty was a clear lead."""
     few = [group(m, *[a] * 3, examples=20) for m, a in (("fedavg", 0.80), ("fedgc", 0.85))]
-    assert relation(few[1], few[0]) == "within chance"
+    assert lead_over(few[1], few[0]) == "too few examples"
     status, told = said(*few)
     assert status == "none"
-    assert told.endswith("and 20 test examples cannot tell fedavg from it.")
+    assert told.endswith("Its lead over fedavg is too small for 20 test examples.")
     wide = [group("fedavg", *[0.3] * 3, examples=20), few[1], group("x", *[0.8] * 3, examples=20)]
     status, told = said(*wide)
     assert status == "close"
-    assert told.endswith("55.0 points above fedavg; 20 test examples cannot tell x from it.")
+    assert told.endswith(
+        "55.0 points above fedavg. Its lead over x is too small for 20 test examples."
+    )
     # on every seed, and yet by less than two standard errors: 0.9 points of 2,000 examples
     small = group("fedgc", 0.805, 0.815, 0.825, examples=2000)
-    assert relation(small, group("fedavg", 0.80, 0.81, 0.82, examples=2000)) == "within chance"
+    assert lead_over(small, group("fedavg", 0.80, 0.81, 0.82, examples=2000)) == "too few examples"
     spread = group("y", 0.79, 0.86, 0.85, examples=20)
     told = said(few[0], few[1], spread)[1]
-    assert "y is within the spread of it and 20 test examples cannot tell fedavg from it" in told
+    assert told.endswith(
+        " Its lead over y is smaller than the spread between seeds. "
+        "Its lead over fedavg is too small for 20 test examples."
+    )
 
 
 def test_copies_of_one_run_are_no_seeds():
     """Where nothing is random, three seeds were a clear lead."""
-    same = Group("fedgc", group("fedgc", 0.9).summaries * 3, (0, 1, 2))
-    assert relation(same, FEDAVG) == "too few"
+    same = MethodSummary("fedgc", group("fedgc", 0.9).runs * 3, (0, 1, 2))
+    assert lead_over(same, FEDAVG) == "too few seeds"
     assert said(FEDAVG, same)[0] == "few"
-    assert "fedgc: the seeds are copies of one run, in which nothing is random" in more(
+    assert "fedgc repeats one run with every seed, because nothing in it is random" in more(
         FEDAVG, same
     )

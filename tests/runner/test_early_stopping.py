@@ -18,7 +18,7 @@ from fedkeel.flower.wire import HEAD
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.alerts import alerts
-from fedkeel.report.runs import load
+from fedkeel.report.runs import load_runs
 from fedkeel.runner.early_stopping import Early
 from fedkeel.runner.loop import Result
 from fedkeel.runner.start import start
@@ -161,7 +161,7 @@ def test_a_comparison_and_its_page_say_so(tmp_path: Path) -> None:
     )
     assert [result.rows[-1].round for result in found.results] == [1, 1]
     assert found.complete
-    said = alerts(load(sorted(out.glob("*/"))))
+    said = alerts(load_runs(sorted(out.glob("*/"))))
     assert len([words for words in said if "ended early, 1 of 5 rounds" in words]) == 2
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.report.page import write
+from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import Lines
 from fedkeel.runner.start import start
@@ -88,7 +88,7 @@ def test_it_is_told_once_and_stays_with_the_run(tmp_path: Path) -> None:
     assert [json.loads((f / "run.json").read_text())["warnings"] for f in folders] == [
         hints(run(8, 2))
     ] * 2
-    page = write(folders, tmp_path / "report.html").read_text()
+    page = write_report(folders, tmp_path / "report.html").read_text()
     assert page.count("1 of 2 clients has mini-batches of two examples") == 1
 
 

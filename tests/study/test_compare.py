@@ -27,7 +27,7 @@ from fedkeel.errors import (
 )
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.rows import RoundRecord
-from fedkeel.report.runs import load
+from fedkeel.report.runs import load_runs
 from fedkeel.runner.loop import Result
 from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import start
@@ -79,7 +79,7 @@ def test_every_method_with_every_seed() -> None:
     assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
     assert [row["seeds"] for row in found.rows] == [2, 2]
     assert "scaffold" in str(found)
-    assert "Not like for like. Weights differ: examples; uniform." in str(found)
+    assert "fedavg weights clients by size; scaffold weights them equally." in str(found)
 
 
 def test_everything_else_is_the_same() -> None:
@@ -122,7 +122,7 @@ def test_a_comparison_is_a_folder_of_runs(tmp_path: Path) -> None:
         "fedprox-mu-0.1-gcfed-seed0",
         "fedprox-mu-0.1-gcfed-seed1",
     ]
-    entries = load(folders)
+    entries = load_runs(folders)
     assert [(e.label, len(e.runs)) for e in entries] == [
         ("fedavg", 2),
         ("fedprox(mu=0.1)+gcfed", 2),
@@ -232,7 +232,7 @@ def test_runs_of_another_model_data_or_version_are_in_no_row_of_new_ones(
         (entry,) = found.entries
         assert len({run.record.model.parameters for run in entry.runs}) == 1
         assert len({run.record.data.fingerprint for run in entry.runs}) == 1
-    every = load([p for p in tmp_path.iterdir() if p.is_dir()])
+    every = load_runs([p for p in tmp_path.iterdir() if p.is_dir()])
     assert sorted(len(entry.runs) for entry in every) == [2, 3, 3]
     for name in ("prepare", "manifest"):
         monkeypatch.setattr(f"fedkeel.experiment.{name}.__version__", "0.0.0")

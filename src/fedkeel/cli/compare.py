@@ -41,9 +41,9 @@ def compare(
 
     from fedkeel.method.grammar import split
     from fedkeel.records.comparison import runs_of
-    from fedkeel.report.alerts import unlike, went_wrong
-    from fedkeel.report.page import write
-    from fedkeel.report.tables import to_text
+    from fedkeel.report.alerts import differences, problems
+    from fedkeel.report.page import write_report
+    from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import watcher
     from fedkeel.study.compare import compare as play
@@ -60,13 +60,13 @@ def compare(
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    page = write(runs_of(out), out / "report.html", title=chosen.name)
+    page = write_report(runs_of(out), out / "report.html", title=chosen.name)
     if as_json:
         document(found.rows)
     else:
-        Console().print(to_text(found.rows))
-    for told in [*unlike(found.entries), *went_wrong(found.entries)]:
-        say(console, told)
+        Console().print(terminal_table(found.table))
+    for sentence in [*differences(found.entries), *problems(found.entries)]:
+        say(console, sentence)
     hints = [hint for one in found.results for hint in one.record.warnings]
     for hint in dict.fromkeys(hints) if quiet else ():
         say(console, f"hint: {hint}")

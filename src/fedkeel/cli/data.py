@@ -117,10 +117,10 @@ def inspect(
     if as_json:
         document(how)
     else:
-        from fedkeel.report.terminal import partition
+        from fedkeel.report.partition_table import partition_table
 
         data = federation.data
         labels = data.label_names or tuple(str(y) for y in range(data.classes))
         names = federation.names or tuple(str(k) for k in range(len(federation)))
-        Console().print(partition(histogram.tolist(), list(names), list(labels)))
+        Console().print(partition_table(histogram.tolist(), list(names), list(labels)))
         print(federation.how.get("says", ""))

@@ -41,7 +41,7 @@ def up(
     from fedkeel.flower.local.federation import shared, with_data
     from fedkeel.flower.local.federation import up as play
     from fedkeel.flower.node.local_data import away
-    from fedkeel.report.page import write
+    from fedkeel.report.page import write_report
     from fedkeel.runner.progress import watcher
 
     chosen = experiment(path, preset, settings)
@@ -61,7 +61,7 @@ def up(
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")
         raise typer.Exit(130) from None
-    page = write([out], out / "report.html")
+    page = write_report([out], out / "report.html")
     if as_json:
         rows = done.rows
         measured = [row.test.top1 for row in rows if row.test is not None]

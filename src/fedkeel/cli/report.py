@@ -20,24 +20,24 @@ def report(
     from rich.console import Console
 
     from fedkeel.records.comparison import runs_of
-    from fedkeel.report.alerts import unlike, went_wrong
-    from fedkeel.report.page import save
-    from fedkeel.report.runs import load
-    from fedkeel.report.tables import table, to_markdown, to_text
+    from fedkeel.report.alerts import differences, problems
+    from fedkeel.report.page import save_report
+    from fedkeel.report.runs import load_runs
+    from fedkeel.report.tables import markdown_table, result_rows, terminal_table
 
     folders = [folder for path in runs for folder in runs_of(path)]
-    entries = load(folders, target)
-    page = save(entries, out or runs[0] / "report.html")
-    rows = table([entry.group for entry in entries])
+    methods = load_runs(folders, target)
+    page = save_report(methods, out or runs[0] / "report.html")
+    rows = result_rows([method.summary for method in methods])
     if as_json:
-        document(rows)
+        document([row.to_json() for row in rows])
     elif markdown:
-        print(to_markdown(rows), end="")
+        print(markdown_table(rows), end="")
     else:
-        Console().print(to_text(rows))
-    for told in [*unlike(entries), *went_wrong(entries)]:
-        if markdown and not as_json:  # it goes where the table goes
-            print(f"\n{told}")
+        Console().print(terminal_table(rows))
+    for sentence in [*differences(methods), *problems(methods)]:
+        if markdown and not as_json:  # below the table, where a reader of the Markdown sees it
+            print(f"\n{sentence}")
         else:
-            say(stderr(), told)
+            say(stderr(), sentence)
     say(stderr(), f"report  {page}")

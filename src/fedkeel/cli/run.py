@@ -31,9 +31,9 @@ def run(
     """Train one method, and write a run folder."""
     from rich.console import Console
 
-    from fedkeel.report.alerts import went_wrong
-    from fedkeel.report.page import write
-    from fedkeel.report.runs import load
+    from fedkeel.report.alerts import problems
+    from fedkeel.report.page import write_report
+    from fedkeel.report.runs import load_runs
     from fedkeel.runner.prepare import gather, prepare
     from fedkeel.runner.progress import watcher
     from fedkeel.runner.start import start
@@ -49,7 +49,7 @@ def run(
     except KeyboardInterrupt:
         say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
         raise typer.Exit(130) from None
-    page = write([out], out / "report.html")
+    page = write_report([out], out / "report.html")
     sums = [row for row in result.rows if row.round > 0]
     if as_json:
         document(
@@ -66,12 +66,12 @@ def run(
             }
         )
     else:
-        from fedkeel.report.tables import to_text
+        from fedkeel.report.tables import terminal_table
         from fedkeel.study.compare import Comparison
 
-        Console().print(to_text(Comparison([result]).rows))
-    for told in went_wrong(load([out])):
-        say(console, told)
+        Console().print(terminal_table(Comparison([result]).table))
+    for sentence in problems(load_runs([out])):
+        say(console, sentence)
     for hint in result.record.warnings if quiet else ():
         say(console, f"hint: {hint}")
     if result.record.engine.asked != "auto":

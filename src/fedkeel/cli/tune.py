@@ -48,11 +48,11 @@ def tune(
     from rich.console import Console
 
     from fedkeel.method.grammar import split
-    from fedkeel.report.tuning import to_text
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import watcher
     from fedkeel.study.tune import tune as search
     from fedkeel.study.tuning_result import files
+    from fedkeel.study.tuning_table import tuning_table
 
     given = {"trials": trials, "seeds": seeds}
     laid = [f"tune.{name}={value}" for name, value in given.items() if value is not None]
@@ -72,11 +72,10 @@ def tune(
             console, f"interrupted after {len(found.trials)} trials; the same command goes on there"
         )
         raise typer.Exit(130)
-    rows = [asdict(row) for row in found.rows]
     if as_json:
-        document(rows)
+        document([asdict(row) for row in found.rows])
     else:
-        Console().print(to_text(rows, found.held))
+        Console().print(tuning_table(found.rows, found.held))
     say(console, f"runs    {out}")
     for row, file in zip(found.rows, files(found), strict=True):
         if row.value is None:

@@ -1,165 +1,106 @@
-"""What all figures share: looks, thinning, escaping, and the mean over seeds."""
+"""What all charts share: their look, labels, legends, and the choice of points to draw."""
 
 from __future__ import annotations
 
 import html
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+import markupsafe
+import numpy as np
 import plotly.graph_objects as go
+from jinja2.utils import htmlsafe_json_dumps
 
-from fedkeel.records.rows import RoundRecord
 from fedkeel.report import palette
-from fedkeel.report.runs import Entry
-from fedkeel.report.summary import Stat
+from fedkeel.report.runs import MethodResults
 
-POINTS = 400
-"""Points of a line that are drawn; longer runs are thinned."""
+MAX_POINTS = 400
+"""Points that are drawn of a line."""
 
-FEW_SEEDS = 4
-"""Seeds from which a band shows ± one deviation; below, it shows the range."""
-
-FONT = "Inter, ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif"
+_FONT = "Inter, ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif"
 
 
 @dataclass(frozen=True)
-class Key:
-    """One entry of a figure's key.
+class LegendItem:
+    """One item of a chart's legend.
 
     Args:
         label: what the colour stands for.
         light: colour on a light page.
         dark: colour on a dark page.
-        grade: whether it stands for a scale, from nothing to this colour.
-        pattern: what tells it from another of the same colour, a name that page.css draws.
+        is_scale: whether it stands for a scale, from nothing to this colour.
+        pattern: pattern that distinguishes it from others of its colour, a class in page.css.
     """
 
     label: str
     light: str
     dark: str
-    grade: bool = False
+    is_scale: bool = False
     pattern: str = ""
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A figure with what stands beside it.
+class Chart:
+    """A figure with its description and legend.
 
     Args:
         figure: the figure, in the colours of a light page.
-        alt: what it shows, in words, for those who do not see it.
-        key: colours and what they stand for, where these are not the methods.
+        description: what it shows, in words, for readers who cannot see it.
+        legend: colours and what they stand for, where these are not the methods.
     """
 
     figure: go.Figure
-    alt: str
-    key: tuple[Key, ...] = ()
+    description: str
+    legend: tuple[LegendItem, ...] = ()
 
-    def to_json(self) -> str:
-        """Return the figure as JSON that may stand within a script element."""
-        text = json.dumps(self.figure.to_plotly_json(), separators=(",", ":"), allow_nan=False)
-        for sign in "<>&\u2028\u2029":
-            text = text.replace(sign, f"\\u{ord(sign):04x}")
-        return text
+    def to_json(self) -> markupsafe.Markup:
+        """Return the figure as JSON that is safe within a script element."""
+        figure = self.figure.to_plotly_json()
+        return htmlsafe_json_dumps(figure, separators=(",", ":"), allow_nan=False)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A figure over rounds, over the seeds of a method.
+def evenly_spaced(length: int, limit: int = MAX_POINTS, *, include: int | None = None) -> list[int]:
+    """Return about `limit` indices of a sequence, with the first, the last and `include`.
 
-    Args:
-        rounds: evaluated rounds, ascending, thinned for drawing.
-        megabytes: mean traffic until then, both ways and all clients.
-        middle: mean over seeds; None where a seed's value is not finite.
-        low: lower edge of the band.
-        high: upper edge of the band.
-        seeds: how many seeds have the round.
-        stretches: runs of places with the same seeds and a value: lines are not drawn across, so
-            that a run that stopped does not look like a jump.
-    """
-
-    rounds: tuple[int, ...]
-    megabytes: tuple[float, ...]
-    middle: tuple[float | None, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    seeds: tuple[int, ...]
-    stretches: tuple[range, ...]
-
-
-def curve(entry: Entry, value: Callable[[RoundRecord], float | None]) -> Curve:
-    """Return a figure of the test rows over rounds.
-
-    The band is the range for fewer than four seeds, else the mean ± one sample deviation.
-    """
-    values: dict[int, dict[int, float | None]] = {}
-    sent: dict[int, list[float]] = {}
-    for place, run in enumerate(entry.runs):
-        total = 0
-        for row in run.rows:
-            total += sum(row.bytes_down.values()) + sum(row.bytes_up.values())
-            if row.test is not None:
-                values.setdefault(row.round, {})[place] = value(row)
-                sent.setdefault(row.round, []).append(total / 1e6)
-    every = sorted(values)
-    rounds = [every[i] for i in thin(len(every), peak=_peak([values[r] for r in every]))]
-    stats = [_stat(list(values[r].values())) for r in rounds]
-    bands = [_band(stat) for stat in stats]
-    return Curve(
-        rounds=tuple(rounds),
-        megabytes=tuple(short(sum(sent[r]) / len(sent[r])) for r in rounds),
-        middle=tuple(stat.mean if stat else None for stat in stats),
-        low=tuple(band[0] for band in bands),
-        high=tuple(band[1] for band in bands),
-        seeds=tuple(len(values[r]) for r in rounds),
-        stretches=_stretches(
-            [tuple(values[r]) if stat else None for r, stat in zip(rounds, stats, strict=True)]
-        ),
-    )
-
-
-def _stretches(who: Sequence[tuple[int, ...] | None]) -> tuple[range, ...]:
-    """Return the stretches of equal entries, those of None left out."""
-    edges = [i for i in range(len(who)) if i == 0 or who[i] != who[i - 1]]
-    return tuple(range(a, b) for a, b in pairwise([*edges, len(who)]) if who[a] is not None)
-
-
-def thin(length: int, limit: int = POINTS, *, peak: int | None = None) -> list[int]:
-    """Return at most about `limit` indices, evenly spaced, with the first, the last and the peak.
-
-    >>> thin(5), thin(10, 4), thin(10, 4, peak=5)
+    >>> evenly_spaced(5), evenly_spaced(10, 4), evenly_spaced(10, 4, include=5)
     ([0, 1, 2, 3, 4], [0, 3, 6, 9], [0, 3, 5, 6, 9])
     """
     if length <= limit:
         return list(range(length))
-    kept = {round(i * (length - 1) / (limit - 1)) for i in range(limit)}
-    return sorted(kept if peak is None else kept | {peak})
+    chosen = set(np.linspace(0, length - 1, limit).round().astype(int).tolist())
+    return sorted(chosen if include is None else chosen | {include})
 
 
-def short(value: float) -> float:
+def rounded(value: float) -> float:
     """Return a number with six significant digits: enough to draw."""
     return float(f"{value:.6g}")
 
 
-def text(label: object) -> str:
-    """Return text as plotly takes it: a label is text, never markup.
+def escaped(label: object) -> str:
+    """Return a label as plotly takes it, which reads markup in texts.
 
-    >>> text("<b>x</b>")
+    >>> escaped("<b>x</b>")
     '&lt;b&gt;x&lt;/b&gt;'
     """
     return html.escape(str(label), quote=False)
 
 
-def bare(height: int, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's own values
-    """Return an empty figure in the look of the page."""
+def shortened(label: str, length: int = 44) -> str:
+    """Return a label that fits into a figure."""
+    return label if len(label) <= length else label[: length - 1] + "…"
+
+
+def empty_figure(height: int, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's own values
+    """Return a figure without data in the style of the page."""
+    colours = (palette.INK, palette.MUTED, palette.GRID)
+    ink, muted, grid = (palette.rgba(light) for light, _ in colours)
+    transparent = "rgba(0,0,0,0)"
     axis = {
-        "gridcolor": palette.rgba(palette.GRID[0]),
-        "linecolor": palette.rgba(palette.GRID[0]),
-        "tickfont": {"color": palette.rgba(palette.MUTED[0]), "size": 12},
-        "title": {"font": {"color": palette.rgba(palette.MUTED[0]), "size": 13}},
+        "gridcolor": grid,
+        "linecolor": grid,
+        "tickfont": {"color": muted, "size": 12},
+        "title": {"font": {"color": muted, "size": 13}},
         "zeroline": False,
         "automargin": True,
     }
@@ -168,58 +109,41 @@ def bare(height: int, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's ow
         template=None,
         height=height,
         margin={"l": 52, "r": 12, "t": 12, "b": 48},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "size": 13, "color": palette.rgba(palette.INK[0])},
+        paper_bgcolor=transparent,
+        plot_bgcolor=transparent,
+        font={"family": _FONT, "size": 13, "color": ink},
         hoverlabel={
             "bgcolor": palette.rgba(palette.LIGHT_PAGE, 0.96),
-            "bordercolor": palette.rgba(palette.GRID[0]),
-            "font": {"family": FONT, "size": 12, "color": palette.rgba(palette.INK[0])},
+            "bordercolor": grid,
+            "font": {"family": _FONT, "size": 12, "color": ink},
             "namelength": -1,
         },
         showlegend=False,
-        modebar={
-            "bgcolor": "rgba(0,0,0,0)",
-            "color": palette.rgba(palette.MUTED[0]),
-            "activecolor": palette.rgba(palette.INK[0]),
-        },
+        modebar={"bgcolor": transparent, "color": muted, "activecolor": ink},
         xaxis={**axis, "showgrid": False, "showline": True, "ticks": "outside", "ticklen": 4},
         yaxis=axis,
     )
     figure.update_layout(**layout)
-    figure.update_xaxes(tickcolor=palette.rgba(palette.GRID[0]))
+    figure.update_xaxes(tickcolor=grid)
     return figure
 
 
-def tag(entry: Entry) -> str:
-    """Return a method's label with a dot in its colour, for use within a figure."""
-    colour = palette.method(entry.index)
-    return f'<span style="color:{colour}">●</span> {text(cut(entry.label))}'
-
-
-def cut(label: str, length: int = 44) -> str:
-    """Return a label that fits into a figure."""
-    return label if len(label) <= length else label[: length - 1] + "…"
-
-
-def _stat(values: Sequence[float | None]) -> Stat | None:
-    known = [value for value in values if value is not None]
-    return Stat.of(known) if len(known) == len(values) else None
-
-
-def _peak(values: Sequence[Mapping[int, float | None]]) -> int | None:
-    """Return where the mean over seeds is highest, among the places where all seeds have one."""
-    means = []
-    for i, by_seed in enumerate(values):
-        known = [v for v in by_seed.values() if v is not None]
-        if known and len(known) == len(by_seed):
-            means.append((sum(known) / len(known), i))
-    return max(means)[1] if means else None
-
-
-def _band(stat: Stat | None) -> tuple[float | None, float | None]:
-    if stat is None or stat.std is None:
-        return None, None
-    if stat.count < FEW_SEEDS:
-        return stat.min, stat.max
-    return stat.mean - stat.std, stat.mean + stat.std
+def add_method_rows(figure: go.Figure, methods: Sequence[MethodResults], step: float) -> None:
+    """Lay the y axis out in one row for each method, `step` high, the first on top."""
+    for place, method in enumerate(methods):
+        colour = palette.method_colour(method.index)
+        figure.add_annotation(
+            x=0,
+            xref="paper",
+            xanchor="left",
+            y=0.85 - step * place,
+            text=f'<span style="color:{colour}">●</span> {escaped(shortened(method.label))}',
+            hovertext=escaped(method.label),
+            showarrow=False,
+            font={"size": 13},
+        )
+    figure.update_layout(margin_l=8)
+    figure.update_xaxes(showgrid=True)
+    figure.update_yaxes(
+        range=[1.4 - step * len(methods), 1.3], tickvals=[], showgrid=False, fixedrange=True
+    )

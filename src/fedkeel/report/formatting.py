@@ -1,69 +1,86 @@
-"""Numbers and names in the words of the tables, the page and the verdict."""
+"""Numbers, names and sentences as the tables and the page show them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.report.summary import Stat
+from fedkeel.errors import counted
+from fedkeel.records.statistics import Stat
 
-NOTHING = "–"
-"""What stands where a figure is missing."""
+MISSING = "–"
+"""What is shown in place of a missing value."""
 
-_PATH = re.compile(r"""(?<![\w:/.~<])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/'",:;()]+[\\/])*(?=[^\s\\/])""")
+_FOLDERS = re.compile(
+    r"""(?<![\w:/.~<])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/'",:;()]+[\\/])*(?=[^\s\\/])"""
+)
 
 
-class Name(str):
-    """A method's label within a sentence, which the page sets in its own face."""
+@dataclass(frozen=True)
+class Fact:
+    """A name and a value that the page lists."""
+
+    name: str
+    value: str
+
+
+class MethodName(str):
+    """A method's label within a sentence, which the page sets in its own typeface."""
 
 
 Sentence = tuple[str, ...]
-"""Pieces of text, some of which are a `Name`."""
+"""Pieces of text, some of which are a `MethodName`."""
 
 
-def plain(sentence: Sentence) -> str:
-    """Return a sentence as text."""
-    return "".join(sentence)
+def join_phrases(phrases: Sequence[Sentence], limit: int = 3) -> Sentence:
+    """Return an enumeration: "a, b and c", and a count beyond `limit`.
 
-
-def join(items: Sequence[Sentence], limit: int = 3) -> Sentence:
-    """Return a list in words: "a, b and c", and a count beyond `limit`.
-
-    >>> plain(join([("a",), ("b",), ("c",)]))
+    >>> "".join(join_phrases([("a",), ("b",), ("c",)]))
     'a, b and c'
-    >>> plain(join([("a",), ("b",), ("c",), ("d",), ("e",)]))
+    >>> "".join(join_phrases([("a",), ("b",), ("c",), ("d",), ("e",)]))
     'a, b, c and 2 others'
     """
-    shown = list(items) if len(items) <= limit + 1 else list(items[:limit])
-    if len(shown) < len(items):
-        shown.append((f"{len(items) - limit} others",))
+    shown = list(phrases) if len(phrases) <= limit + 1 else list(phrases[:limit])
+    if len(shown) < len(phrases):
+        shown.append((f"{len(phrases) - limit} others",))
     pieces: list[str] = []
-    for index, item in enumerate(shown):
+    for index, phrase in enumerate(shown):
         if index:
             pieces.append(" and " if index == len(shown) - 1 else ", ")
-        pieces.extend(item)
+        pieces.extend(phrase)
     return tuple(pieces)
 
 
-def names(labels: Sequence[str]) -> Sentence:
-    """Return labels in words."""
-    return join([(Name(label),) for label in labels])
+def join_names(labels: Sequence[str]) -> Sentence:
+    """Return an enumeration of methods."""
+    return join_phrases([(MethodName(label),) for label in labels])
 
 
-def number(value: float | None) -> str:
+def join_values(values: Sequence[str], limit: int) -> str:
+    """Return values, and a count beyond `limit`.
+
+    >>> join_values(["1", "2", "3"], 2)
+    '1; 2; and one other'
+    """
+    more = [f"and {counted(len(values) - limit, 'other')}"] if len(values) > limit else []
+    return "; ".join([*values[:limit], *more])
+
+
+def format_number(value: float | None) -> str:
     """Return a number with about three significant digits and thousands separators.
 
-    >>> [number(v) for v in (0.01234, 1.5, 43.21, 12345.6, 0.0, None)]
+    >>> [format_number(v) for v in (0.01234, 1.5, 43.21, 12345.6, 0.0, None)]
     ['0.0123', '1.50', '43.2', '12,346', '0', '–']
     """
     if value is None or not math.isfinite(value):
-        return NOTHING
-    return f"{value:,.{_digits(value)}f}"
+        return MISSING
+    return f"{value:,.{_decimals(value)}f}"
 
 
-def _digits(value: float) -> int:
+def _decimals(value: float) -> int:
     """Return how many decimals show three significant digits."""
     size = abs(value)
     if size == 0 or size >= 99.95:
@@ -71,48 +88,58 @@ def _digits(value: float) -> int:
     return 2 - math.floor(math.log10(size)) if size < 0.995 else 2 if size < 9.995 else 1
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def format_percent(share: float | None, decimals: int = 1) -> str:
     """Return a share in [0, 1] as percent, without the sign.
 
-    >>> percent(0.9123), percent(None)
+    >>> format_percent(0.9123), format_percent(None)
     ('91.2', '–')
     """
-    return NOTHING if value is None else f"{100 * value:.{digits}f}"
+    return MISSING if share is None else f"{100 * share:.{decimals}f}"
 
 
-def spread(stat: Stat | None, *, scale: float = 1.0, digits: int | None = None) -> str:
-    """Return "mean ± std", or the mean where there is one seed.
+def format_stat(stat: Stat | None, *, scale: float = 1.0, decimals: int | None = None) -> str:
+    """Return "mean ± deviation", or the mean where there is one seed.
 
-    >>> spread(Stat(0.5, 0.01, 3, 0.49, 0.51), scale=100, digits=1)
+    >>> format_stat(Stat(0.5, 0.01, 3, 0.49, 0.51), scale=100, decimals=1)
     '50.0 ± 1.0'
     """
     if stat is None:
-        return NOTHING
+        return MISSING
     mean = stat.mean * scale
     if stat.std is None:
-        return signed(mean, digits)
+        return format_signed(mean, decimals)
     std = stat.std * scale
-    if digits is None:
-        digits = _digits(mean)
-        if 0 < std < 0.5 * 10.0**-digits:
-            digits += 1
-    return f"{signed(mean, digits)} ± {std:,.{digits}f}"
+    if decimals is None:
+        decimals = _decimals(mean)
+        if 0 < std < 0.5 * 10.0**-decimals:
+            decimals += 1
+    return f"{format_signed(mean, decimals)} ± {std:,.{decimals}f}"
 
 
-def signed(value: float, digits: int | None = None) -> str:
+def format_accuracy(stat: Stat | None) -> str:
+    """Return accuracy over seeds in percent, with the sign.
+
+    >>> format_accuracy(Stat(0.5, 0.01, 3, 0.49, 0.51))
+    '50.0 ± 1.0 %'
+    """
+    return f"{format_stat(stat, scale=100, decimals=1)} %"
+
+
+def format_signed(value: float, decimals: int | None = None) -> str:
     """Return a number with a minus sign as wide as a plus.
 
-    >>> signed(-1.234, 2), signed(-0.001, 2)
+    >>> format_signed(-1.234, 2), format_signed(-0.001, 2)
     ('−1.23', '0.00')
     """
-    told = number(value) if digits is None else f"{value:,.{digits}f}"
-    return f"−{told[1:]}" if told.startswith("-") and told.strip("-0.,") else told.lstrip("-")
+    text = format_number(value) if decimals is None else f"{value:,.{decimals}f}"
+    is_negative = text.startswith("-") and text.strip("-0.,") != ""
+    return f"−{text[1:]}" if is_negative else text.lstrip("-")
 
 
-def points(difference: float) -> str:
+def format_points(difference: float) -> str:
     """Return a difference of accuracy in percentage points, without its sign.
 
-    >>> points(-0.0213), points(0.0004), points(0.01)
+    >>> format_points(-0.0213), format_points(0.0004), format_points(0.01)
     ('2.1 points', '0.04 points', '1.0 point')
     """
     size = abs(100 * difference)
@@ -120,56 +147,56 @@ def points(difference: float) -> str:
     return f"{text} point{'' if text == '1.0' else 's'}"
 
 
-def megabytes(value: float | None) -> str:
+def format_bytes(count: float | None) -> str:
     """Return bytes as a size with its unit, by powers of ten.
 
-    >>> megabytes(1.5e6), megabytes(2.5e9), megabytes(900.0)
+    >>> format_bytes(1.5e6), format_bytes(2.5e9), format_bytes(900.0)
     ('1.50 MB', '2.50 GB', '900 B')
     """
-    if value is None:
-        return NOTHING
+    if count is None:
+        return MISSING
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{number(value / size)} {unit}"
-    return f"{value:.0f} B"
+        if count >= size:
+            return f"{format_number(count / size)} {unit}"
+    return f"{count:.0f} B"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return a duration in the unit that suits it.
 
-    >>> duration(0.0123), duration(75.0), duration(7200.0)
+    >>> format_duration(0.0123), format_duration(75.0), format_duration(7200.0)
     ('12.3 ms', '75.0 s', '2 h 0 min')
     """
     if seconds is None:
-        return NOTHING
+        return MISSING
     if seconds < 1:
-        return f"{number(1000 * seconds)} ms"
+        return f"{format_number(1000 * seconds)} ms"
     if seconds < 120:
-        return f"{number(seconds)} s"
+        return f"{format_number(seconds)} s"
     minutes = round(seconds / 60)
     if minutes < 120:
         return f"{minutes} min"
     hours = round(minutes / 60)
     if hours < 48:
         return f"{minutes // 60} h {minutes % 60} min"
-    return (
-        f"{hours // 24} d {hours % 24} h" if hours < 365 * 24 else f"{hours / 24 / 365:.2g} years"
-    )
+    if hours < 365 * 24:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours / 24 / 365:.2g} years"
 
 
 def without_folders(text: str) -> str:
-    """Return text with paths cut to their last name: a page may travel further than its machine.
+    """Return text with each path cut to its last name, as a page may be passed on.
 
     >>> without_folders("no file /home/ann/data/x.npz, see https://a.b/c/d")
     'no file x.npz, see https://a.b/c/d'
     """
-    return _PATH.sub("", text)
+    return _FOLDERS.sub("", text)
 
 
-def setting(value: Any) -> str:  # noqa: ANN401 - any JSON value
+def format_setting(value: Any) -> str:  # noqa: ANN401 - any JSON value
     """Return a setting as text: lists joined, paths cut to their last name."""
     if value is None or value == "":
-        return NOTHING
+        return MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -177,7 +204,7 @@ def setting(value: Any) -> str:  # noqa: ANN401 - any JSON value
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {setting(entry)}" for key, entry in value.items())
+        return ", ".join(f"{key} {format_setting(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(setting(entry) for entry in value)
+        return ", ".join(format_setting(item) for item in value)
     return without_folders(str(value))

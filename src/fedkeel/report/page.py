@@ -1,23 +1,31 @@
-"""The page: one HTML file that holds all it needs and asks no network for anything."""
+"""The page: one HTML file that needs no other file and no network."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
 from fedkeel.records.folder import RunFolder, write_text
-from fedkeel.report import costs, figures, page_content, palette, partition, sparklines
+from fedkeel.report import page_content, palette
 from fedkeel.report.alerts import alerts
-from fedkeel.report.chart_style import Drawing
-from fedkeel.report.formatting import Name, plain
-from fedkeel.report.runs import Entry, load
-from fedkeel.report.tables import COLUMNS, columns, footnotes, table
+from fedkeel.report.chart_style import Chart
+from fedkeel.report.client_accuracy import (
+    client_accuracy_chart,
+    client_accuracy_rows,
+    measured_on,
+)
+from fedkeel.report.cost_charts import time_chart, traffic_chart
+from fedkeel.report.formatting import MethodName
+from fedkeel.report.learning_curves import curve_charts
+from fedkeel.report.partition_chart import PartitionSummary, partition_summary
+from fedkeel.report.runs import MethodResults, load_runs
+from fedkeel.report.sparklines import accuracy_strips
+from fedkeel.report.tables import footnotes, result_rows, visible_columns
 from fedkeel.report.verdict import Status, verdict
 
 _HERE = Path(__file__).parent
@@ -33,8 +41,8 @@ _BADGES: dict[Status, str] = {
 }
 
 
-def write(
-    runs: Sequence[Path | RunFolder],
+def write_report(
+    folders: Sequence[Path | RunFolder],
     out: Path,
     *,
     title: str | None = None,
@@ -43,10 +51,10 @@ def write(
     """Write the page of a run or of a comparison.
 
     Args:
-        runs: run folders; seeds of a method are put together, methods stay in the order given.
+        folders: run folders; seeds of a method are grouped, methods stay in the order given.
         out: the file, or a folder that gets a ``report.html``.
         title: title of the page; None makes one.
-        target: accuracy for rounds to target, in place of what the runs asked for.
+        target: accuracy for rounds to target, in place of the one in each run's settings.
 
     Returns:
         The file.
@@ -54,18 +62,18 @@ def write(
     Raises:
         RunError: there is nothing to report, or a folder holds no run.
     """
-    return save(load(runs, target), out, title=title)
+    return save_report(load_runs(folders, target), out, title=title)
 
 
-def save(entries: Sequence[Entry], out: Path, *, title: str | None = None) -> Path:
-    """Write the page of runs that have been read, as `write`."""
+def save_report(methods: Sequence[MethodResults], out: Path, *, title: str | None = None) -> Path:
+    """Write the page of runs that have been read, as `write_report`."""
     file = out / "report.html" if out.is_dir() else out
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, render(entries, title=title))
+    write_text(file, render_report(methods, title=title))
     return file
 
 
-def render(entries: Sequence[Entry], *, title: str | None = None) -> str:
+def render_report(methods: Sequence[MethodResults], *, title: str | None = None) -> str:
     """Return the page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -74,94 +82,86 @@ def render(entries: Sequence[Entry], *, title: str | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.tests["name"] = lambda piece: isinstance(piece, Name)
+    environment.tests["method_name"] = lambda piece: isinstance(piece, MethodName)
     environment.filters["breakable"] = _breakable
-    page = environment.get_template("page.html.j2")
-    return page.render(
-        title=title or page_content.title(entries),
-        css=(_HERE / "page.css").read_text(encoding="utf-8"),
+    environment.filters["colour"] = lambda index: index % len(palette.METHODS)
+    environment.filters["line_style"] = palette.line_style
+    summaries = [method.summary for method in methods]
+    rows = result_rows(summaries)
+    target = next((summary.target for summary in summaries if summary.target is not None), None)
+    partition, partition_seed = _partition(methods)
+    charts = _charts(methods, partition, target)
+    accuracy = charts.get("accuracy_rounds")
+    conclusion = verdict(summaries)
+    return environment.get_template("page.html.j2").render(
+        title=title or page_content.page_title(methods),
+        css=read_css(),
         plotly=get_plotlyjs(),
-        methods_light=[light for light, _ in palette.METHODS],
-        methods_dark=[dark for _, dark in palette.METHODS],
-        swaps=dict(palette.swaps()),
-        entries=entries,
-        alone=len(entries) == 1,
-        **_results(entries),
-        **_drawings(entries),
-        **_details(entries),
+        light_colours=[light for light, _ in palette.METHODS],
+        dark_colours=[dark for _, dark in palette.METHODS],
+        dark_counterparts=dict(palette.dark_counterparts()),
+        methods=methods,
+        is_single=len(methods) == 1,
+        most_seeds=max(len(method.runs) for method in methods),
+        verdict=conclusion,
+        badge=_BADGES[conclusion.status],
+        description="".join(conclusion.headline),
+        alerts=alerts(methods),
+        overview=page_content.overview(methods),
+        tiles=page_content.tiles(methods[0]),
+        accuracies=accuracy_strips(methods, ["best" in row.marked for row in rows]),
+        rows=rows,
+        columns=visible_columns(rows, is_page=True),
+        footnotes=footnotes(rows),
+        charts=charts,
+        is_zoomed=accuracy is not None and accuracy.figure.layout.yaxis.range is not None,
+        stability=page_content.stability(methods),
+        shares=[f"{100 * share:g}" for share in page_content.SHARES],
+        client_rows=client_accuracy_rows(methods),
+        measured_on=measured_on(methods),
+        sources=page_content.source_rows(methods),
+        partition=partition,
+        partition_seed=partition_seed,
+        sections=page_content.method_sections(methods),
+        common_settings=page_content.common_settings(methods),
+        data_facts=page_content.data_facts(methods),
+        environment=page_content.environment_facts(methods),
+        runs=page_content.run_rows(methods),
+        commands=page_content.commands(methods),
     )
 
 
+def read_css() -> str:
+    """Return the style of the page."""
+    return (_HERE / "page.css").read_text(encoding="utf-8")
+
+
 def _breakable(label: str) -> markupsafe.Markup:
-    """Return a label, escaped, that may go on in the next line after a sign."""
+    """Return a label, escaped, with possible line breaks after "+" and ","."""
     pieces = re.split(r"(?<=[+,])", label)
     return markupsafe.Markup("<wbr>").join(pieces)
 
 
-def _results(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return verdict, strip and table."""
-    groups = [entry.group for entry in entries]
-    rows = table(groups)
-    said = verdict(groups)
-    best = ["best" in row["marked"] for row in rows]
-    strips, marks = sparklines.strips(entries, best)
-    return {
-        "verdict": said,
-        "badge": _BADGES[said.status],
-        "description": plain(said.headline),
-        "strips": strips,
-        "ticks": marks,
-        "rows": rows,
-        "columns": columns(rows, wide=True),
-        "footnotes": footnotes(rows),
-        "alerts": alerts(entries),
-        "facts": page_content.facts(entries),
-        "tiles": page_content.tiles(rows[0], entries[0]) if len(entries) == 1 else [],
-        "glossary": [c for c in COLUMNS if c in columns(rows, wide=True)],
-    }
+def _partition(methods: Sequence[MethodResults]) -> tuple[PartitionSummary | None, int]:
+    """Return the first partition that has a histogram of the labels, and its seed."""
+    for method in methods:
+        summary = partition_summary(method.record)
+        if summary is not None:
+            return summary, method.record.seed
+    return None, methods[0].record.seed
 
 
-def _drawings(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the figures by name; None where the records hold nothing to draw."""
-    target = next((s.target for e in entries for s in e.group.summaries if s.target), None)
-    accuracy, loss = figures.curves(entries, "top1", target), figures.curves(entries, "loss")
-    shown = next((e.first for e in entries if e.first.partition.histogram), entries[0].first)
-    drawn: dict[str, Drawing | None] = {
-        **{f"accuracy_{axis}": drawing for axis, drawing in accuracy.items()},
-        **{f"loss_{axis}": drawing for axis, drawing in loss.items()},
-        "traffic": costs.traffic(entries),
-        "seconds": costs.seconds(entries),
-        "clients": costs.clients(entries),
-        "partition": partition.partition(shown),
+def _charts(
+    methods: Sequence[MethodResults], partition: PartitionSummary | None, target: float | None
+) -> dict[str, Chart]:
+    """Return the charts by name, without those for which the records hold nothing to draw."""
+    accuracy, loss = curve_charts(methods, "top1", target), curve_charts(methods, "loss")
+    charts = {
+        **{f"accuracy_{axis}": chart for axis, chart in accuracy.items()},
+        **{f"loss_{axis}": chart for axis, chart in loss.items()},
+        "traffic": traffic_chart(methods),
+        "seconds": time_chart(methods),
+        "clients": client_accuracy_chart(methods),
+        "partition": partition.chart if partition else None,
     }
-    return {
-        "drawings": {name: drawing for name, drawing in drawn.items() if drawing is not None},
-        "partition_caption": partition.caption(shown),
-        "partition_facts": partition.facts(shown),
-        "partition_seed": shown.seed,
-        "scores": costs.scores_table(entries),
-        "measured_on": costs.measured_on(entries),
-        "zoomed": any(one.figure.layout.yaxis.range for one in accuracy.values()),
-        "banded": max(len(entry.runs) for entry in entries),
-    }
-
-
-def _details(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return what stands below the figures."""
-    reference, steadiness = page_content.steadiness(entries)
-    return {
-        "reference": reference,
-        "steadiness": steadiness,
-        "shares": [f"{100 * share:g}" for share in page_content.SHARES],
-        "notes": {entry.index: page_content.notes(entry) for entry in entries},
-        "method_facts": {entry.index: page_content.method_facts(entry) for entry in entries},
-        "lost": {entry.index: page_content.lost(entry) for entry in entries},
-        "common": page_content.common_settings(entries),
-        "data_facts": page_content.data_facts(entries),
-        "environment": page_content.environment(entries),
-        "sources": page_content.sources(entries),
-        "runs": page_content.runs_table(entries),
-        "repeat": page_content.repeat(entries),
-        "dashes": {entry.index: palette.dash(entry.index) for entry in entries},
-        "colours": {entry.index: entry.index % len(palette.METHODS) for entry in entries},
-    }
+    return {name: chart for name, chart in charts.items() if chart is not None}

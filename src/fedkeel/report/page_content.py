@@ -1,4 +1,4 @@
-"""What the page says besides tables and figures: titles, settings, diagnostics."""
+"""What the page shows besides results and charts: settings, diagnostics, runs, commands."""
 
 from __future__ import annotations
 
@@ -10,33 +10,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.errors import counted
-from fedkeel.records.run_record import ModelRecord, RunRecord, to_json
+from fedkeel.records.run_record import RunRecord, to_json
+from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report.formatting import (
-    NOTHING,
-    duration,
-    megabytes,
-    number,
-    percent,
-    setting,
-    spread,
+    MISSING,
+    Fact,
+    format_accuracy,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_percent,
+    format_setting,
+    format_stat,
+    join_values,
     without_folders,
 )
-from fedkeel.report.runs import Entry, Run, settings
+from fedkeel.report.runs import MethodResults, RunResults, main_settings
 from fedkeel.report.sparklines import sparkline
-from fedkeel.report.summary import Stat, finite, rounds_to_share
-from fedkeel.report.tables import Row
-
-Facts = list[tuple[str, str]]
-"""Names and values, in the order they are shown."""
+from fedkeel.report.summary import rounds_to_share
 
 SHARES = (0.5, 0.9, 1.0)
 """Shares of a reference's best accuracy, as FedReg's R_a takes them."""
 
+_MAX_COMMANDS = 60
 _HIDDEN = frozenset({"label_names", "histogram", "sizes", "names"})
 
 
 @dataclass(frozen=True)
-class Note:
+class Tile:
+    """A figure that is shown large: its name, its value, and what it refers to."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Diagnostic:
     """A diagnostic of a method.
 
     Args:
@@ -44,323 +54,366 @@ class Note:
         mean: its mean over rounds and seeds, as text.
         last: its mean over seeds in the last round that has it, as text.
         lines: points of its sparkline, one polyline each.
-        told: the same in words.
+        description: the same in words, for readers who cannot see the picture.
     """
 
     name: str
     mean: str
     last: str
-    lines: list[str]
-    told: str
+    lines: tuple[str, ...]
+    description: str
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A figure that is shown large: its name, value, and what qualifies it."""
+class MethodSection:
+    """What the page shows of one method: its facts, lost clients and diagnostics."""
 
-    name: str
-    value: str
-    about: str
+    method: MethodResults
+    facts: tuple[Fact, ...]
+    lost_clients: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
 
 
-def title(entries: Sequence[Entry]) -> str:
+@dataclass(frozen=True)
+class RunRow:
+    """A run in the list of runs, as text."""
+
+    folder: str
+    method: str
+    seed: str
+    best: str
+    duration: str
+    state: str
+    key: str
+
+
+@dataclass(frozen=True)
+class StabilityRow:
+    """How steadily and how fast a method learns: one cell for each column, as text."""
+
+    label: str
+    index: int
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How steadily and how fast the methods learn.
+
+    Args:
+        reference: label of the method whose best accuracy is the reference.
+        rows: one for each method.
+    """
+
+    reference: str
+    rows: tuple[StabilityRow, ...]
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """The accuracy on one source of the test data: one cell for each method, as text."""
+
+    source: str
+    cells: tuple[str, ...]
+
+
+def page_title(methods: Sequence[MethodResults]) -> str:
     """Return a title for the page."""
-    first = entries[0].first
-    if len(entries) == 1:
-        runs = entries[0].runs
-        return runs[0].folder if len(runs) == 1 else f"{entries[0].label} on {_sources(entries)}"
-    return f"{len(entries)} methods on {_sources(entries) or first.name}"
+    data = main_settings(methods[0].record)["data"].replace(MISSING, "")
+    if len(methods) > 1:
+        return f"{len(methods)} methods on {data or methods[0].record.name}"
+    runs = methods[0].runs
+    return runs[0].folder if len(runs) == 1 else f"{methods[0].label} on {data}"
 
 
-def facts(entries: Sequence[Entry]) -> list[str]:
-    """Return the experiment in a few words, for the line under the title."""
-    every = [settings(entry.first) for entry in entries]
-    common = {k: v for k, v in every[0].items() if all(one.get(k) == v for one in every)}
-    first = entries[0].first
-    told = [
-        f"{first.data.train:,} training examples" if first.data.train else "",
-        _partition(common),
-        _model(first.model) if "model" in common else "",
-        counted(first.rounds, "round") if "rounds" in common else "",
-        common.get("participation", ""),
+def overview(methods: Sequence[MethodResults]) -> list[str]:
+    """Return the main settings in a few words each, for the line under the title."""
+    shared = _shared_settings(methods)
+    record = methods[0].record
+    size = f" ({record.model.parameters:,} parameters)" if record.model.parameters else ""
+    clients = f"{shared['clients']} clients" if "clients" in shared else ""
+    alpha = f" (alpha {shared['alpha']})" if "alpha" in shared else ""
+    partition = f"{shared.get('partition', '')}{alpha}"
+    items = [
+        f"{record.data.train:,} training examples" if record.data.train else "",
+        ", ".join(filter(None, (clients, partition))),
+        f"{shared['model']}{size}" if "model" in shared else "",
+        counted(record.rounds, "round") if "rounds" in shared else "",
+        shared.get("participation", ""),
     ]
-    return [one for one in told if one and one != NOTHING]
+    return [item for item in items if item]
 
 
-def tiles(row: Row, entry: Entry) -> list[Tile]:
+def tiles(method: MethodResults) -> list[Tile]:
     """Return the figures of a method that is reported alone."""
-    group = entry.group
-    best, target = group.summaries[0].best_round, row["target"]
-    seeds = len(group.summaries)
-    told = [
-        Tile(
-            "Best accuracy",
-            f"{spread(group.stat('best'), scale=100, digits=1)} %",
-            f"round {best}" if seeds == 1 and best is not None else "mean over seeds",
-        ),
+    summary = method.summary
+    runs = summary.runs
+    best_round = runs[0].best_round if len(runs) == 1 else None
+    best_note = "mean over seeds" if best_round is None else f"round {best_round}"
+    result = [
+        Tile("Best accuracy", format_accuracy(summary.stat("best")), best_note),
         Tile(
             "At the end",
-            f"{spread(group.stat('last_mean'), scale=100, digits=1)} %",
+            format_accuracy(summary.stat("last_mean")),
             "mean of the last ten evaluations",
         ),
     ]
-    if target is not None:
-        reached = group.stat("rounds_to_target")
-        about = "never" if reached is None else f"of {row['rounds']:,}"
-        if 0 < row["reached"] < row["seeds"]:
-            about += f"; {row['reached']} of {row['seeds']} seeds"
-        value = NOTHING if reached is None else spread(reached, digits=0)
-        told.append(Tile(f"Rounds to {100 * target:g} %", value, about))
-    times = f"{number(row['traffic'])} × the model for each client and round"
-    told += [
-        Tile("Traffic", megabytes(row["sent"]), times if row["traffic"] is not None else "in all"),
+    if summary.target is not None:
+        reached = summary.stat("rounds_to_target")
+        note = f"of {max(run.rounds for run in runs):,}" if reached else "never"
+        if reached and reached.count < len(runs):
+            note += f"; {reached.count} of {len(runs)} seeds"
+        name = f"Rounds to {100 * summary.target:g} %"
+        result.append(Tile(name, format_stat(reached, decimals=0), note))
+    traffic = summary.stat("traffic")
+    times = f"{format_number(traffic.mean)} × the model" if traffic else ""
+    total = format_duration(_mean(summary.stat("seconds")))
+    return [
+        *result,
+        Tile(
+            "Traffic",
+            format_bytes(_mean(summary.stat("sent"))),
+            f"{times} for each client and round" if times else "in all",
+        ),
         Tile(
             "Training",
-            duration(row["seconds_per_client"]),
-            f"for each client and round; {duration(row['seconds'])} in all",
+            format_duration(_mean(summary.stat("seconds_per_client"))),
+            f"for each client and round; {total} in all",
         ),
     ]
-    return told
 
 
-def common_settings(entries: Sequence[Entry]) -> Facts:
-    """Return what all runs share."""
-    first, every = entries[0].first, [settings(entry.first) for entry in entries]
-    told = [(k, v) for k, v in every[0].items() if all(one.get(k) == v for one in every)]
-    if first.target is not None:
-        told.append(("target accuracy", f"{percent(first.target)} %"))
-    return [(name, value) for name, value in told if value != NOTHING]
+def _mean(stat: Stat | None) -> float | None:
+    return stat.mean if stat else None
 
 
-def data_facts(entries: Sequence[Entry]) -> Facts:
-    """Return the data and the model."""
-    first = entries[0].first
-    return _flat(to_json(first.data)) + [(f"model {k}", v) for k, v in _flat(to_json(first.model))]
+def common_settings(methods: Sequence[MethodResults]) -> list[Fact]:
+    """Return the settings that all runs share."""
+    facts = [Fact(name, value) for name, value in _shared_settings(methods).items()]
+    target = methods[0].record.target
+    if target is not None:
+        facts.append(Fact("target accuracy", f"{format_percent(target)} %"))
+    return facts
 
 
-def method_facts(entry: Entry) -> Facts:
-    """Return a method's parts with their roles, its weights, and what was estimated for it."""
-    record = entry.first
-    parts = [(part.name, ", ".join(part.roles) or NOTHING) for part in record.parts if part.name]
-    return [*parts, ("clients are weighted by", setting(record.weights)), *_estimate(record)]
+def _shared_settings(methods: Sequence[MethodResults]) -> dict[str, str]:
+    """Return the settings that have one value in all methods, by name."""
+    first, *others = [main_settings(method.record) for method in methods]
+    return {
+        name: value
+        for name, value in first.items()
+        if value != MISSING and all(other.get(name) == value for other in others)
+    }
 
 
-def _estimate(record: RunRecord) -> Facts:
-    """Return what each client sends and keeps, as it was reckoned before the run."""
-    told = []
-    needs = record.estimate
-    for parts, words in (
-        (needs.down, "sent to a client each round"),
-        (needs.up, "sent by a client"),
-    ):
-        if parts:
-            sizes = ", ".join(f"{name} {megabytes(size)}" for name, size in parts.items())
-            told.append((words, sizes))
-    for size, words in (
-        (needs.client_state, "kept for each client"),
-        (needs.table, "kept by the server for each client"),
-        (needs.server_state, "kept by the server"),
-    ):
-        if size:
-            told.append((words, megabytes(size)))
-    return told
+def data_facts(methods: Sequence[MethodResults]) -> list[Fact]:
+    """Return what the record says of data and model."""
+    record = methods[0].record
+    return [*_flat_facts(to_json(record.data)), *_flat_facts(to_json(record.model), "model ")]
 
 
-def environment(entries: Sequence[Entry]) -> Facts:
+def environment_facts(methods: Sequence[MethodResults]) -> list[Fact]:
     """Return versions, machine and engine; several values where the runs differ."""
-    found: dict[str, list[str]] = {}
-    for run in (run for entry in entries for run in entry.runs):
-        told = _flat(to_json(run.record.environment)) + [
-            (f"engine {name}", value) for name, value in _flat(to_json(run.record.engine))
-        ]
-        for name, value in told:
-            if value not in found.setdefault(name, []):
-                found[name].append(value)
+    values: dict[str, dict[str, None]] = {}
+    for run in (run for method in methods for run in method.runs):
+        environment, engine = to_json(run.record.environment), to_json(run.record.engine)
+        for fact in [*_flat_facts(environment), *_flat_facts(engine, "engine ")]:
+            values.setdefault(fact.name, {})[fact.value] = None
+    return [Fact(name, join_values(list(options), 3)) for name, options in values.items()]
+
+
+def method_sections(methods: Sequence[MethodResults]) -> list[MethodSection]:
+    """Return what the page shows of each method."""
     return [
-        (name, "; ".join(values[:3]) + (f"; {len(values) - 3} others" if len(values) > 3 else ""))
-        for name, values in found.items()
+        MethodSection(
+            method,
+            tuple(_method_facts(method.record)),
+            tuple(_lost_clients(method)),
+            tuple(_diagnostics(method)),
+        )
+        for method in methods
     ]
 
 
-def notes(entry: Entry) -> list[Note]:
-    """Return a method's diagnostics: mean, last value and course over rounds."""
-    rounds = sorted({row.round for run in entry.runs for row in run.rows if row.round > 0})
-    names = sorted({name for run in entry.runs for row in run.rows for name in row.diagnostics})
-    found = []
-    for name in names:
-        values: dict[int, list[float]] = {}
-        for row in (row for run in entry.runs for row in run.rows):
-            if (value := finite(row.diagnostics.get(name))) is not None:
-                values.setdefault(row.round, []).append(value)
-        if not values:
-            continue
-        course = [statistics.fmean(values[r]) if r in values else None for r in rounds]
-        every = [value for one in values.values() for value in one]
-        last = statistics.fmean(values[max(values)])
-        told = f"{name}: from {number(min(every))} to {number(max(every))}"
-        mean = number(statistics.fmean(every))
-        found.append(Note(name, mean, number(last), sparkline(course), told))
-    return found
-
-
-def lost(entry: Entry) -> list[str]:
-    """Return sentences on clients that did not report or whose update was left out."""
-    told = []
-    dropped: Counter[int] = Counter()
-    excluded: Counter[int] = Counter()
-    for row in (row for run in entry.runs for row in run.rows):
-        dropped.update(row.dropped)
-        excluded.update(row.excluded)
-    trained = sum(run.summary.selections for run in entry.runs)
-    for what, counter in (
-        ("did not report", dropped),
-        ("sent an update that was not finite, which was left out", excluded),
+def _method_facts(record: RunRecord) -> list[Fact]:
+    """Return a method's parts with their roles, its weights, and estimates of traffic and state."""
+    parts = [part for part in record.parts if part.name]
+    facts = [Fact(part.name, ", ".join(part.roles) or MISSING) for part in parts]
+    facts.append(Fact("clients are weighted by", format_setting(record.weights)))
+    estimate = record.estimate
+    for by_part, name in (
+        (estimate.down, "sent to a client each round"),
+        (estimate.up, "sent by a client"),
     ):
-        if total := sum(counter.values()):
-            share = percent(total / trained)
-            often = ", ".join(f"{client} ({n} ×)" for client, n in counter.most_common(5))
-            told.append(
-                f"{total:,} of {trained:,} times ({share} %) a selected client {what}; "
-                f"most often: {often}."
+        if by_part:
+            sizes = (f"{part} {format_bytes(size)}" for part, size in by_part.items())
+            facts.append(Fact(name, ", ".join(sizes)))
+    for size, name in (
+        (estimate.client_state, "kept for each client"),
+        (estimate.table, "kept by the server for each client"),
+        (estimate.server_state, "kept by the server"),
+    ):
+        if size:
+            facts.append(Fact(name, format_bytes(size)))
+    return facts
+
+
+def _lost_clients(method: MethodResults) -> list[str]:
+    """Return sentences on clients that did not report or whose update was excluded."""
+    rows = [row for run in method.runs for row in run.rows]
+    selections = sum(run.summary.selections for run in method.runs)
+    sentences = []
+    for event, counts in (
+        ("did not report", Counter(k for row in rows for k in row.dropped)),
+        (
+            "sent an update that was not finite and was excluded",
+            Counter(k for row in rows for k in row.excluded),
+        ),
+    ):
+        if total := counts.total():
+            share = format_percent(total / selections)
+            clients = ", ".join(f"{client} ({n} ×)" for client, n in counts.most_common(5))
+            sentences.append(
+                f"{total:,} of {selections:,} times ({share} %) a selected client {event}; "
+                f"most often: {clients}."
             )
-    return told
+    return sentences
 
 
-def repeat(entries: Sequence[Entry]) -> list[str]:
-    """Return the commands that make these numbers again, in a folder of their own."""
-    runs = [run for entry in entries for run in entry.runs]
+def _diagnostics(method: MethodResults) -> list[Diagnostic]:
+    """Return a method's diagnostics: mean, last value and course over rounds."""
+    rows = [row for run in method.runs for row in run.rows]
+    rounds = sorted({row.round for row in rows if row.round > 0})
+    diagnostics = []
+    for name in sorted({name for row in rows for name in row.diagnostics}):
+        by_round: dict[int, list[float]] = {}
+        for row in rows:
+            if (value := finite_or_none(row.diagnostics.get(name))) is not None:
+                by_round.setdefault(row.round, []).append(value)
+        overall = Stat.of(value for values in by_round.values() for value in values)
+        if overall is None:
+            continue
+        means = {number: statistics.fmean(values) for number, values in by_round.items()}
+        diagnostics.append(
+            Diagnostic(
+                name,
+                mean=format_number(overall.mean),
+                last=format_number(means[max(means)]),
+                lines=sparkline([means.get(number) for number in rounds]),
+                description=f"{name}: from {format_number(overall.min)} to "
+                f"{format_number(overall.max)}",
+            )
+        )
+    return diagnostics
+
+
+def commands(methods: Sequence[MethodResults]) -> list[str]:
+    """Return the commands that repeat these runs, in a new folder."""
+    runs = [run for method in methods for run in method.runs]
     if len(runs) == 1:
-        return [f"fedkeel run {_config(runs[0])} --out runs/again"]
-    methods = list(dict.fromkeys(entry.first.method for entry in entries))
-    first = min(entries[0].runs, key=lambda run: run.record.seed)
-    start, seeds = first.record.seed, len(entries[0].runs)
-    wanted = list(range(start, start + seeds))  # as compare counts them, from that of its settings
-    alike = len({run.common for run in runs}) == 1
-    if (
-        alike
-        and len(methods) == len(entries)
-        and all(sorted(entry.group.seeds) == wanted for entry in entries)
-    ):
+        return [f"fedkeel run {_config_path(runs[0])} --out runs/again"]
+    first = min(methods[0].runs, key=lambda run: run.record.seed)
+    seeds = len(methods[0].runs)
+    # compare counts seeds from the one in the settings
+    expected_seeds = list(range(first.record.seed, first.record.seed + seeds))
+    names = list(dict.fromkeys(method.record.method for method in methods))
+    is_one_comparison = (
+        len({run.comparison_key for run in runs}) == 1
+        and len(names) == len(methods)
+        and all(sorted(method.summary.seeds) == expected_seeds for method in methods)
+    )
+    if is_one_comparison:
         return [
-            f"fedkeel compare {_config(first)} --methods {_quoted(', '.join(methods))} "
+            f"fedkeel compare {_config_path(first)} --methods {shlex.quote(', '.join(names))} "
             f"--seeds {seeds} --out runs/again"
         ]
     return [
-        f"fedkeel run {_config(run)} --out {_quoted(f'runs/again/{run.folder}')}"
-        for run in runs[:60]
+        f"fedkeel run {_config_path(run)} --out {shlex.quote(f'runs/again/{run.folder}')}"
+        for run in runs[:_MAX_COMMANDS]
     ]
 
 
-def _config(run: Run) -> str:
-    return _quoted(f"{run.path}/config.toml")
+def _config_path(run: RunResults) -> str:
+    return shlex.quote(f"{run.path}/config.toml")
 
 
-def runs_table(entries: Sequence[Entry]) -> list[dict[str, str]]:
-    """Return one row for each run: folder, seed, state, time, date, key."""
+def run_rows(methods: Sequence[MethodResults]) -> list[RunRow]:
+    """Return one row for each run."""
     return [
-        {
-            "method": entry.label,
-            "folder": run.folder,
-            "seed": str(run.record.seed),
-            "state": run.state,
-            "best": f"{percent(run.summary.best, 2)}",
-            "seconds": duration(run.summary.seconds),
-            "key": run.record.key[:12],
-        }
-        for entry in entries
-        for run in entry.runs
+        RunRow(
+            folder=run.folder,
+            method=method.label,
+            seed=str(run.record.seed),
+            best=format_percent(run.summary.best, 2),
+            duration=format_duration(run.summary.seconds),
+            state=run.state,
+            key=run.record.key[:12],
+        )
+        for method in methods
+        for run in method.runs
     ]
 
 
-def steadiness(entries: Sequence[Entry]) -> tuple[str, list[dict[str, Any]]]:
-    """Return how much accuracy moves between evaluations, and rounds to shares of a reference.
+def stability(methods: Sequence[MethodResults]) -> Stability | None:
+    """Return how much accuracy changes between evaluations, and rounds to shares of a reference.
 
-    The reference is FedAvg where it is there, else the first method: its best, mean over seeds.
-
-    Returns:
-        The reference's label, and one row for each method.
+    The reference is the best accuracy of FedAvg, or else of the first method, mean over seeds.
+    None where it has not been evaluated.
     """
-    plain = (e for e in entries if e.first.method == "fedavg")
-    reference = next(plain, entries[0])
-    best = reference.group.stat("best")
+    fedavg = (method for method in methods if method.record.method == "fedavg")
+    reference = next(fedavg, methods[0])
+    best = reference.summary.stat("best")
     if best is None:
-        return reference.label, []
+        return None
     rows = []
-    for entry in entries:
-        group = entry.group
-        reached = []
+    for method in methods:
+        changes = [
+            method.summary.fluctuation("mean"),
+            method.summary.fluctuation("std"),
+            method.summary.fluctuation("min"),
+        ]
+        cells = [format_stat(change, decimals=2) for change in changes]
         for share in SHARES:
-            found = [rounds_to_share(run.rows, share, best.mean) for run in entry.runs]
-            known = [r for r in found if r is not None]
-            told = spread(Stat.of(known), digits=0)
-            reached.append(f"{told} ({len(known)}/{len(found)})")
-        steps = [spread(group.fluctuation(figure), digits=2) for figure in ("mean", "std", "min")]
-        rows.append({"method": entry.label, "index": entry.index, "cells": steps + reached})
-    return reference.label, rows
+            rounds = [rounds_to_share(run.rows, share, best.mean) for run in method.runs]
+            stat = Stat.of(rounds)
+            count = stat.count if stat else 0
+            cells.append(f"{format_stat(stat, decimals=0)} ({count}/{len(rounds)})")
+        rows.append(StabilityRow(method.label, method.index, tuple(cells)))
+    return Stability(reference.label, tuple(rows))
 
 
-def sources(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:
     """Return the last accuracy on each source of the test data, by method."""
-    names: dict[str, None] = {}
-    last: list[dict[str, list[float]]] = []
-    for entry in entries:
-        found: dict[str, list[float]] = {}
-        for run in entry.runs:
-            for name, top1 in _last_sources(run).items():
-                names[name] = None
-                if top1 is not None:
-                    found.setdefault(name, []).append(top1)
-        last.append(found)
-    if not names:
-        return []
+    by_method = [[_source_scores(run) for run in method.runs] for method in methods]
+    names = dict.fromkeys(name for runs in by_method for scores in runs for name in scores)
     return [
-        {
-            "source": without_folders(name),
-            "cells": [_mean_percent(found.get(name, [])) for found in last],
-        }
+        SourceRow(
+            without_folders(name),
+            tuple(
+                format_stat(Stat.of(run.get(name) for run in runs), scale=100, decimals=2)
+                for runs in by_method
+            ),
+        )
         for name in names
     ]
 
 
-def _last_sources(run: Run) -> dict[str, float | None]:
-    """Return the last accuracy of each source, None where no example of it was seen."""
+def _source_scores(run: RunResults) -> dict[str, float | None]:
+    """Return the last accuracy on each source, None where none of its examples was measured."""
     row = next((row for row in reversed(run.rows) if row.sources), None)
-    known = row.sources.items() if row else ()
-    return {name: finite(v.top1) if v.examples else None for name, v in known}
+    sources = row.sources if row else {}
+    return {name: finite_or_none(s.top1) if s.examples else None for name, s in sources.items()}
 
 
-def _mean_percent(values: Sequence[float]) -> str:
-    return spread(Stat.of(values), scale=100, digits=2)
-
-
-def _sources(entries: Sequence[Entry]) -> str:
-    return settings(entries[0].first).get("data", "").replace(NOTHING, "")
-
-
-def _partition(common: Mapping[str, str]) -> str:
-    kind = common.get("partition", "")
-    alpha = f" (alpha {common['alpha']})" if common.get("alpha", NOTHING) != NOTHING else ""
-    clients = common.get("clients")
-    return f"{clients} clients, {kind}{alpha}" if clients else f"{kind}{alpha}"
-
-
-def _model(model: ModelRecord) -> str:
-    size = f" ({model.parameters:,} parameters)" if model.parameters else ""
-    return f"{setting(model.name)}{size}"
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Facts:
-    told: Facts = []
-    for name, value in values.items():
-        if name in _HIDDEN or value in (None, "", [], {}):
+def _flat_facts(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:
+    """Return nested values as facts whose names are joined."""
+    facts: list[Fact] = []
+    for key, value in values.items():
+        if key in _HIDDEN or value in (None, "", [], {}):
             continue
-        label = f"{prefix}{name}".replace("_", " ")
+        name = f"{prefix}{key}".replace("_", " ")
         if isinstance(value, dict):
-            told += _flat(value, f"{label} ")
+            facts += _flat_facts(value, f"{name} ")
         else:
-            told.append((label, setting(value)))
-    return told
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)
+            facts.append(Fact(name, format_setting(value)))
+    return facts

@@ -1,8 +1,9 @@
-"""Colours, for a light and a dark page.
+"""Colours of the page and its figures, for a light and a dark page.
 
-The eight colours of methods keep a contrast of at least 3 : 1 to the page and stay apart under
-deuteranopia and protanopia (`tests/report/test_palette.py` measures both). Figures are made in
-the light colours; the page swaps them one for one where the reader's system is dark.
+The eight colours of methods have a contrast of at least 3 : 1 to the page, and readers with
+deuteranopia or protanopia can distinguish them (`tests/report/test_palette.py` measures both).
+Figures are made in the light colours. Where the reader's system is dark, the page replaces each by
+its dark counterpart.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RAMP: tuple[tuple[str, str], ...] = (
     ("#3f5f8f", "#9db9e6"),
     ("#8a6fae", "#bfa6df"),
 )
-"""Colours of parts and phases; the first, a quiet one, is the model or the training."""
+"""Colours of parts and phases; the first, a grey one, is the model or the training."""
 
 INK = ("#23272e", "#e6e8eb")
 MUTED = ("#5d6470", "#a3abb8")
@@ -37,8 +38,8 @@ GRID = ("#e4e6ea", "#2b3038")
 HEAT = ("#1d4e9e", "#86b6ff")
 """Text, secondary text, grid lines, and the full tone of heat maps: (light, dark)."""
 
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Line styles that tell methods apart after the eighth."""
+LINE_STYLES = ("solid", "dash", "dot", "dashdot")
+"""Line styles that distinguish methods after the eighth."""
 
 
 def triplet(colour: str) -> str:
@@ -51,21 +52,21 @@ def triplet(colour: str) -> str:
 
 
 def rgba(colour: str, opacity: float = 1.0) -> str:
-    """Return a hex colour as ``rgba()``, the one form in which figures hold colours."""
+    """Return a hex colour as ``rgba()``, the form of all colours in figures."""
     return f"rgba({triplet(colour)},{opacity:g})"
 
 
-def method(index: int, opacity: float = 1.0) -> str:
+def method_colour(index: int, opacity: float = 1.0) -> str:
     """Return the colour of the method at this place."""
     return rgba(METHODS[index % len(METHODS)][0], opacity)
 
 
-def dash(index: int) -> str:
+def line_style(index: int) -> str:
     """Return the line style of the method at this place."""
-    return DASHES[index // len(METHODS) % len(DASHES)]
+    return LINE_STYLES[index // len(METHODS) % len(LINE_STYLES)]
 
 
-def swaps() -> list[tuple[str, str]]:
-    """Return which light numbers become which dark ones."""
+def dark_counterparts() -> list[tuple[str, str]]:
+    """Return the light colours with their dark counterparts, as `triplet`s."""
     pairs = (*METHODS, *RAMP, INK, MUTED, GRID, HEAT, (LIGHT_PAGE, DARK_PAGE))
     return [(triplet(light), triplet(dark)) for light, dark in pairs]

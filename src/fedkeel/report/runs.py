@@ -1,8 +1,7 @@
-"""Runs read from disk, put together by method, and checked for being comparable."""
+"""Runs read from disk and grouped by method."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,241 +11,198 @@ from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, to_json
-from fedkeel.report.formatting import NOTHING, setting
-from fedkeel.report.summary import Group, Summary, summarise
+from fedkeel.report.formatting import format_setting
+from fedkeel.report.summary import MethodSummary, RunSummary, summarise
 
-_PARTITION = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
-"""What of a partition is a setting; the rest of its record is what came out of it, by seed."""
-
-_TOLD = re.compile(
-    r"method|seed|rounds|weights|data\.(?!augment).*|model\..*|cohort\..*|evaluation\.target"
-    r"|local\.(?!drop_last|schedule\.(?!kind)).*|partition\.(?!seed|sizes).*|engine\.dtype"
-)
-"""Settings that other words already tell apart, or of which a run's data and model tell."""
+_PARTITION_SETTINGS = ("clients", "alpha", "min_size", "classes_per_client", "sigma", "holdout")
+"""Settings of a partition; the rest of its record follows from them and the seed."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run as the report sees it.
+class RunResults:
+    """A run as the report uses it.
 
     Args:
         folder: name of its folder, without the path.
         record: what ran.
-        rows: one a round.
+        rows: its round records.
         summary: its figures.
-        common: digest of settings, version, model and data, without method and seed.
-        deciding: the settings that decide numbers, by dotted key; none of a run in memory.
-        path: of its folder as it was given, the name alone of an absolute one; "" where it has
-            none. Pages are passed on, and are not to tell where somebody keeps files.
+        comparison_key: digest of settings, version, model and data, without method and seed.
+        path: of its folder as the user gave it, the name alone of an absolute one, as pages are
+            passed on; "" where it has none.
+        settings: the settings that decide numbers, by dotted key; none of a run in memory.
     """
 
     folder: str
     record: RunRecord
     rows: tuple[RoundRecord, ...]
-    summary: Summary
-    common: str = ""
+    summary: RunSummary
+    comparison_key: str = ""
     path: str = ""
-    deciding: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def finished(self) -> bool:
-        """Whether all rounds were made that were to be made."""
+    def is_finished(self) -> bool:
+        """Whether the run completed all its rounds, or stopped early as its settings say."""
         return self.record.status == "finished"
 
     @property
-    def early(self) -> bool:
-        """Whether it was finished before its last round, as its settings say."""
-        return self.finished and bool(self.record.message)
+    def has_stopped_early(self) -> bool:
+        """Whether the run finished before its last round, as its settings say."""
+        return self.is_finished and bool(self.record.message)
 
     @property
     def state(self) -> str:
         """What became of the run, in words.
 
-        A run that says it is running may have been killed: the words claim no more than is known.
+        A process that was killed leaves the status "running", so the words do not claim that the
+        run goes on.
         """
         done = f"{self.summary.rounds:,} of {counted(self.record.rounds, 'round')}"
-        words = {
-            "finished": f"ended early, {done}" if self.early else "finished",
+        states = {
+            "finished": f"ended early, {done}" if self.has_stopped_early else "finished",
             "running": f"not finished when this page was written, {done}",
             "interrupted": f"interrupted, {done}",
             "failed": f"failed after {done}",
         }
-        return words.get(self.record.status, f"{self.record.status}, {done}")
+        return states.get(self.record.status, f"{self.record.status}, {done}")
 
 
 @dataclass(frozen=True)
-class Entry:
+class MethodResults:
     """One method with its runs over seeds.
 
     Args:
-        label: the method, with what sets it apart where a method comes with several settings.
+        label: the method, and the settings that differ where it ran with several.
         index: place in the order of the methods, which decides its colour.
         runs: one for each seed.
     """
 
     label: str
     index: int
-    runs: tuple[Run, ...]
+    runs: tuple[RunResults, ...]
 
     @property
-    def first(self) -> RunRecord:
+    def record(self) -> RunRecord:
         """What ran, for the first seed."""
         return self.runs[0].record
 
     @property
-    def group(self) -> Group:
+    def summary(self) -> MethodSummary:
         """The figures over seeds."""
-        return Group(
+        return MethodSummary(
             self.label,
             tuple(run.summary for run in self.runs),
             tuple(run.record.seed for run in self.runs),
-            sum(not run.finished for run in self.runs),
-            sum(run.record.status == "failed" for run in self.runs),
+            unfinished=sum(not run.is_finished for run in self.runs),
+            failed=sum(run.record.status == "failed" for run in self.runs),
         )
 
 
-def load(runs: Sequence[Path | RunFolder], target: float | None = None) -> list[Entry]:
-    """Read runs and put them together: a method's seeds into one entry, in the order given.
+def load_runs(
+    folders: Sequence[Path | RunFolder], target: float | None = None
+) -> list[MethodResults]:
+    """Read runs and group them by method, in the order given.
 
-    Runs of one method with different settings, models, data or versions become entries of their
+    Runs of one method with different settings, models, data or versions become groups of their
     own; a run given twice counts once.
 
     Args:
-        runs: run folders.
-        target: accuracy for rounds to target, in place of what each run asked for.
+        folders: run folders.
+        target: accuracy for rounds to target, in place of the one in each run's settings.
 
     Raises:
         RunError: there is nothing to report, or a folder holds no run.
     """
-    if not runs:
+    if not folders:
         raise RunError("There is no run to report on.", do="give at least one run folder")
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    seen: set[str] = set()
-    for given in runs:
-        run = _read(given, target)
-        if run.record.key in seen:
-            continue
-        seen.add(run.record.key)
-        groups.setdefault(_place(groups, run), []).append(run)
+    runs: dict[str, RunResults] = {}
+    for folder in folders:
+        run = _read(folder if isinstance(folder, RunFolder) else RunFolder(folder), target)
+        runs.setdefault(run.record.key, run)
+    groups: dict[tuple[object, ...], list[RunResults]] = {}
+    for run in runs.values():
+        groups.setdefault(_group_key(groups, run), []).append(run)
     members = list(groups.values())
-    labels = _labels(members)
-    return [Entry(labels[i], i, tuple(runs)) for i, runs in enumerate(members)]
-
-
-def settings(record: RunRecord) -> dict[str, str]:
-    """Return what a run was made with, in words, without what its seed decides."""
-    divided = to_json(record.partition)
-    partition = {name: divided.get(name) for name in _PARTITION}
-    return {
-        "data": setting(record.data.sources),
-        "partition": setting(record.partition.kind),
-        **{k.replace("_", " "): setting(v) for k, v in partition.items() if v},
-        "model": setting(record.model.name),
-        "rounds": setting(record.rounds),
-        "participation": setting(record.participation),
-        "local training": setting(record.local),
-        "weights": setting(record.weights),
-    }
-
-
-def _told_apart(record: RunRecord) -> dict[str, str]:
-    """Return what tells runs apart, in words: settings, and what settings do not tell."""
-    return {
-        **settings(record),
-        "model parameters": setting(record.model.parameters or None),
-        "version": setting(record.environment.fedkeel),
-    }
-
-
-def differences(entries: Sequence[Entry]) -> list[str]:
-    """Return what keeps a comparison from being like for like, one sentence each."""
-    found: list[str] = []
-    if len(entries) < 2:
-        return found
-    every = [_told_apart(entry.first) for entry in entries]
-    for name in dict.fromkeys(name for one in every for name in one):
-        values = list(dict.fromkeys(one.get(name, NOTHING) for one in every))
-        if len(values) > 1:
-            verb = "differ" if name.endswith(("parameters", "weights")) else "differs"
-            found.append(f"{name.capitalize()} {verb}: {_shown(values)}.")
-    own = [entry.runs[0].deciding for entry in entries]
-    for key in dict.fromkeys(key for one in own for key in one) if all(own) else ():
-        values = list(dict.fromkeys(setting(one.get(key)) for one in own))
-        if len(values) > 1 and not _TOLD.fullmatch(key):
-            found.append(f"{key} differs: {_shown(values)}.")
-    seeds = {e.label: ", ".join(str(s) for s in sorted(e.group.seeds)) for e in entries}
-    if len(set(seeds.values())) > 1:
-        told = [f"{label} ran {own}" for label, own in seeds.items()]
-        found.append(f"Seeds differ: {_shown(told)}.")
-    prints: dict[int, set[str]] = {}
-    for run in (run for entry in entries for run in entry.runs):
-        prints.setdefault(run.record.seed, set()).add(run.record.data.fingerprint)
-    if "Data" not in "".join(found) and any(len(one) > 1 for one in prints.values()):
-        found.append("The data are not the same: fingerprints differ for one seed.")
-    found += _rewritten(entries)
-    targets = {entry.first.target for entry in entries}
-    if len(targets) > 1:
-        found.append(f"The target differs: {_shown([setting(one) for one in targets])}.")
-    return found
-
-
-def _rewritten(entries: Sequence[Entry]) -> list[str]:
-    """Return which methods of one's own were made by more than one version of their code."""
-    dates: dict[str, dict[str, str]] = {}
-    for entry in entries:
-        date = entry.first.environment.date[:16].replace("T", " ")
-        dates.setdefault(entry.first.method, {}).setdefault(_code(entry.first), date)
     return [
-        f"The code of {method} was changed between runs: "
-        + ", ".join(f"{code} ran {date}" for code, date in found.items())
-        + "."
-        for method, found in dates.items()
-        if len(found) > 1
+        MethodResults(label, index, tuple(group))
+        for index, (label, group) in enumerate(zip(_labels(members), members, strict=True))
     ]
 
 
-def _code(record: RunRecord) -> str:
-    """Return a short digest of the code of a method's own parts, "" where it has none."""
+def main_settings(record: RunRecord) -> dict[str, str]:
+    """Return the settings of a run as text by name, without those that its seed decides."""
+    values = to_json(record.partition)
+    partition = {name: values.get(name) for name in _PARTITION_SETTINGS}
+    return {
+        "data": format_setting(record.data.sources),
+        "partition": format_setting(record.partition.kind),
+        **{k.replace("_", " "): format_setting(v) for k, v in partition.items() if v},
+        "model": format_setting(record.model.name),
+        "rounds": format_setting(record.rounds),
+        "participation": format_setting(record.participation),
+        "local training": format_setting(record.local),
+        "weights": format_setting(record.weights),
+    }
+
+
+def distinguishing_facts(record: RunRecord) -> dict[str, str]:
+    """Return the settings of a run, and the facts beside them that set runs apart."""
+    return {
+        **main_settings(record),
+        "model parameters": format_setting(record.model.parameters or None),
+        "version": format_setting(record.environment.fedkeel),
+    }
+
+
+def code_digest(record: RunRecord) -> str:
+    """Return a short digest of the user's own code in a method, "" where it has none."""
     return " ".join(part.code[:6] for part in record.parts if part.code)
 
 
-def _read(given: Path | RunFolder, target: float | None) -> Run:
-    folder = given if isinstance(given, RunFolder) else RunFolder(given)
+def _read(folder: RunFolder, target: float | None) -> RunResults:
     record, rows = folder.read_run(), tuple(folder.rows())
-    figures = summarise(
-        rows, record.target if target is None else target, model_bytes=record.model.bytes or None
+    summary = summarise(
+        rows,
+        record.target if target is None else target,
+        model_bytes=record.model.bytes or None,
     )
     name = folder.path.resolve().name
     path = name if folder.path.is_absolute() else folder.path.as_posix()
-    return Run(name, record, rows, figures, folder.common(), path, folder.deciding())
+    return RunResults(name, record, rows, summary, folder.common(), path, folder.deciding())
 
 
-def _place(groups: dict[tuple[Any, ...], list[Run]], run: Run) -> tuple[Any, ...]:
-    """Return the first group of the run's settings that does not hold its seed yet."""
-    key = (run.record.method, run.common, _code(run.record), *settings(run.record).values())
-    again = 0
-    while any(one.record.seed == run.record.seed for one in groups.get((*key, again), ())):
-        again += 1
-    return (*key, again)
+def _group_key(
+    groups: Mapping[tuple[object, ...], Sequence[RunResults]], run: RunResults
+) -> tuple[object, ...]:
+    """Return the first group with the run's settings that does not hold its seed yet."""
+    record = run.record
+    key = (
+        record.method,
+        run.comparison_key,
+        code_digest(record),
+        *main_settings(record).values(),
+    )
+    repetition = 0
+    while any(r.record.seed == record.seed for r in groups.get((*key, repetition), ())):
+        repetition += 1
+    return (*key, repetition)
 
 
-def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
-    """Return a label for each group that no other group has."""
+def _labels(groups: Sequence[Sequence[RunResults]]) -> list[str]:
+    """Return a unique label for each group."""
     labels = []
-    for runs in members:
-        record = runs[0].record
-        same = [other[0].record for other in members if other[0].record.method == record.method]
-        every = [{**_told_apart(one), "code": _code(one)} for one in (record, *same)]
-        own = every[0]
-        apart = [name for name in own if len({one.get(name) for one in every}) > 1]
-        parts = [record.method] + [f"{name} {own[name]}" for name in apart]
-        labels.append(" · ".join(parts))
+    for runs in groups:
+        method = runs[0].record.method
+        facts = _label_facts(runs[0].record)
+        others = [_label_facts(g[0].record) for g in groups if g[0].record.method == method]
+        differing = [n for n in facts if any(other.get(n) != facts[n] for other in others)]
+        labels.append(" · ".join([method, *(f"{name} {facts[name]}" for name in differing)]))
     return [
         label if labels.count(label) == 1 else f"{label} · {runs[0].folder}"
-        for label, runs in zip(labels, members, strict=True)
+        for label, runs in zip(labels, groups, strict=True)
     ]
 
 
-def _shown(values: Sequence[str], limit: int = 4) -> str:
-    more = f"; and {len(values) - limit} others" if len(values) > limit else ""
-    return "; ".join(values[:limit]) + more
+def _label_facts(record: RunRecord) -> dict[str, str]:
+    return {**distinguishing_facts(record), "code": code_digest(record)}

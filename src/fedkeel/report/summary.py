@@ -1,7 +1,7 @@
-"""The figures of a run and of several seeds: pure functions on rows.
+"""The figures of one run, and of one method over its seeds, computed from round records.
 
 Accuracy is top-1 on the test set as a share in [0, 1]; differences of accuracy are in percentage
-points; bytes are bytes and times are seconds. A figure that the rows do not hold is None.
+points; bytes are bytes and times are seconds. A figure that the records do not hold is None.
 """
 
 from __future__ import annotations
@@ -9,18 +9,36 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.statistics import SeedValues, Stat, finite_or_none, mean_of_last
 
 TRAINING = "train"
 """Phases whose name begins so are local training; the phases of a round do not overlap."""
 
-LAST = 10
-"""Evaluations in the mean that a run is judged by at its end."""
+Quantity = Literal[
+    "best",
+    "last",
+    "last_mean",
+    "rounds_to_target",
+    "bytes_to_target",
+    "down",
+    "up",
+    "sent",
+    "traffic",
+    "seconds_per_client",
+    "seconds_per_round",
+    "seconds",
+]
+"""A figure of `RunSummary` that is averaged over seeds."""
 
+ByName = Literal["bytes_down", "bytes_up", "seconds_by_phase"]
+"""A figure of `RunSummary` that has a value for each part or phase."""
+
+_SCORES: tuple[Quantity, ...] = ("best", "last", "last_mean")
 _ROUNDING = 1e-12
 _Number = TypeVar("_Number", int, float)
 
@@ -41,25 +59,25 @@ class Fluctuation:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """The figures of one run.
 
     Args:
         rounds: rounds completed.
-        evaluations: rows with a test score.
+        evaluations: rounds with a test score.
         examples: examples that the last of them was measured on.
         train_loss: mean training loss over the rounds that have one.
         best: highest accuracy.
         best_round: the first round with that accuracy.
         last: accuracy of the last evaluation.
-        last_mean: mean accuracy of the last ten evaluations, the untrained model left aside.
+        last_mean: mean accuracy of the last ten evaluations, without the untrained model.
         target: accuracy for `rounds_to_target`.
         rounds_to_target: smallest number of completed rounds with at least that accuracy.
         bytes_to_target: bytes sent both ways until then.
-        fluctuation: how much accuracy moves between evaluations.
+        fluctuation: how much accuracy changes between evaluations.
         bytes_down: bytes sent to clients, by part.
         bytes_up: bytes sent to the server, by part.
-        trainings: local trainings: clients, over rounds, whose update arrived.
+        trainings: local trainings: clients, over rounds, that sent an update.
         selections: clients selected, over rounds.
         traffic: (down + up) / 2 for each selected client and round, in multiples of the model.
         seconds_by_phase: seconds, by phase.
@@ -111,155 +129,132 @@ class Summary:
         """Bytes sent both ways in all."""
         return self.down + self.up
 
+    def value(self, quantity: Quantity) -> float | None:
+        """Return a figure by its name.
 
-@dataclass(frozen=True)
-class Stat:
-    """A figure over seeds.
-
-    Args:
-        mean: mean over the seeds that have it.
-        std: sample standard deviation (ddof 1); None for one seed.
-        count: seeds that have it.
-        min: smallest value.
-        max: largest value.
-    """
-
-    mean: float
-    std: float | None
-    count: int
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Stat | None:
-        """Return the figure over `values`, or None where there are none.
-
-        >>> Stat.of([1.0, 3.0])
-        Stat(mean=2.0, std=1.4142135623730951, count=2, min=1.0, max=3.0)
+        A run without a completed round has no score: that of the untrained model says nothing.
         """
-        known = list(values)
-        if not known:
-            return None
-        return cls(statistics.fmean(known), _deviation(known), len(known), min(known), max(known))
-
-
-_SCORES = ("best", "last", "last_mean")
+        value = getattr(self, quantity) if self.rounds or quantity not in _SCORES else None
+        return None if value is None else float(value)
 
 
 @dataclass(frozen=True)
-class Group:
-    """One method over its seeds.
+class MethodSummary:
+    """The figures of one method over its seeds.
 
     Args:
         method: label of the method.
-        summaries: one for each seed.
+        runs: the figures of each seed's run.
         seeds: the seeds, in the same order; empty where they are not known.
         unfinished: how many of the runs are not finished.
-        failed: how many of these cannot be, for training could not go on.
+        failed: how many of these failed, and so cannot be continued.
     """
 
     method: str
-    summaries: tuple[Summary, ...]
-    seeds: tuple[int, ...] = field(default=())
+    runs: tuple[RunSummary, ...]
+    seeds: tuple[int, ...] = ()
     unfinished: int = 0
     failed: int = 0
 
-    def values(self, figure: str) -> list[float]:
-        """Return a figure of `Summary` for each seed that has it.
+    def values(self, quantity: Quantity) -> list[float]:
+        """Return a figure for each seed that has it."""
+        values = (run.value(quantity) for run in self.runs)
+        return [value for value in values if value is not None]
 
-        A run that has made no round has no score: that of the untrained model says nothing.
-        """
-        found = (_figure(summary, figure) for summary in self.summaries)
-        return [value for value in found if value is not None]
+    def stat(self, quantity: Quantity) -> Stat | None:
+        """Return mean and deviation of a figure over the seeds that have it."""
+        return Stat.of(self.values(quantity))
 
-    def stat(self, figure: str) -> Stat | None:
-        """Return mean and sample deviation of a figure of `Summary`, such as ``best``."""
-        return Stat.of(self.values(figure))
+    def by_seed(self, quantity: Quantity) -> SeedValues:
+        """Return a figure by seed; empty where the seeds are not known."""
+        if len(self.seeds) != len(self.runs):
+            return {}
+        values = (run.value(quantity) for run in self.runs)
+        return dict(zip(self.seeds, values, strict=True))
 
-    def fluctuation(self, figure: str) -> Stat | None:
-        """Return a figure of `Fluctuation` over seeds: ``mean``, ``std`` or ``min``."""
-        known = [s.fluctuation for s in self.summaries if s.fluctuation is not None]
-        values = [getattr(one, figure) for one in known]
-        return Stat.of(value for value in values if value is not None)
+    def fluctuation(self, quantity: Literal["mean", "std", "min"]) -> Stat | None:
+        """Return a figure of `Fluctuation` over seeds."""
+        changes = [run.fluctuation for run in self.runs if run.fluctuation is not None]
+        values = [getattr(change, quantity) for change in changes]
+        return Stat.of(values)
 
-    def by_name(self, figure: str) -> dict[str, float]:
-        """Return the mean over seeds of each entry of a figure such as ``bytes_up``."""
-        tables: list[Mapping[str, float]] = [getattr(s, figure) for s in self.summaries]
+    def by_name(self, quantity: ByName) -> dict[str, float]:
+        """Return the mean over seeds for each part or phase."""
+        tables: list[Mapping[str, float]] = [getattr(run, quantity) for run in self.runs]
         names = dict.fromkeys(name for table in tables for name in table)
         return {name: statistics.fmean(table.get(name, 0) for table in tables) for name in names}
 
     @property
-    def copies(self) -> bool:
-        """Whether its seeds are one run made several times: nothing in them is random."""
-        told = {(one.train_loss, one.best, one.last) for one in self.summaries}
-        return len(self.summaries) > len(told) == 1 and None not in next(iter(told))
+    def has_identical_runs(self) -> bool:
+        """Whether the seeds repeat one run, because nothing in it is random."""
+        scores = {(run.train_loss, run.best, run.last) for run in self.runs}
+        return len(self.runs) > len(scores) == 1 and None not in next(iter(scores))
 
     @property
-    def reached(self) -> int:
-        """Seeds that reached the target."""
-        return len(self.values("rounds_to_target"))
+    def target(self) -> float | None:
+        """Accuracy for rounds to target."""
+        return next((run.target for run in self.runs if run.target is not None), None)
 
-
-@dataclass(frozen=True)
-class Paired:
-    """Two methods compared seed by seed: they share initial model, clients and batches.
-
-    Args:
-        difference: first minus second over the seeds that both have.
-        ahead: seeds on which the first is higher.
-    """
-
-    difference: Stat
-    ahead: int
+    @property
+    def test_examples(self) -> int | None:
+        """The smallest number of test examples that a run was measured on."""
+        return min((run.examples for run in self.runs if run.examples), default=None)
 
 
 def summarise(
     rows: Sequence[RoundRecord], target: float | None = None, *, model_bytes: int | None = None
-) -> Summary:
+) -> RunSummary:
     """Return the figures of one run.
 
     Args:
-        rows: its rows, in order; any of them may lack a test score.
+        rows: its round records, in order; any of them may lack a test score.
         target: accuracy for rounds to target.
         model_bytes: bytes of the model once; None takes what was sent down as ``model``.
     """
-    scored = _scored(rows)
-    best = max(scored, key=lambda point: (point[1], -point[0]), default=None)
-    trained = [accuracy for number, accuracy in scored if number > 0] or [a for _, a in scored]
-    reached = rounds_to(rows, target)
+    scores = _scores(rows)
+    best = max(scores, key=lambda score: (score[1], -score[0]), default=None)
+    trained = [accuracy for number, accuracy in scores if number > 0] or [a for _, a in scores]
+    rounds_to_target = rounds_to(rows, target)
+    bytes_to_target = None
+    if rounds_to_target is not None:
+        bytes_to_target = sum(bytes_sent(row) for row in rows if row.round <= rounds_to_target)
     tested = [row.test.examples for row in rows if row.test is not None]
-    losses = [loss for row in rows if (loss := finite(row.train_loss)) is not None]
-    phases = _total(row.seconds for row in rows)
-    down, up = _total(r.bytes_down for r in rows), _total(r.bytes_up for r in rows)
+    losses = [loss for row in rows if (loss := finite_or_none(row.train_loss)) is not None]
+    seconds_by_phase = _totals(row.seconds for row in rows)
+    bytes_down = _totals(row.bytes_down for row in rows)
+    bytes_up = _totals(row.bytes_up for row in rows)
     selections = sum(len(r.clients) + len(r.dropped) + len(r.excluded) for r in rows)
     trainings = sum(len(r.clients) + len(r.excluded) for r in rows)
-    active = [r for r in rows if r.round > 0]
-    training = sum(s for phase, s in phases.items() if phase.startswith(TRAINING))
-    return Summary(
-        rounds=max((r.round for r in rows), default=0),
-        evaluations=len(scored),
+    after_start = [row for row in rows if row.round > 0]
+    models = bytes_down.get("model", 0) if model_bytes is None else model_bytes * selections
+    training = sum(s for phase, s in seconds_by_phase.items() if phase.startswith(TRAINING))
+    return RunSummary(
+        rounds=max((row.round for row in rows), default=0),
+        evaluations=len(scores),
         examples=tested[-1] if tested else None,
         train_loss=statistics.fmean(losses) if losses else None,
         best=best[1] if best else None,
         best_round=best[0] if best else None,
-        last=scored[-1][1] if scored else None,
-        last_mean=statistics.fmean(trained[-LAST:]) if trained else None,
+        last=scores[-1][1] if scores else None,
+        last_mean=mean_of_last(trained),
         target=target,
-        rounds_to_target=reached,
-        bytes_to_target=None if reached is None else _sent(rows, reached),
+        rounds_to_target=rounds_to_target,
+        bytes_to_target=bytes_to_target,
         fluctuation=fluctuation(rows),
-        bytes_down=down,
-        bytes_up=up,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
         trainings=trainings,
         selections=selections,
-        traffic=_traffic(down, up, selections, model_bytes),
-        seconds_by_phase=phases,
-        seconds=math.fsum(phases.values()),
-        seconds_per_round=_ratio(sum(sum(r.seconds.values()) for r in active), len(active)),
+        traffic=_ratio((sum(bytes_down.values()) + sum(bytes_up.values())) / 2, models),
+        seconds_by_phase=seconds_by_phase,
+        seconds=math.fsum(seconds_by_phase.values()),
+        seconds_per_round=_ratio(
+            sum(sum(row.seconds.values()) for row in after_start), len(after_start)
+        ),
         seconds_per_client=_ratio(training, trainings),
-        dropped=sum(len(r.dropped) for r in rows),
-        excluded=sum(len(r.excluded) for r in rows),
-        losses_not_finite=sum(_loss_not_finite(r) for r in rows),
+        dropped=sum(len(row.dropped) for row in rows),
+        excluded=sum(len(row.excluded) for row in rows),
+        losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
     )
 
 
@@ -273,14 +268,14 @@ def rounds_to(rows: Iterable[RoundRecord], target: float | None) -> int | None:
     """
     if target is None:
         return None
-    return next((r for r, a in _scored(rows) if a >= target - _ROUNDING), None)
+    return next((number for number, a in _scores(rows) if a >= target - _ROUNDING), None)
 
 
 def rounds_to_share(rows: Iterable[RoundRecord], share: float, reference_best: float) -> int | None:
     """Return FedReg's R_a: rounds until the accuracy is `share` of a reference's best.
 
     Args:
-        rows: rows of the run.
+        rows: round records of the run.
         share: a, in (0, 1].
         reference_best: A, the highest accuracy of the reference over its rounds.
     """
@@ -288,95 +283,38 @@ def rounds_to_share(rows: Iterable[RoundRecord], share: float, reference_best: f
 
 
 def fluctuation(rows: Iterable[RoundRecord]) -> Fluctuation | None:
-    """Return how accuracy moves between consecutive evaluations, or None below two of them."""
-    accuracy = [100 * a for _, a in _scored(rows)]
-    steps = [after - before for before, after in pairwise(accuracy)]
-    if not steps:
-        return None
-    return Fluctuation(statistics.fmean(steps), _deviation(steps), min(steps))
+    """Return how accuracy changes between evaluations, or None below two of them."""
+    accuracies = [100 * accuracy for _, accuracy in _scores(rows)]
+    changes = [after - before for before, after in pairwise(accuracies)]
+    stat = Stat.of(changes)
+    return None if stat is None else Fluctuation(stat.mean, stat.std, stat.min)
 
 
-def paired(first: Group, second: Group, figure: str = "best") -> Paired | None:
-    """Return the difference over the seeds that both methods ran, or None where there are none."""
-    if len(first.seeds) != len(first.summaries) or len(second.seeds) != len(second.summaries):
-        return None
-    one = dict(zip(first.seeds, first.summaries, strict=True))
-    two = dict(zip(second.seeds, second.summaries, strict=True))
-    pairs = [(_figure(one[s], figure), _figure(two[s], figure)) for s in one if s in two]
-    steps = [a - b for a, b in pairs if a is not None and b is not None]
-    difference = Stat.of(steps)
-    return Paired(difference, sum(step > 0 for step in steps)) if difference else None
+def bytes_sent(row: RoundRecord) -> int:
+    """Return the bytes that a round sent both ways."""
+    return sum(row.bytes_down.values()) + sum(row.bytes_up.values())
 
 
-def _figure(summary: Summary, name: str) -> float | None:
-    """Return a figure of one run; None of a score where no round was made."""
-    value = getattr(summary, name) if summary.rounds or name not in _SCORES else None
-    return None if value is None else float(value)
+def _scores(rows: Iterable[RoundRecord]) -> list[tuple[int, float]]:
+    """Return (round, accuracy) of the rounds with a test score."""
+    scores = ((row.round, finite_or_none(row.test.top1)) for row in rows if row.test is not None)
+    return [(number, accuracy) for number, accuracy in scores if accuracy is not None]
 
 
-def pooled_error(one: Stat, two: Stat) -> float | None:
-    """Return the pooled standard error of the difference of two means.
-
-    None where both have one seed, which says nothing about spread.
-    """
-    freedom = one.count + two.count - 2
-    if freedom < 1:
-        return None
-    squares = sum((s.count - 1) * (s.std or 0.0) ** 2 for s in (one, two))
-    return math.sqrt(squares / freedom * (1 / one.count + 1 / two.count))
-
-
-def tied(one: Stat, two: Stat) -> bool:
-    """Return whether two means are within one pooled standard error."""
-    gap = abs(one.mean - two.mean)
-    error = pooled_error(one, two) or 0.0
-    return gap <= error + _ROUNDING * max(1.0, abs(one.mean))
-
-
-def finite(value: float | None) -> float | None:
-    """Return the number, or None where it is missing, NaN or infinite."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation, or None for one value."""
-    if len(values) < 2:
-        return None
-    mean = statistics.fmean(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
-
-
-def _scored(rows: Iterable[RoundRecord]) -> list[tuple[int, float]]:
-    """Return (round, accuracy) of the rows with a test score."""
-    pairs = ((row.round, finite(row.test.top1)) for row in rows if row.test is not None)
-    return [(number, accuracy) for number, accuracy in pairs if accuracy is not None]
-
-
-def _total(tables: Iterable[Mapping[str, _Number]]) -> dict[str, _Number]:
-    total: dict[str, _Number] = {}
+def _totals(tables: Iterable[Mapping[str, _Number]]) -> dict[str, _Number]:
+    totals: dict[str, _Number] = {}
     for table in tables:
         for name, value in table.items():
-            total[name] = total[name] + value if name in total else value
-    return total
-
-
-def _sent(rows: Iterable[RoundRecord], until: int) -> int:
-    within = (row for row in rows if row.round <= until)
-    return sum(sum(r.bytes_down.values()) + sum(r.bytes_up.values()) for r in within)
-
-
-def _traffic(
-    down: Mapping[str, int], up: Mapping[str, int], selections: int, model_bytes: int | None
-) -> float | None:
-    once = down.get("model", 0) if model_bytes is None else model_bytes * selections
-    return _ratio((sum(down.values()) + sum(up.values())) / 2, once)
+            totals[name] = totals.get(name, 0) + value
+    return totals
 
 
 def _ratio(value: float, count: float) -> float | None:
     return value / count if count else None
 
 
-def _loss_not_finite(row: RoundRecord) -> bool:
-    trained = bool(row.clients or row.excluded)
-    train = trained and finite(row.train_loss) is None
-    return train or (row.test is not None and finite(row.test.loss) is None)
+def _has_loss_not_finite(row: RoundRecord) -> bool:
+    has_trained = bool(row.clients or row.excluded)
+    return (has_trained and finite_or_none(row.train_loss) is None) or (
+        row.test is not None and finite_or_none(row.test.loss) is None
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeel.report.formatting import NOTHING
-from fedkeel.report.summary import Stat
+from fedkeel.records.statistics import Stat
+from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import Interval, Line, Values
 from fedkeel.reproduce.table import Column, Metric, Table
 from fedkeel.reproduce.tuning import words as searched
@@ -104,12 +104,12 @@ def cells(line: Line) -> tuple[str, ...]:
     name = f"{line.row.name}{' (ours)' if line.row.ours else ''}"
     return (
         name,
-        NOTHING if line.lr is None else f"{line.lr:g}",
+        MISSING if line.lr is None else f"{line.lr:g}",
         _published(line, digits),
         _measured(line, digits),
-        NOTHING if line.difference is None else f"{line.difference:+.{digits}f}",
+        MISSING if line.difference is None else f"{line.difference:+.{digits}f}",
         _interval(line.gain, digits),
-        NOTHING if line.published_gain is None else f"{line.published_gain:+.{digits}f}",
+        MISSING if line.published_gain is None else f"{line.published_gain:+.{digits}f}",
         _sign(line),
         _spread(line.best, 2),
         _spread(line.last, 2),
@@ -119,7 +119,7 @@ def cells(line: Line) -> tuple[str, ...]:
 def _published(line: Line, digits: int) -> str:
     given = line.published
     if given is None:
-        return NOTHING
+        return MISSING
     if isinstance(given.value, str):
         return given.value
     spread = "" if given.spread is None else f" ± {given.spread:.{digits}f}"
@@ -140,7 +140,7 @@ def _measured(line: Line, digits: int) -> str:
 
 def _stat(found: Stat | None, digits: int) -> str:
     if found is None:
-        return NOTHING
+        return MISSING
     spread = "" if found.std is None else f" ± {found.std:.{digits}f}"
     return f"{found.mean:.{digits}f}{spread}"
 
@@ -151,7 +151,7 @@ def _spread(values: Values, digits: int) -> str:
 
 def _interval(gain: Interval | None, digits: int) -> str:
     if gain is None:
-        return NOTHING
+        return MISSING
     digits = max(digits, 1) if gain.count > 1 else digits
     if gain.low is None or gain.high is None:
         return f"{gain.mean:+.{digits}f}"
@@ -165,7 +165,7 @@ def _sign(line: Line) -> str:
     seed that was asked for: one never reached the target, or its run is not finished.
     """
     if line.same_sign is None:
-        return NOTHING
+        return MISSING
     told = "yes" if line.same_sign else "no"
     known = line.gain is not None and line.gain.clear and line.gain.count == line.wanted
     return told if known else f"{told}, open"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from fedkeel.report.formatting import NOTHING, duration
+from fedkeel.report.formatting import MISSING, format_duration
 from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.estimate import Speeds, estimate, measure, unmeasured
 from fedkeel.reproduce.plan import Ask, Cell, State, cells, state
@@ -94,15 +94,15 @@ def to_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _words(row: dict[str, Any]) -> tuple[str, ...]:
-    time = NOTHING
+    time = MISSING
     if row["seconds"]:
         more = "+" if row["guessed"] or row["unmeasured"] else ""
-        time = f"~{duration(row['seconds'])}{more}"
+        time = f"~{format_duration(row['seconds'])}{more}"
         if 0 < row["seconds_left"] < row["seconds"]:
-            time += f", ~{duration(row['seconds_left'])} left"
+            time += f", ~{format_duration(row['seconds_left'])} left"
     elif row["runs"]:
         time = "not measured"
-    runs = str(row["runs"]) if row["runs"] else NOTHING
+    runs = str(row["runs"]) if row["runs"] else MISSING
     how_far = row["state"]
     if row["tuned_runs"]:
         how_far += f"; tuned: {row['tuned_finished']} of {row['tuned_runs']}"

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
-from fedkeel.report.summary import Stat
+from fedkeel.records.statistics import Stat
 from fedkeel.reproduce.measure import value
 from fedkeel.reproduce.plan import Cell
 from fedkeel.reproduce.table import Column, Metric, Published, Row, Table

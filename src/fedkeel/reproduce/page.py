@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jinja2
 
-import fedkeel.report.page as report
 from fedkeel.records.folder import write_text
+from fedkeel.report.page import read_css, write_report
 from fedkeel.reproduce.formatting import FOOT, about, blocks, mark
 from fedkeel.reproduce.outcome import Line
 from fedkeel.reproduce.plan import Cell
@@ -51,7 +51,7 @@ def write(
         table=table,
         mark=mark(table, quick),
         about=about(table, quick, tuned),
-        css=(Path(report.__file__).parent / "page.css").read_text(encoding="utf-8"),
+        css=read_css(),
         foot=FOOT,
         blocks=blocks(table, found),
         reports=reports,
@@ -72,7 +72,7 @@ def _reports(table: Table, cells: Sequence[Cell], folder: Path, quick: bool) -> 
             continue
         if runs not in written:
             file = folder / f"{column.id}.html"
-            report.write(runs, file, title=f"{mark(table, quick)}{table.title}: {column.name}")
+            write_report(runs, file, title=f"{mark(table, quick)}{table.title}: {column.name}")
             written[runs] = file.name
         names[column.id] = written[runs]
     return names

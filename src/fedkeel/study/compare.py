@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.cost.memory import check_disk
@@ -19,10 +20,10 @@ from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
 from fedkeel.records.comparison import runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder
-from fedkeel.report.alerts import unlike, went_wrong
-from fedkeel.report.runs import Entry, Run, load
+from fedkeel.report.alerts import differences, problems
+from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
-from fedkeel.report.tables import Row, table
+from fedkeel.report.tables import ResultRow, markdown_table, result_rows
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.loop import Result
 from fedkeel.runner.prepare import prepare
@@ -52,33 +53,36 @@ class Comparison:
     folder: Path | None = None
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[MethodResults]:
         """The runs, put together by method, as the report has them.
 
         Those that failed are among them, and on disk those of earlier calls that are alike but for
         method and seed.
         """
         if self.folder is not None:
-            return load(runs_of(self.folder))
+            return load_runs(runs_of(self.folder))
         every = [*self.results, *self.failed]
         methods = dict.fromkeys(result.record.method for result in every)
         made = sorted(every, key=lambda one: one.record.seed)
         return [
-            Entry(method, i, tuple(_run(r) for r in made if r.record.method == method))
+            MethodResults(method, i, tuple(_run(r) for r in made if r.record.method == method))
             for i, method in enumerate(methods)
         ]
 
     @property
-    def rows(self) -> list[Row]:
-        """One row for each method: plain values, ready for JSON."""
-        return table([entry.group for entry in self.entries])
+    def table(self) -> list[ResultRow]:
+        """One row for each method, with its figures over seeds."""
+        return result_rows([method.summary for method in self.entries])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `table` as plain values, ready for JSON."""
+        return [row.to_json() for row in self.table]
 
     def __str__(self) -> str:
-        from fedkeel.report.tables import to_markdown
-
-        notes = [*unlike(self.entries), *went_wrong(self.entries)]
-        notes += [f"failed: {one}" for one in self.failures]
-        return to_markdown(self.rows) + "".join(f"\n{one}\n" for one in notes)
+        notes = [*differences(self.entries), *problems(self.entries)]
+        notes += [f"failed: {failure}" for failure in self.failures]
+        return markdown_table(self.table) + "".join(f"\n{note}\n" for note in notes)
 
     def __repr__(self) -> str:
         """Return what a notebook shows: the table, where its folder is still there."""
@@ -88,10 +92,10 @@ class Comparison:
             return f"Comparison of {counted(len(self.results), 'run')} in {self.folder}"
 
 
-def _run(result: Result) -> Run:
+def _run(result: Result) -> RunResults:
     summary = summarise(result.rows, result.record.target, model_bytes=result.record.model.bytes)
     folder = "" if result.folder is None else result.folder.name
-    return Run(folder, result.record, tuple(result.rows), summary)
+    return RunResults(folder, result.record, tuple(result.rows), summary)
 
 
 def compare(

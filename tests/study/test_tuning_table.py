@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from rich.console import Console
 
-from fedkeel.report.tuning import cells, footnotes, to_text
+from fedkeel.study.tuning_result import TunedRow
+from fedkeel.study.tuning_table import cells, footnotes, tuning_table
 
 
-def row(**more: object) -> dict[str, object]:
-    values = {
+def row(**more: Any) -> TunedRow:
+    values: dict[str, Any] = {
         "method": "fedprox",
         "chosen": {"local.lr": 0.1, "method": "fedprox(mu=0.01)"},
         "value": 0.931,
@@ -23,7 +25,7 @@ def row(**more: object) -> dict[str, object]:
         "on": "validation",
         "metric": "best",
     }
-    return {**values, **more}
+    return TunedRow(**(values | more))
 
 
 def test_a_row_in_words() -> None:
@@ -51,20 +53,20 @@ def test_a_row_in_words() -> None:
 
 
 def test_what_has_to_be_known() -> None:
-    assert footnotes([row()], 1234) == [
+    assert list(map(str, footnotes([row()], 1234))) == [
         "Validation: 1,234 examples held out from the clients' training data.",
-        "What counts: the best accuracy over rounds.",
+        "Settings were chosen by: the best accuracy over rounds.",
     ]
     notes = footnotes([row(seeds=3, edge={"x": "low"}), row(seeds=3, trials=4, failed=1)], 9)
-    assert "3 seeds" in notes[1]
-    assert [note.split(":")[0] for note in notes[2:]] == ["Trials differ", "Failed", "At the edge"]
+    assert "3 seeds" in notes[1].text
+    assert [note.term for note in notes[2:]] == ["Trials differ", "Failed", "At the edge"]
     on_test = footnotes([row(on="test")], None)
-    assert "too high" in on_test[0]
+    assert "too high" in on_test[0].text
 
 
 def test_the_table_prints() -> None:
     out = io.StringIO()
-    Console(file=out, width=120).print(to_text([row(), row(method="fedavg", on="test")], 5))
+    Console(file=out, width=120).print(tuning_table([row(), row(method="fedavg", on="test")], 5))
     text = out.getvalue()
     assert "at the edge" in text
     assert "fedprox(mu=0.01)" in text

@@ -1,13 +1,13 @@
 from rich.console import Console
 
-from fedkeel.report.terminal import partition
+from fedkeel.report.partition_table import partition_table
 
 
 def shown(names, classes, width):
     console = Console(width=width)
     with console.capture() as said:
         histogram = [[k + 1] * classes for k in range(len(names))]
-        console.print(partition(histogram, names, [str(y) for y in range(classes)]))
+        console.print(partition_table(histogram, names, [str(y) for y in range(classes)]))
     return said.get().splitlines()
 
 

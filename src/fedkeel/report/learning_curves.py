@@ -1,0 +1,275 @@
+"""Learning curves: accuracy and loss against rounds and against traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import plotly.graph_objects as go
+
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.statistics import Stat, finite_or_none
+from fedkeel.report import palette
+from fedkeel.report.chart_style import Chart, empty_figure, escaped, evenly_spaced, rounded
+from fedkeel.report.formatting import format_number
+from fedkeel.report.runs import MethodResults
+from fedkeel.report.summary import bytes_sent
+
+Metric = Literal["top1", "loss"]
+Axis = Literal["rounds", "megabytes"]
+
+DEVIATION_SEEDS = 4
+"""Seeds from which a band shows ± one deviation; below, it shows the range."""
+
+MANY_METHODS = 6
+"""Methods above which lines and bands are drawn fainter."""
+
+FEW_ROUNDS = 8
+"""Rounds up to which each has its tick; plotly's own would lie between them."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A round of a learning curve.
+
+    Args:
+        round: the round.
+        megabytes: mean traffic until then, both ways and all clients.
+        mean: mean over seeds.
+        low: lower edge of the band; None for one seed.
+        high: upper edge of the band.
+        seeds: how many seeds have the round.
+    """
+
+    round: int
+    megabytes: float
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method's learning curve.
+
+    Args:
+        method: the method.
+        segments: points between which a line is drawn. A new segment begins where the seeds change,
+            as the end of a run would look like a jump of the mean, and where a seed's value is not
+            finite.
+        last_round: the last round that was evaluated.
+    """
+
+    method: MethodResults
+    segments: tuple[tuple[CurvePoint, ...], ...]
+    last_round: int
+
+    @property
+    def points(self) -> Iterator[CurvePoint]:
+        """The points of all segments."""
+        return (point for segment in self.segments for point in segment)
+
+
+def learning_curve(method: MethodResults, metric: Metric) -> Curve:
+    """Return a method's test scores over rounds, accuracy in percent.
+
+    The band is the range for fewer than four seeds, else the mean ± one sample deviation.
+    """
+    values: dict[int, dict[int, float | None]] = {}
+    megabytes: dict[int, list[float]] = {}
+    for place, run in enumerate(method.runs):
+        total = 0
+        for row in run.rows:
+            total += bytes_sent(row)
+            if row.test is not None:
+                values.setdefault(row.round, {})[place] = _score(row, metric)
+                megabytes.setdefault(row.round, []).append(total / 1e6)
+    rounds = sorted(values)
+    stats = {
+        r: Stat.of(values[r].values()) if None not in values[r].values() else None for r in rounds
+    }
+    means = [(stat.mean, i) for i, r in enumerate(rounds) if (stat := stats[r]) is not None]
+    peak = max(means)[1] if means else None
+    segments = []
+    shown = (rounds[i] for i in evenly_spaced(len(rounds), include=peak))
+    for seeds, segment in groupby(shown, lambda r: tuple(values[r]) if stats[r] else None):
+        if seeds is not None:
+            points = [
+                _point(r, stat, megabytes[r]) for r in segment if (stat := stats[r]) is not None
+            ]
+            segments.append(tuple(points))
+    return Curve(method, tuple(segments), max(rounds, default=0))
+
+
+def _score(row: RoundRecord, metric: Metric) -> float | None:
+    if row.test is None:
+        return None
+    value = finite_or_none(row.test.top1 if metric == "top1" else row.test.loss)
+    return value if value is None or metric == "loss" else 100 * value
+
+
+def _point(number: int, stat: Stat, megabytes: Sequence[float]) -> CurvePoint:
+    low, high = None, None
+    if stat.std is not None:
+        low, high = stat.min, stat.max
+        if stat.count >= DEVIATION_SEEDS:
+            low, high = stat.mean - stat.std, stat.mean + stat.std
+    mean_megabytes = rounded(sum(megabytes) / len(megabytes))
+    return CurvePoint(number, mean_megabytes, stat.mean, low, high, stat.count)
+
+
+def curve_charts(
+    methods: Sequence[MethodResults], metric: Metric, target: float | None = None
+) -> dict[Axis, Chart]:
+    """Return test accuracy or test loss, a line for each method with a band over its seeds.
+
+    Args:
+        methods: the methods.
+        metric: ``top1`` or ``loss``.
+        target: accuracy to mark.
+
+    Returns:
+        The chart against ``rounds`` and against ``megabytes`` sent both ways over all clients;
+        nothing where no run has been evaluated.
+    """
+    curves = [learning_curve(method, metric) for method in methods]
+    curves = [curve for curve in curves if curve.segments]
+    axes: tuple[Axis, ...] = ("rounds", "megabytes") if curves else ()
+    return {axis: _chart(curves, metric, axis, target) for axis in axes}
+
+
+def _chart(curves: Sequence[Curve], metric: Metric, axis: Axis, target: float | None) -> Chart:
+    is_single_hover = axis == "megabytes" or len(curves) > len(palette.METHODS)
+    figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
+    for curve in curves:
+        figure.add_traces(_traces(curve, metric, axis, is_crowded=len(curves) > MANY_METHODS))
+    last_round = max(curve.last_round for curve in curves)
+    x_title = "round" if axis == "rounds" else "MB sent, both ways, all clients"
+    figure.update_xaxes(title_text=x_title, rangemode="tozero")
+    if axis == "rounds" and last_round <= FEW_ROUNDS:
+        figure.update_xaxes(dtick=1)
+    means = [point.mean for curve in curves for point in curve.points]
+    if metric == "loss" and min(means) > 0 and max(means) / min(means) > 100:
+        figure.update_yaxes(type="log", title_text="test loss, logarithmic")
+    else:
+        title = "test accuracy, %" if metric == "top1" else "test loss"
+        figure.update_yaxes(title_text=title, range=_y_range(curves, metric, last_round))
+    if metric == "top1" and target is not None:
+        _add_target(figure, 100 * target)
+    name, unit = ("Test accuracy", " %") if metric == "top1" else ("Test loss", "")
+    ends = [
+        f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].mean)}{unit}"
+        for curve in curves
+    ]
+    x_name = "rounds" if axis == "rounds" else "megabytes sent"
+    return Chart(figure, f"{name} against {x_name}, mean over seeds. {'; '.join(ends)}.")
+
+
+def _traces(curve: Curve, metric: Metric, axis: Axis, *, is_crowded: bool) -> list[go.Scatter]:
+    """Return the band over seeds, where there is one, and the mean line over it."""
+    index = curve.method.index
+    unit, decimals = (" %", 2) if metric == "top1" else ("", 3)
+    has_round = axis == "megabytes" or is_crowded
+    x: list[float | None] = []
+    y: list[float | None] = []
+    hover_texts: list[str] = []
+    band_x: list[float | None] = []
+    band_y: list[float | None] = []
+    for segment in curve.segments:
+        if x:  # a gap in the line
+            x.append(None)
+            y.append(None)
+            hover_texts.append("")
+        positions = [p.round if axis == "rounds" else p.megabytes for p in segment]
+        x += positions
+        y += [rounded(point.mean) for point in segment]
+        runs = len(curve.method.runs)
+        hover_texts += [_hover_text(p, unit, decimals, runs, has_round) for p in segment]
+        lows = [rounded(point.low) for point in segment if point.low is not None]
+        highs = [rounded(point.high) for point in segment if point.high is not None]
+        if len(segment) > 1 and lows:
+            gap = [None] if band_x else []
+            band_x += [*gap, *positions, *positions[::-1]]
+            band_y += [*gap, *lows, *highs[::-1]]
+    colour, group = palette.method_colour(index), str(index)
+    has_single_points = any(len(segment) == 1 for segment in curve.segments)
+    line = go.Scatter(
+        x=x,
+        y=y,
+        mode="lines+markers" if has_single_points else "lines",
+        name=escaped(curve.method.label),
+        line={
+            "color": colour,
+            "width": 1.75 if is_crowded else 2.25,
+            "dash": palette.line_style(index),
+        },
+        marker={"color": colour, "size": 4},
+        customdata=hover_texts,
+        hovertemplate=f"%{{y:.{decimals}f}}{unit}%{{customdata}}<extra>%{{fullData.name}}</extra>",
+        legendgroup=group,
+    )
+    if not band_x:
+        return [line]
+    band = go.Scatter(
+        x=band_x,
+        y=band_y,
+        mode="lines",
+        fill="toself",
+        fillcolor=palette.method_colour(index, 0.05 if is_crowded else 0.14),
+        line={"width": 0},
+        hoverinfo="skip",
+        legendgroup=group,
+    )
+    return [band, line]
+
+
+def _hover_text(point: CurvePoint, unit: str, decimals: int, runs: int, has_round: bool) -> str:
+    """Return the text after the value of a point."""
+    text = ""
+    if point.low is not None and point.high is not None:
+        text += f" ({point.low:.{decimals}f} to {point.high:.{decimals}f}{unit})"
+    if has_round:
+        text += f", round {point.round}"
+    if point.seeds < runs:
+        text += f", {point.seeds} of {runs} seeds"
+    return text
+
+
+def _y_range(curves: Sequence[Curve], metric: Metric, last_round: int) -> list[float] | None:
+    """Return the range of the y axis: all values after the first fifth of the rounds.
+
+    In the first rounds all methods are alike, and their low accuracy would compress the
+    differences that come later. None, the whole range, for short runs.
+    """
+    values = [
+        value
+        for curve in curves
+        for point in curve.points
+        if point.round > last_round / 5
+        for value in (point.low, point.mean, point.high)
+        if value is not None
+    ]
+    if last_round < 20 or not values:
+        return None
+    low, high = min(values), max(values)
+    margin = 0.06 * (high - low) or 1.0
+    low, high = max(0.0, low - margin), high + margin
+    return [low, min(100.0, high) if metric == "top1" else high]
+
+
+def _add_target(figure: go.Figure, target: float) -> None:
+    colour = palette.rgba(palette.MUTED[0])
+    figure.add_hline(y=target, line={"color": colour, "width": 1, "dash": "dot"})
+    figure.add_annotation(
+        x=0,
+        xref="paper",
+        xanchor="left",
+        y=target,
+        yanchor="bottom",
+        text=f"target {target:g} %",
+        showarrow=False,
+        font={"size": 12, "color": colour},
+    )

@@ -1,0 +1,96 @@
+"""The table of a search for good settings, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedkeel.report.formatting import MISSING, format_percent
+from fedkeel.report.tables import Footnote
+from fedkeel.study.tuning_result import TunedRow
+
+_METRICS = {
+    "best": "the best accuracy over rounds",
+    "last": "the accuracy after the last round",
+    "last_mean": "the mean accuracy of the last ten evaluations",
+}
+
+
+def tuning_table(rows: Sequence[TunedRow], validation_examples: int | None = None) -> Table:
+    """Return the table for a terminal.
+
+    Args:
+        rows: one for each method.
+        validation_examples: held-out examples that settings were chosen on; None for the test set.
+    """
+    metrics = "/".join(dict.fromkeys(row.metric.replace("_", " ") for row in rows))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption="\n".join(map(str, footnotes(rows, validation_examples))),
+        caption_justify="left",
+    )
+    table.add_column("method", overflow="fold")
+    table.add_column(f"{metrics}\n%", justify="right", no_wrap=True)
+    table.add_column("measured\non", no_wrap=True)
+    table.add_column("chosen", overflow="fold")
+    table.add_column("trials", justify="right", no_wrap=True)
+    table.add_column("failed", justify="right", no_wrap=True)
+    table.add_column("at the edge", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, cells(row)))
+    return table
+
+
+def cells(row: TunedRow) -> list[str]:
+    """Return the text of a row, column by column."""
+    value = format_percent(row.value)
+    if row.spread is not None:
+        value += f" ± {format_percent(row.spread)}"
+    settings = [f"{key}={_short(v)}" for key, v in row.chosen.items() if key != "method"]
+    method = row.chosen.get("method", row.method)
+    if method != row.method:
+        settings.append(str(method))
+    is_complete = row.offered in (None, row.trials)
+    return [
+        row.method,
+        value,
+        "test set" if row.on == "test" else "validation",
+        ", ".join(settings) or MISSING,
+        str(row.trials) if is_complete else f"{row.trials} of {row.offered}",
+        str(row.failed) if row.failed else "",
+        ", ".join(f"{name} {end}" for name, end in row.edge.items()),
+    ]
+
+
+def footnotes(rows: Sequence[TunedRow], validation_examples: int | None) -> list[Footnote]:
+    """Return what a reader of the table has to know."""
+    notes = []
+    if any(row.on == "test" for row in rows):
+        text = "as in many papers, so these accuracies are too high."
+        notes.append(Footnote("Chosen on the test set", text))
+    elif validation_examples is not None:
+        text = f"{validation_examples:,} examples held out from the clients' training data."
+        notes.append(Footnote("Validation", text))
+    metrics = " and ".join(dict.fromkeys(_METRICS[row.metric] for row in rows))
+    seeds = max((row.seeds for row in rows), default=1)
+    spread = f"; mean ± sample standard deviation of {seeds} seeds" if seeds > 1 else ""
+    notes.append(Footnote("Settings were chosen by", f"{metrics}{spread}."))
+    if len({row.trials for row in rows}) > 1:
+        text = "the methods share their settings, and some have hyper-parameters besides."
+        notes.append(Footnote("Trials differ", text))
+    if any(row.failed for row in rows):
+        text = "training could not continue, most often because it diverged."
+        notes.append(Footnote("Failed", text))
+    if any(row.edge for row in rows):
+        text = "better values may lie outside the range that was tried; widen it."
+        notes.append(Footnote("At the edge", text))
+    return notes
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
