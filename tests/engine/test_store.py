@@ -127,7 +127,7 @@ def test_another_process_writes(
     store.reserve(np.array([2, 3]))
     process = torch.multiprocessing.get_context(how).Process(target=_write, args=(store,))
     process.start()
-    process.join(20)
+    process.join(60)
     assert values(store, 2, 3) == [0, 3]
     store.commit(np.array([2, 3]))
     assert values(store, 2, 3) == [-2, -3]
@@ -157,7 +157,7 @@ def test_who_outlives_the_run_writes_nothing(tmp_path: Path) -> None:
     context = torch.multiprocessing.get_context("fork")
     process = context.Process(target=_ends_before_its_child, args=(store, said))
     process.start()
-    process.join(20)
+    process.join(60)
     assert eventually(said.exists, 20)
     assert said.read_text() == "The process that gave out this work is gone."
     assert (tmp_path / "rows").read_bytes() == before
@@ -433,7 +433,7 @@ def test_another_process_sees_what_is_written(
         ours.send(True)
         seen.append(ours.recv())
     ours.send(False)
-    process.join(20)
+    process.join(60)
     assert seen == [0, 1, 2, 3]
 
 
