@@ -129,7 +129,7 @@ class Federation:
             found = [self.survey(k, message) for k in selected]
         sizes = [len(self.data[k][1]) for k in selected]
         weights = np.ones(len(sizes)) if self.plan.weights == "uniform" else np.array(sizes)
-        return surveyed(message, tree.branches(tree.stack(found)), weights / 1.0)
+        return surveyed(message, tree.substates(tree.stack(found)), weights / 1.0)
 
     def survey(self, k: int, message: Message) -> dict[str, State]:
         x, y = self.data[k]
@@ -160,7 +160,7 @@ class Federation:
         fresh = server_rows(self.plan, self.played.server.params)
         rows = [self.rows.get(k, fresh) for k in clients]
         seen = np.array([k in self.rows for k in clients], dtype=np.bool_)
-        return Remembered(tree.branches(tree.stack(rows)), seen)
+        return Remembered(tree.substates(tree.stack(rows)), seen)
 
     def reply(
         self, k: int, padded: int = 0, message: Message | None = None

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from fedkeel.source_digest import module_digest, written
+from fedkeel.source_digest import module_digest, source_digest
 from toys import forget
 
 FILES = {
@@ -106,7 +106,7 @@ SCRIPT = """
 import math
 from functools import cached_property
 from torch import nn
-from fedkeel.source_digest import written
+from fedkeel.source_digest import source_digest
 import helper
 
 SCALE = 2.0
@@ -127,7 +127,7 @@ class Net(nn.Module):
 class Other(Net):
     n = 4
 def loss(logits, y): return first(logits)
-print(written(Net), written(loss), written(Net()))
+print(source_digest(Net), source_digest(loss), source_digest(Net()))
 """
 
 
@@ -167,7 +167,7 @@ def test_where_a_file_lies_does_not_count(here: Path) -> None:
         (here / name / "losses.py").write_text(text)
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(here / name))
-            found.append(written(importlib.import_module("losses").loss))
+            found.append(source_digest(importlib.import_module("losses").loss))
         forget(here)
     assert found[0] == found[1] != ""
 
@@ -177,4 +177,4 @@ def test_a_class_that_names_itself_is_written_once() -> None:
         def other(self) -> Mine:
             return Mine()
 
-    assert written(Mine)
+    assert source_digest(Mine)

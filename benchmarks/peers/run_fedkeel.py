@@ -36,8 +36,8 @@ def clients(arrays):
         data=fk.dataset(arrays.x, arrays.y),
         rows=np.arange(arrays.offsets[-1]),
         offsets=arrays.offsets,
-        held_rows=arrays.offsets[:-1].copy(),
-        held_offsets=np.arange(len(arrays.offsets)),
+        holdout_rows=arrays.offsets[:-1].copy(),
+        holdout_offsets=np.arange(len(arrays.offsets)),
     )
 
 

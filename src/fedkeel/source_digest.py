@@ -21,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn, strided, uint8
 
-from fedkeel.user_code import users, working_directory_first
+from fedkeel.user_code import is_user_file, working_directory_first
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Where an object lies, in its repr: another place in every process."""
 
 
-def placeless(text: str) -> str:
+def without_addresses(text: str) -> str:
     """Return a text without the places of objects in memory.
 
-    >>> placeless("<function relu at 0x7f1c2a>")
+    >>> without_addresses("<function relu at 0x7f1c2a>")
     '<function relu>'
     """
     return _ADDRESS.sub("", text)
@@ -44,7 +44,7 @@ _KINDS = (int, float, np.generic, np.ndarray, Tensor, nn.Module)
 in a file may be where it lies."""
 
 
-def written(value: object) -> str:
+def source_digest(value: object) -> str:
     """Return a digest of how a function, a class or an object is written; "" of fedkeel's own.
 
     It is that of the file and of a user's files which that imports (`module_digest`); but in a
@@ -64,7 +64,7 @@ def _written(value: object, seen: tuple[object, ...] = ()) -> str:
     seen = (*seen, value)
     if isinstance(value, functools.partial):
         given = [*value.args, *sorted(value.keywords.items())]
-        return f"{_written(value.func, seen)} {plain(given, seen)}"
+        return f"{_written(value.func, seen)} {describe_value(given, seen)}"
     if isinstance(value, MethodType):
         return _written(value.__func__, seen) + _written(value.__self__, seen)
     if isinstance(value, FunctionType):
@@ -74,7 +74,7 @@ def _written(value: object, seen: tuple[object, ...] = ()) -> str:
         if _foreign(value):
             return ""
         told = [
-            (_written(one, seen) if callable(one) else "") or plain(one, seen)
+            (_written(one, seen) if callable(one) else "") or describe_value(one, seen)
             for one in (*lasting, *(named for named in _named(value) if isinstance(named, _KINDS)))
             if not any(one is other for other in seen)
         ]
@@ -86,7 +86,7 @@ def _written(value: object, seen: tuple[object, ...] = ()) -> str:
     if isinstance(value, nn.Module):
         return _module_written(value, seen)
     if hasattr(value, "__dict__"):
-        return _written(type(value), seen) + attributes(value, seen)
+        return _written(type(value), seen) + describe_attributes(value, seen)
     return ""
 
 
@@ -95,33 +95,33 @@ def _module_written(module: nn.Module, seen: tuple[object, ...]) -> str:
     told = []
     for name, one in module.named_modules():
         kind = f"{type(one).__module__}.{type(one).__qualname__}"
-        told.append(f"{name}: {kind} {_written(type(one), seen)}{attributes(one, seen)}")
+        told.append(f"{name}: {kind} {_written(type(one), seen)}{describe_attributes(one, seen)}")
         for key, tensor in {**one._parameters, **one._buffers}.items():
-            told.append(f"{key}: {plain(tensor, seen)}")
-        told += hooks(one, seen)
+            told.append(f"{key}: {describe_value(tensor, seen)}")
+        told += describe_hooks(one, seen)
     return "\n".join(told)
 
 
-def hooks(module: nn.Module, seen: tuple[object, ...] = ()) -> list[str]:
+def describe_hooks(module: nn.Module, seen: tuple[object, ...] = ()) -> list[str]:
     """Return how what is called before or after a module is written; what is `seen` is left out."""
     found = [(kind, hook) for kind in _HOOKS for hook in vars(module)[kind].values()]
-    return [f"{kind}: {plain(hook, (*seen, module))}" for kind, hook in found]
+    return [f"{kind}: {describe_value(hook, (*seen, module))}" for kind, hook in found]
 
 
-def attributes(value: object, seen: tuple[object, ...] = ()) -> str:
+def describe_attributes(value: object, seen: tuple[object, ...] = ()) -> str:
     """Return an object's attributes as text; those of `seen` are left out.
 
     Private ones count where a user wrote the class: not those by which a library does its work.
     """
     private = all(kind in _BARE or _users(kind) for kind in type(value).__mro__)
     hidden = [k for k in vars(value) if k.startswith("_") and (k in _INNER or not private)]
-    return plain({k: v for k, v in vars(value).items() if k not in hidden}, seen)
+    return describe_value({k: v for k, v in vars(value).items() if k not in hidden}, seen)
 
 
 def _users(kind: type | FunctionType) -> bool:
     """Return whether a class stands in a file, or in a session, that a user wrote."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and users(file))
+    return kind.__module__ == "__main__" or (file is not None and is_user_file(file))
 
 
 _BARE = (object, abc.ABC, Generic, nn.Module)
@@ -131,7 +131,7 @@ _INNER = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def plain(value: object, seen: tuple[object, ...] = ()) -> str:
+def describe_value(value: object, seen: tuple[object, ...] = ()) -> str:
     """Return numbers, words and collections of these as text; of other things what they are.
 
     A tensor or an array is told by its shape, its type and a digest of its numbers, which is the
@@ -139,9 +139,11 @@ def plain(value: object, seen: tuple[object, ...] = ()) -> str:
     """
     if isinstance(value, dict):
         named = {str(k): v for k, v in value.items()}
-        return "{" + ", ".join(f"{k}: {plain(named[k], seen)}" for k in sorted(named)) + "}"
+        return (
+            "{" + ", ".join(f"{k}: {describe_value(named[k], seen)}" for k in sorted(named)) + "}"
+        )
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [plain(one, seen) for one in value]
+        items = [describe_value(one, seen) for one in value]
         return "[" + ", ".join(items if isinstance(value, (list, tuple)) else sorted(items)) + "]"
     if isinstance(value, np.generic):
         return repr(value.item())
@@ -170,7 +172,7 @@ def _numbers(value: Tensor | NDArray[Any]) -> str:
         here = dense.cpu().resolve_conj().resolve_neg().contiguous()
         value = here.reshape(-1).view(uint8).numpy()
     if value.dtype.hasobject:
-        return f"{said} {plain(value.tolist())}"
+        return f"{said} {describe_value(value.tolist())}"
     digest = hashlib.blake2b(
         np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=8
     )
@@ -202,7 +204,7 @@ def _reached(value: type | FunctionType, seen: tuple[object, ...]) -> list[str]:
                 known = _foreign(named) or any(named is other for other in (*left, *seen))
                 left += [] if known or not _users(named) else [named]
             elif isinstance(named, (*_KINDS, str, tuple)):
-                told.append(plain(named, seen))
+                told.append(describe_value(named, seen))
     return [*told, *map(_definition, left[1:])]
 
 
@@ -277,7 +279,7 @@ def module_digest(name: str) -> str:
     left = list(own.imports)
     for one in left:  # which grows
         read = None if one in found or one == name else _module(one)
-        if read is not None and users(read.file):
+        if read is not None and is_user_file(read.file):
             found[one] = read.digest
             left += read.imports
     text = " ".join([own.digest, *(f"{one} {found[one]}" for one in sorted(found))])
@@ -295,7 +297,7 @@ def _module(name: str) -> _Read | None:
     known = _read.get(name)
     if known is None or known.loaded is not loaded:
         package = getattr(module, "__package__", None) or ""
-        names = imported(Path(file), package) if users(file) else ()
+        names = imported(Path(file), package) if is_user_file(file) else ()
         known = _read[name] = _Read(loaded, file, file_digest(file, changed), tuple(names))
     return known
 
@@ -333,7 +335,7 @@ def imported(file: Path, package: str = "") -> list[str]:
 
 def _users_module(module: ModuleType | None) -> bool:
     file = getattr(module, "__file__", None)
-    return module is not None and file is not None and users(file)
+    return module is not None and file is not None and is_user_file(file)
 
 
 @functools.lru_cache(maxsize=256)

@@ -56,7 +56,7 @@ def zeros_like(a: Mapping[str, Tensor]) -> Tree:
     return {k: torch.zeros_like(v) for k, v in a.items()}
 
 
-def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return zeros that take memory only where they are written to, on the CPU."""
     return torch.from_numpy(np.zeros(tuple(shape), dtype=torch.empty(0, dtype=dtype).numpy().dtype))
 
@@ -66,7 +66,7 @@ def clone(a: Mapping[str, Tensor]) -> Tree:
     return {k: v.clone() for k, v in a.items()}
 
 
-def apart(*others: Mapping[str, Tensor | State]) -> Callable[[Tensor], Tensor]:
+def copy_if_shared(*others: Mapping[str, Tensor | State]) -> Callable[[Tensor], Tensor]:
     """Return what copies a tensor that lies in memory of the others, and gives back any other."""
     theirs = {t.untyped_storage().data_ptr() for other in others for _, t in walk(other)}
     return lambda t: t.clone() if t.untyped_storage().data_ptr() in theirs else t
@@ -155,12 +155,12 @@ def tensors(state: Mapping[str, Tensor | State]) -> Tree:
     return {k: v for k, v in state.items() if isinstance(v, Tensor)}
 
 
-def branches(state: Mapping[str, Tensor | State]) -> dict[str, State]:
+def substates(state: Mapping[str, Tensor | State]) -> dict[str, State]:
     """Return the nested states of a state, without its tensors."""
     return {k: v for k, v in state.items() if not isinstance(v, Tensor)}
 
 
-def below(state: Mapping[str, Tensor | State], name: str) -> State:
+def substate(state: Mapping[str, Tensor | State], name: str) -> State:
     """Return the nested state under `name`, empty where there is none."""
     found = state.get(name, {})
     return {} if isinstance(found, Tensor) else found

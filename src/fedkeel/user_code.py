@@ -17,7 +17,7 @@ from fedkeel.errors import FedkeelError, did_you_mean
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImportTarget:
     """What is looked for, in the words of the messages.
 
     Args:
@@ -35,7 +35,7 @@ class Wanted:
     write: str
 
 
-def find(path: str, wanted: Wanted) -> object:
+def import_object(path: str, wanted: ImportTarget) -> object:
     """Return what stands at ``package.module:Name``.
 
     Modules are looked for in the current working directory first, then wherever Python looks; where
@@ -86,7 +86,7 @@ _LIBRARIES = (
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
-def users(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Return whether a user wrote a file: it is neither a library's nor fedkeel's own."""
     return not (file.startswith(_LIBRARIES) or _PACKAGES.intersection(Path(file).parts))
 
@@ -100,11 +100,11 @@ def where_raised(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"line {error.lineno} of {error.filename}"
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((f for f in reversed(frames) if users(f.filename)), frames[-1])
+    last = next((f for f in reversed(frames) if is_user_file(f.filename)), frames[-1])
     return f"{last.name}, line {last.lineno} of {last.filename}"
 
 
-def _module(path: str, place: str, wanted: Wanted) -> ModuleType:
+def _module(path: str, place: str, wanted: ImportTarget) -> ModuleType:
     noun = wanted.noun
     try:
         with working_directory_first():
@@ -135,7 +135,7 @@ _apps: set[str] = set()
 """Folders of Flower apps, which Flower puts before all others in the path of modules."""
 
 
-def app_of(file: Path) -> None:
+def add_flower_app(file: Path) -> None:
     """Hear of a file of a Flower app, in the app's folder or in a package there."""
     _apps.update(str(folder) for folder in list(file.absolute().parents)[:2])
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkeel.config import Local
-from fedkeel.data.batches import plan, processed, steps
+from fedkeel.data.batches import count_examples, count_steps, plan
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 
@@ -66,7 +66,7 @@ def test_steps_continue_across_rounds(size, drop):
         pieces += plan(settings, 9, 0, 10 + round, 3, done)
         done += count
     assert [b.tolist() for b in pieces] == [b.tolist() for b in whole]
-    each = steps(local(epochs=1, batch_size=size, drop_last=drop), 9)
+    each = count_steps(local(epochs=1, batch_size=size, drop_last=drop), 9)
     for p in range(23 // each):
         order = np.concatenate(whole[p * each : (p + 1) * each])
         np.testing.assert_array_equal(
@@ -122,11 +122,14 @@ def test_steps_and_processed_count_the_plan(work, drop):
     for n, size, done in itertools.product((1, 2, 5, 9), (1, 2, 4, 64, "all"), (0, 1, 5, 8)):
         settings = local(**work, drop_last=drop, batch_size=size)
         batches = plan(settings, n, 0, 0, 0, done)
-        assert steps(settings, n) == len(batches)
-        assert processed(settings, n, done) == sum(map(len, batches))
+        assert count_steps(settings, n) == len(batches)
+        assert count_examples(settings, n, done) == sum(map(len, batches))
 
 
 def test_a_client_without_examples_is_refused():
-    for call in (lambda: plan(local(epochs=1), 0, 0, 0, 0), lambda: steps(local(epochs=1), 0)):
+    for call in (
+        lambda: plan(local(epochs=1), 0, 0, 0, 0),
+        lambda: count_steps(local(epochs=1), 0),
+    ):
         with pytest.raises(DataError, match="without examples"):
             call()

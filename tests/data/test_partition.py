@@ -292,12 +292,12 @@ def test_divide_holds_out():
     clients = p.divide(made(), Partition(clients=10, holdout=0.25), 0)
     assert clients.sizes.tolist() == [75] * 10
     assert clients.how["held_out"] == 250
-    assert len(clients.held_rows) == 250
-    assert disjoint([clients.rows, clients.held_rows], 1000) == 1000
+    assert len(clients.holdout_rows) == 250
+    assert disjoint([clients.rows, clients.holdout_rows], 1000) == 1000
     assert clients.how["says"].endswith("250 more held out")
     own = p.divide(made(), Partition(clients=10, holdout=0.25, seed=9), 0)
     whole = p.divide(made(), Partition(clients=10, seed=9), 0)
-    np.testing.assert_array_equal(own.held_rows, whole.hold_out(0.25, 9).held_rows)
+    np.testing.assert_array_equal(own.holdout_rows, whole.hold_out(0.25, 9).holdout_rows)
 
 
 def test_fifty_thousand_clients_take_no_time():

@@ -18,7 +18,7 @@ from fedkeel.errors import ModelError, TrainingError
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.node.node import Site
 from fedkeel.runner.start import start
-from fedkeel.user_code import Wanted, find
+from fedkeel.user_code import ImportTarget, import_object
 from near import Near, played, sites
 from toys import Net, federation, prepared, same
 
@@ -177,10 +177,10 @@ def test_the_files_of_an_app_come_before_those_of_the_nodes_working_directory(
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "path", [str(app), *sys.path])  # as Flower does
     client_app(app / "federation" / "experiment.toml")
-    wanted = Wanted("model", ModelError, "a:B", callable, "")
+    wanted = ImportTarget("model", ModelError, "a:B", callable, "")
     try:
-        assert vars(find("whose_net:Net", wanted))["whose"] == "app"
-        assert vars(find("whose_rows:Net", wanted))["whose"] == "node"
+        assert vars(import_object("whose_net:Net", wanted))["whose"] == "app"
+        assert vars(import_object("whose_rows:Net", wanted))["whose"] == "node"
     finally:
         for name in ("whose_net", "whose_rows"):
             sys.modules.pop(name, None)

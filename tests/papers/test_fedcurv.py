@@ -155,6 +155,6 @@ def test_batch_statistics_are_those_of_evaluation() -> None:
     for n in range(5):
         leaves = {k: v.clone().requires_grad_() for k, v in network.params.items()}
         one = Batch(x[n : n + 1], y[n : n + 1])
-        network.loss(leaves, network.throwaway(network.buffers), one, train=False).backward()
+        network.loss(leaves, network.copy_buffers(network.buffers), one, train=False).backward()
         total = {k: total[k] + v.grad**2 / 5 for k, v in leaves.items()}  # type: ignore[operator]
     assert gap(found, total) < 1e-13

@@ -167,7 +167,7 @@ def test_every_client_is_evaluated_at_the_end_or_more_often(
 def test_a_client_that_held_nothing_out_has_no_scores() -> None:
     clients = federation().hold_out(0.15, seed=0)  # the smallest have fewer than seven examples
     columns = start(prepared(clients=clients)).rows[-1].per_client
-    held_out = np.diff(clients.held_offsets)
+    held_out = np.diff(clients.holdout_offsets)
     assert columns["examples"] == held_out.tolist()
     assert held_out.min() == 0
     empty = int(held_out.argmin())

@@ -102,9 +102,9 @@ def test_two_clients_by_hand(rule: str, expected: list[list[float]]) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_no_conflict_changes_nothing_and_draws_nothing(rule: str) -> None:
     gram = np.array([[2.0, 0.0, 1.0], [0.0, 1.0, 0.5], [1.0, 0.5, 3.0]])
-    rng, untouched = np.random.default_rng(0), np.random.default_rng(0)
+    rng, lazy_zeros = np.random.default_rng(0), np.random.default_rng(0)
     np.testing.assert_array_equal(harmonise(gram, rng, rule), np.eye(3))
-    assert rng.random() == untouched.random()
+    assert rng.random() == lazy_zeros.random()
 
 
 @pytest.mark.parametrize("factor", [7.0, -1.0, -0.01, 1e6])

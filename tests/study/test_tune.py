@@ -158,10 +158,10 @@ def by_hand(run: Path, metric: str) -> float:
     for rounds in range(1, config_.rounds + 1):
         one = prepare(config_.model_copy(update={"rounds": rounds}), own)
         result = start(one)
-        assert data.held_rows is not None
-        x, y = data.data.x[data.held_rows], data.data.y[data.held_rows]
+        assert data.holdout_rows is not None
+        x, y = data.data.x[data.holdout_rows], data.data.y[data.holdout_rows]
         network = one.setup.training.network
-        logits = network.logits(result.params, network.throwaway({}), x, train=False)
+        logits = network.logits(result.params, network.copy_buffers({}), x, train=False)
         accuracy.append(float((logits.argmax(1) == y).double().mean()))
     means = {"best": max(accuracy), "last": accuracy[-1], "last_mean": np.mean(accuracy)}
     return means[metric]
@@ -178,7 +178,7 @@ def test_validation_is_on_examples_that_nobody_trains_on(tmp_path: Path, metric:
     found = tuned(tmp_path, ["fedavg"], Space(space={"local.lr": (0.1,)}, metric=metric, seeds=2))
     [trial] = found.trials
     assert found.rows[0].on == "validation"
-    assert found.held == len(federation().hold_out(0.2, 0).held_rows)
+    assert found.held == len(federation().hold_out(0.2, 0).holdout_rows)
     for value, run in zip(trial.values, trial.runs, strict=True):
         assert value == pytest.approx(by_hand(tmp_path / run, metric), abs=1e-12)
 
@@ -229,8 +229,8 @@ def test_what_clients_hold_out_already_is_left_alone(tmp_path: Path) -> None:
     ready = Ingredients(fk.Task(Net), lambda _: own, held(), "toy")
     found = tune(settings(), ready, ["fedavg"], Space(space={"local.lr": (0.1,)}), tmp_path)
     again = own.hold_out(0.2, 0)
-    assert found.held == len(again.held_rows) < len(own.held_rows)
-    assert not set(again.held_rows) & set(own.held_rows)
+    assert found.held == len(again.holdout_rows) < len(own.holdout_rows)
+    assert not set(again.holdout_rows) & set(own.holdout_rows)
 
 
 def test_nobody_can_hold_out_anything(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_layers_that_some_calls_leave_out_are_reached(
     """Whatever the first two examples go through."""
     for seed in range(5):
         network = fk.Task(model).network(fk.dataset(X, Y), seed, torch.float64)
-        assert network.traits.unreached == unreached
+        assert network.traits.without_gradient == unreached
 
 
 class Recurrent(nn.Module):

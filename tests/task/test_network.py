@@ -297,7 +297,7 @@ def moved(before: Tree) -> Tree:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_in_training_updates_the_buffers_that_are_given(way: str) -> None:
     network = normed()
-    buffers = network.throwaway(network.buffers)
+    buffers = network.copy_buffers(network.buffers)
     network.value_and_grad(network.params, buffers, Batch(X, Y), way)
     for name, expected in moved(network.buffers).items():
         torch.testing.assert_close(buffers[name], expected)
@@ -308,7 +308,7 @@ def test_a_gradient_in_training_updates_the_buffers_that_are_given(way: str) -> 
 @pytest.mark.parametrize("way", WAYS)
 def test_evaluation_leaves_buffers_alone(way: str) -> None:
     network = normed()
-    buffers = network.throwaway(network.buffers)
+    buffers = network.copy_buffers(network.buffers)
     network.logits(network.params, buffers, X, train=False)
     network.input_grad(network.params, buffers, Batch(X, Y), way)
     assert all(torch.equal(buffers[k], v) for k, v in network.buffers.items())
@@ -317,9 +317,11 @@ def test_evaluation_leaves_buffers_alone(way: str) -> None:
 def test_evaluation_may_use_the_statistics_of_the_batch() -> None:
     """Where clients keep their own, the server has none."""
     local, average = normed(batch_statistics=True), normed()
-    train = average.logits(average.params, average.throwaway(average.buffers), X)
+    train = average.logits(average.params, average.copy_buffers(average.buffers), X)
     for network, same in ((local, True), (average, False)):
-        found = network.logits(network.params, network.throwaway(network.buffers), X, train=False)
+        found = network.logits(
+            network.params, network.copy_buffers(network.buffers), X, train=False
+        )
         assert torch.allclose(found, train, atol=1e-14) == same
 
 
@@ -363,7 +365,7 @@ def test_evaluation_lays_convolutions_out_anew_where_they_bear_it(
     network = Network(module)
     x = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     wanted = network.logits(network.params, {}, x, train=False)
-    network.try_layout(x[:2])
+    network.choose_memory_format(x[:2])
     assert network.channels_last == turned
     torch.testing.assert_close(network.test_logits(network.params, {}, x), wanted)
     assert not network.on(torch.device("meta")).channels_last
@@ -371,7 +373,7 @@ def test_evaluation_lays_convolutions_out_anew_where_they_bear_it(
 
 def test_convolutions_of_double_precision_stay_as_they_are() -> None:
     network = made(nn.Sequential(nn.Conv2d(2, 3, 6), nn.Flatten()))
-    network.try_layout(torch.randn(2, 2, 6, 6, dtype=torch.float64))
+    network.choose_memory_format(torch.randn(2, 2, 6, 6, dtype=torch.float64))
     assert not network.channels_last
 
 

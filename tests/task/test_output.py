@@ -156,7 +156,7 @@ def test_a_buffer_that_is_assigned_is_updated_as_one_that_is_filled(watches: boo
             return self.fc(self.cell(x)[0] if watches else x)
 
     one = network(Counts(), "fc")
-    buffers = one.throwaway(one.buffers)
+    buffers = one.copy_buffers(one.buffers)
     for _ in range(2):
         one.logits(one.params, buffers, X)
     assert float(buffers["calls"]) == 2.0
@@ -168,4 +168,4 @@ def test_everything_holds_what_is_frozen() -> None:
     module[0].weight.requires_grad_(False)
     one = network(module)
     assert "0.weight" not in one.params
-    assert {"0.weight", "1.running_mean"} <= set(one.everything())
+    assert {"0.weight", "1.running_mean"} <= set(one.initial_state())

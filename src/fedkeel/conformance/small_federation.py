@@ -42,7 +42,7 @@ from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
 from fedkeel.task.network import Batch
 from fedkeel.task.task import Task
-from fedkeel.tree import State, Tree, branches, map_tensors, stack, tensors
+from fedkeel.tree import State, Tree, map_tensors, stack, substates, tensors
 
 CLIENTS = 6
 PER_ROUND = 3
@@ -154,7 +154,7 @@ class Stand:
     def per_pass(self, k: int) -> int:
         """Return the number of mini-batches in one pass over a client's examples, or in a round."""
         n = len(self.prepared.setup.federation.client(k))
-        passes = batches.per_pass(self.training.local, n)
+        passes = batches.batches_per_pass(self.training.local, n)
         return max(1, min(len(self.planned(k, 0)), passes))
 
     def batch(self, k: int, positions: np.ndarray) -> Batch:
@@ -182,7 +182,7 @@ class Stand:
             return message
         with torch.no_grad():
             answers = [self.survey(message, k) for k in range(CLIENTS)]
-        return surveyed(message, branches(stack(answers)), np.ones(CLIENTS))
+        return surveyed(message, substates(stack(answers)), np.ones(CLIENTS))
 
     def survey(self, message: Message, k: int) -> ByPart:
         """Return a client's answers before training."""
@@ -197,7 +197,7 @@ class Stand:
         for k in clients:
             source = torch.Generator().manual_seed(k)
             rows.append({part: map_tensors(partial(_near, source), s) for part, s in fresh.items()})
-        return Remembered(branches(stack(rows)), np.array([k % 2 == 0 for k in clients]))
+        return Remembered(substates(stack(rows)), np.array([k % 2 == 0 for k in clients]))
 
     def reply(
         self,
@@ -252,7 +252,7 @@ class Stand:
             finite=np.array([bool(reply.finite) for reply, _, _ in found]),
             update=tensors(rows(lambda reply: dict(reply.update))),
             buffers=tensors(rows(lambda reply: dict(reply.buffers))),
-            uploads=branches(rows(lambda reply: dict(reply.uploads))),
+            uploads=substates(rows(lambda reply: dict(reply.uploads))),
         )
 
     def aggregate(self, server: Server, replies: Replies) -> Server:

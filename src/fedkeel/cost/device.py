@@ -50,7 +50,7 @@ def refusal(setup: TrainingSetup, device: torch.device) -> str:
     drawing = [device] if device.type == "cuda" else []
     try:
         network = setup.training.network.on(device)
-        buffers = network.throwaway(network.buffers)
+        buffers = network.copy_buffers(network.buffers)
         with torch.random.fork_rng(devices=drawing):
             network.value_and_grad(network.params, buffers, batch, "eager")
             network.example_losses(network.test_logits(network.params, buffers, batch.x), batch.y)

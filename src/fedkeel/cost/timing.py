@@ -162,7 +162,7 @@ def _heavy(setup: TrainingSetup, found: Measured) -> bool:
     if 1 not in found.seconds or not _convolutions(setup):
         return False
     sizes, local = setup.federation.sizes, setup.training.local
-    steps = np.mean([batches.steps(local, int(n)) for n in sizes[sizes > 0]])
+    steps = np.mean([batches.count_steps(local, int(n)) for n in sizes[sizes > 0]])
     return found.seconds[1] > HEAVY * float(steps)
 
 
@@ -187,7 +187,9 @@ def _work(setup: TrainingSetup) -> tuple[Ints, Floats]:
     sizes, local = setup.federation.sizes, setup.training.local
     some = np.flatnonzero(sizes)
     kinds, place = np.unique(sizes[some], return_inverse=True)
-    return some, np.array([batches.processed(local, int(n)) for n in kinds], dtype=float)[place]
+    return some, np.array([batches.count_examples(local, int(n)) for n in kinds], dtype=float)[
+        place
+    ]
 
 
 def _chunk(setup: TrainingSetup, lanes: int, per_round: int) -> tuple[list[Job], float]:
@@ -247,13 +249,13 @@ def _forms(setup: TrainingSetup, clients: Ints, lanes: int = 1) -> int:
     to powers of two.
     """
     local, kinds = setup.training.local, [int(n) for n in np.unique(clients[clients > 0])]
-    wide = set().union(*(batches.sizes(local, n) for n in kinds))
+    wide = set().union(*(batches.batch_sizes(local, n) for n in kinds))
     if not setup.pads:
         return len(wide)
     if setup.training.plan.preparations:
         return len({(n - 1).bit_length() for n in kinds})
     halved = {int(math.log2(max(wide) / size)) for size in wide}
-    ends = {batches.steps(local, n) for n in kinds}
+    ends = {batches.count_steps(local, n) for n in kinds}
     return len(halved) * (1 if len(ends) == 1 else 1 + int(math.log2(lanes)))
 
 

@@ -84,21 +84,21 @@ def plan(
     return batches
 
 
-def by_round(local: Local) -> bool:
+def draws_each_round(local: Local) -> bool:
     """Return whether each round draws its batches anew, from a stream of its own."""
     return local.batch_size != "all" and (local.steps is None or local.sampling != "continue")
 
 
-def steps(local: Local, n: int) -> int:
+def count_steps(local: Local, n: int) -> int:
     """Return S, the number of mini-batches of a round, without drawing them.
 
-    >>> steps(Local(lr=0.1, epochs=2, batch_size=2), 5)
+    >>> count_steps(Local(lr=0.1, epochs=2, batch_size=2), 5)
     6
     """
     return _steps(local, _cut(local, n))
 
 
-def processed(local: Local, n: int, done: int = 0) -> int:
+def count_examples(local: Local, n: int, done: int = 0) -> int:
     """Return the number of examples in a round's mini-batches, each as often as it occurs.
 
     Args:
@@ -106,8 +106,8 @@ def processed(local: Local, n: int, done: int = 0) -> int:
         n: as in `plan`.
         done: as in `plan`; how many short batches a round of ``continue`` meets depends on it.
 
-    >>> processed(Local(lr=0.1, steps=2, batch_size=4), 5), processed(Local(lr=0.1, epochs=2), 5)
-    (5, 10)
+    >>> count_examples(Local(lr=0.1, steps=2, batch_size=4), 5)
+    5
     """
     cut = _cut(local, n)
     count = _steps(local, cut)
@@ -144,19 +144,19 @@ def _cut(local: Local, n: int) -> _Pass:
     return _Pass(size, full + 1, rest) if short else _Pass(size, full, size)
 
 
-def per_pass(local: Local, n: int) -> int:
+def batches_per_pass(local: Local, n: int) -> int:
     """Return the number of mini-batches in one pass over a client's N examples.
 
-    >>> per_pass(Local(lr=0.1, epochs=3, batch_size=2), 5)
+    >>> batches_per_pass(Local(lr=0.1, epochs=3, batch_size=2), 5)
     3
     """
     return _cut(local, n).count
 
 
-def sizes(local: Local, n: int) -> set[int]:
+def batch_sizes(local: Local, n: int) -> set[int]:
     """Return the numbers of examples that mini-batches of a client of N examples have.
 
-    >>> sizes(Local(lr=0.1, epochs=3, batch_size=2), 5) == {2, 1}
+    >>> batch_sizes(Local(lr=0.1, epochs=3, batch_size=2), 5) == {2, 1}
     True
     """
     cut = _cut(local, n)

@@ -85,7 +85,7 @@ class Dataset:
             client=None if self.client is None else self.client[rows],
         )
 
-    def numbered(self, names: tuple[str, ...], what: str) -> Dataset:
+    def with_label_names(self, names: tuple[str, ...], what: str) -> Dataset:
         """Return the dataset with labels numbered as in `names`; they keep their names.
 
         Labels that have no names stay as they are.
@@ -261,8 +261,8 @@ class Federation:
         offsets: [C + 1]; client k owns ``rows[offsets[k]:offsets[k + 1]]``.
         how: what divided the data, for records: at least ``{"kind": ...}``.
         names: C names of the clients, empty where they are just numbers.
-        held_rows: [H] row numbers that clients keep aside for evaluation, as `rows`.
-        held_offsets: [C + 1], as `offsets`.
+        holdout_rows: [H] row numbers that clients keep aside for evaluation, as `rows`.
+        holdout_offsets: [C + 1], as `offsets`.
     """
 
     data: Dataset
@@ -270,8 +270,8 @@ class Federation:
     offsets: Ints
     how: Mapping[str, Any] = field(default_factory=lambda: {"kind": "given"})
     names: tuple[str, ...] = ()
-    held_rows: Ints | None = None
-    held_offsets: Ints | None = None
+    holdout_rows: Ints | None = None
+    holdout_offsets: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -285,7 +285,7 @@ class Federation:
         """[C] number of training examples of each client."""
         return np.diff(self.offsets)
 
-    def owner(self) -> Ints:
+    def client_of_row(self) -> Ints:
         """[M] client of each entry of `rows`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
@@ -293,7 +293,7 @@ class Federation:
         """[C, Y] number of training examples of each client and class."""
         y = self.data.y.numpy()[self.rows]
         flat = np.bincount(
-            self.owner() * self.data.classes + y, minlength=len(self) * self.data.classes
+            self.client_of_row() * self.data.classes + y, minlength=len(self) * self.data.classes
         )
         return flat.reshape(len(self), self.data.classes).astype(np.int64)
 
@@ -312,8 +312,10 @@ class Federation:
             held.append(rows[np.sort(order[:count])])
             kept.append(rows[np.sort(order[count:])])
         rows, offsets = pack(kept)
-        held_rows, held_offsets = pack(held)
-        return Federation(self.data, rows, offsets, self.how, self.names, held_rows, held_offsets)
+        holdout_rows, holdout_offsets = pack(held)
+        return Federation(
+            self.data, rows, offsets, self.how, self.names, holdout_rows, holdout_offsets
+        )
 
 
 def pack(lists: Sequence[Ints]) -> tuple[Ints, Ints]:

@@ -61,13 +61,15 @@ class TrainingSetup:
     def shard(self) -> int:
         """Examples in one forward pass of an evaluation."""
         network = self.training.network
-        small = network.convolves and not network.batch_statistics
+        small = network.has_cpu_convolutions and not network.batch_statistics
         return min(self.eval_batch, SMALL) if small else self.eval_batch
 
     @cached_property
     def draws(self) -> Masks | None:
         """What the network draws in training; None where that is nothing."""
-        if self.training.network.traits.reason:  # it is trained one by one, and not called in vain
+        if (
+            self.training.network.traits.why_not_traceable
+        ):  # it is trained one by one, and not called in vain
             return Masks(False)
         return masks(self.training.network, self.few)
 

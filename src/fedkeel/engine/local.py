@@ -32,7 +32,7 @@ from fedkeel.method.roles import Capability
 from fedkeel.rng import generator, generators, torch_seed
 from fedkeel.task import metrics
 from fedkeel.task.network import Batch
-from fedkeel.tree import State, Tree, below, map_tensors
+from fedkeel.tree import State, Tree, map_tensors, substate
 
 PHASES = ("data", "steps", "upload")
 """Phases of a client's round: which examples and the examples themselves; what is done before the
@@ -126,7 +126,7 @@ def plans(setup: TrainingSetup, message: Message, jobs: Sequence[Job]) -> list[l
     """Return the positions, within a client's examples, of its round's mini-batches, of each."""
     local, sizes = setup.training.local, setup.federation.sizes
     streams: Sequence[np.random.Generator | None] = [None] * len(jobs)
-    if batches.by_round(local):
+    if batches.draws_each_round(local):
         clients = [job.client for job in jobs]
         streams = generators(setup.seed, "batches", message.round, clients)
     return [
@@ -140,7 +140,7 @@ def plans(setup: TrainingSetup, message: Message, jobs: Sequence[Job]) -> list[l
 def passes(setup: TrainingSetup, job: Job, planned: list[Ints]) -> int:
     """Return the number of mini-batches in a client's first pass over its examples this round."""
     size = int(setup.federation.sizes[job.client])
-    return max(1, min(len(planned), batches.per_pass(setup.training.local, size)))
+    return max(1, min(len(planned), batches.batches_per_pass(setup.training.local, size)))
 
 
 def _begin(
@@ -294,7 +294,7 @@ class SequentialTrainer:
     def __init__(self, setup: TrainingSetup) -> None:
         self.placed = setup
         self.parallel_clients = 1
-        varies = setup.training.network.traits.varies
+        varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
 
     def __call__(
@@ -314,7 +314,7 @@ def ended(
 ) -> Done:
     """Return one client's reply with a leading axis of length 1."""
     state = map_tensors(lambda t: t[None], sent(reply))
-    client_state = ClientRecord.of(below(state, "client_state"))
+    client_state = ClientRecord.of(substate(state, "client_state"))
     return Done(
         jobs=[job],
         state={k: v for k, v in state.items() if k != "client_state"},
@@ -354,10 +354,10 @@ def evaluated(setup: TrainingSetup, split: Split) -> tuple[Ints | None, Ints, in
     federation = setup.federation
     if split == "test":
         return None, setup.test.source_ids, len(setup.test.sources)
-    if federation.held_rows is None or federation.held_offsets is None:
-        return federation.rows, federation.owner(), len(federation)
-    sizes = np.diff(federation.held_offsets)
-    return federation.held_rows, np.repeat(np.arange(len(federation)), sizes), len(federation)
+    if federation.holdout_rows is None or federation.holdout_offsets is None:
+        return federation.rows, federation.client_of_row(), len(federation)
+    sizes = np.diff(federation.holdout_offsets)
+    return federation.holdout_rows, np.repeat(np.arange(len(federation)), sizes), len(federation)
 
 
 def examples(setup: TrainingSetup, split: Split) -> int:

@@ -22,7 +22,7 @@ from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
-from fedkeel.tree import State, Tree, branches, map_tensors, unwalk, walk
+from fedkeel.tree import State, Tree, map_tensors, substates, unwalk, walk
 
 COUNTS = {
     "loss": torch.float64,
@@ -180,7 +180,7 @@ class Rows:
 
     def answers(self, count: int) -> ByPart:
         """Return the answers of the first clients, tensors [count, ...] by part, as views."""
-        return branches(self._answers.state(count))
+        return substates(self._answers.state(count))
 
     def replies(self, count: int) -> State:
         """Return what the first clients sent, [count, ...], as views.

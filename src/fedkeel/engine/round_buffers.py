@@ -24,7 +24,7 @@ from fedkeel.method.local_loop import kept
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import Replies, surveyed, with_answers
 from fedkeel.records.folder import ANOTHER
-from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk
+from fedkeel.tree import State, map_tensors, substate, substates, tensors, unwalk
 
 
 def flat(message: Message) -> State:
@@ -39,9 +39,9 @@ def flat(message: Message) -> State:
 def unflat(state: State, round: int, lr: float) -> Message:
     """Return the message that `flat` made the state of."""
     return Message(
-        params=tensors(below(state, "params")),
-        buffers=tensors(below(state, "buffers")),
-        broadcast=branches(below(state, "broadcast")),
+        params=tensors(substate(state, "params")),
+        buffers=tensors(substate(state, "buffers")),
+        broadcast=substates(substate(state, "broadcast")),
         round=round,
         lr=lr,
     )
@@ -65,7 +65,7 @@ def rehearse(setup: TrainingSetup, message: Message) -> dict[str, TensorSpec]:
             place what it had received, or what it had kept.
     """
     own = fingerprint(setup.training.plan.parts)
-    if not own or setup.training.network.traits.writes:
+    if not own or setup.training.network.traits.writes_parameters:
         return specs_of(tried(setup, message))
     received, said = flat(message), f"was changed in place, in {', '.join(own)}"
     before = checks.versions(received)
@@ -92,7 +92,7 @@ def tried(setup: TrainingSetup, message: Message, client_state: ByPart | None = 
     if setup.training.plan.surveys:
         answers = survey_client(setup, message, job, client_state)
         alone = map_tensors(lambda t: t[None], dict(answers))
-        message = surveyed(message, branches(alone), np.ones(1))
+        message = surveyed(message, substates(alone), np.ones(1))
     reply, _, _ = train_client(setup, message, job, client_state, limit=1)
     return {**sent(reply), "survey": dict(answers)}
 
@@ -109,7 +109,7 @@ def answered(message: Message, spec: Mapping[str, TensorSpec]) -> Message:
         for path, one in spec.items()
         if path.startswith(SURVEY)
     }
-    return with_answers(message, branches(unwalk(zeros)))
+    return with_answers(message, substates(unwalk(zeros)))
 
 
 class RoundBuffers:
@@ -176,12 +176,12 @@ class RoundBuffers:
             examples=self._sizes[clients],
             processed=np.array(counts["seen"].numpy()),
             finite=np.array(counts["finite"].numpy()),
-            update=tensors(below(state, "update")),
-            buffers=tensors(below(state, "buffers")),
-            uploads=branches(below(state, "uploads")),
+            update=tensors(substate(state, "update")),
+            buffers=tensors(substate(state, "buffers")),
+            uploads=substates(substate(state, "uploads")),
             summed=self.rows.summed,
         )
-        diagnostics = tensors(below(state, "diagnostics"))
+        diagnostics = tensors(substate(state, "diagnostics"))
         return Trained(
             replies=replies,
             loss=np.array(counts["loss"].numpy()),

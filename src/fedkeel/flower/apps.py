@@ -25,7 +25,7 @@ from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.node.configuration import folder, site
 from fedkeel.flower.node.node import Site, note, outward
 from fedkeel.flower.server.serve import Options, told
-from fedkeel.user_code import app_of, one_line
+from fedkeel.user_code import add_flower_app, one_line
 
 RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
@@ -62,7 +62,7 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
         mods: Flower's own middlewares, the first one outermost.
     """
     file, app = Path(file), Watched(mods=list(mods))
-    app_of(file)
+    add_flower_app(file)
 
     def register(where: Callable[..., object], handler: Handler) -> None:
         def handle(message: Message, context: Context) -> Message:
@@ -84,7 +84,7 @@ def server_app(file: Path | str) -> ServerApp:
         file: the experiment, the same at the server and on every node.
     """
     file, app = Path(file), ServerApp()
-    app_of(file)
+    add_flower_app(file)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:

@@ -152,7 +152,7 @@ class Step:
         updates batch statistics; later calls leave no trace.
         """
         first = not self.seen
-        buffers = self.buffers if first else self.network.throwaway(self.buffers)
+        buffers = self.buffers if first else self.network.copy_buffers(self.buffers)
         objective = None if self.objective.plain else self._objective
         given = params, buffers, self.batch, self.autograd, objective
         loss, grads = self.network.value_and_grad(*given)
@@ -193,7 +193,7 @@ class Step:
             value = function(output)
             return batch_mean(value, self.batch) if value.ndim else value
 
-        buffers = self.network.throwaway(self.buffers)
+        buffers = self.network.copy_buffers(self.buffers)
         return self.network.value_and_grad(params, buffers, self.batch, self.autograd, objective)[1]
 
     def example_grads(self, params: Tree) -> Tree:
@@ -205,7 +205,7 @@ class Step:
         def one(x: Tensor, y: Tensor) -> tuple[Tree, Tensor]:
             alone = replace(self, batch=Batch(x[None], y[None]))
             objective = None if self.objective.plain else alone._objective
-            buffers = self.network.throwaway(self.buffers)
+            buffers = self.network.copy_buffers(self.buffers)
             value, grads = self.network.value_and_grad(
                 params, buffers, alone.batch, "functional", objective
             )
@@ -218,17 +218,17 @@ class Step:
 
     def task_grad(self, params: Tree, batch: Batch) -> Tree:
         """Return the gradient of the task loss alone, on any batch, without a trace."""
-        buffers = self.network.throwaway(self.buffers)
+        buffers = self.network.copy_buffers(self.buffers)
         return self.network.value_and_grad(params, buffers, batch, self.autograd)[1]
 
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
         """Return the gradient [n, ...] of the mean loss by the inputs, in evaluation mode."""
-        buffers = self.network.throwaway(self.buffers)
+        buffers = self.network.copy_buffers(self.buffers)
         return self.network.input_grad(params, buffers, batch, self.autograd)
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the scores [n, Y] of inputs, in evaluation mode."""
-        buffers = self.network.throwaway(self.buffers)
+        buffers = self.network.copy_buffers(self.buffers)
         return self.network.logits(params, buffers, x, train=False)
 
     def output(self, params: Tree, train: bool = False) -> Output:
@@ -238,12 +238,12 @@ class Step:
             params: the model; gradients pass through it where it is what is differentiated.
             train: whether it is in training mode.
         """
-        buffers = self.network.throwaway(self.buffers)
+        buffers = self.network.copy_buffers(self.buffers)
         return self.network.output(params, buffers, self.batch, train)
 
     def teacher(self) -> Output:
         """Return what the received model makes of this step's batch, in evaluation mode."""
-        buffers = self.network.throwaway(self.received)
+        buffers = self.network.copy_buffers(self.received)
         with torch.no_grad():
             return self.network.output(self.start, buffers, self.batch, train=False)
 

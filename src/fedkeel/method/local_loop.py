@@ -47,7 +47,7 @@ class LocalTraining:
     @property
     def optimiser(self) -> LocalSGD:
         """The local optimiser."""
-        return LocalSGD.of(self.local, self.network.traits.unreached)
+        return LocalSGD.of(self.local, self.network.traits.without_gradient)
 
     @property
     def stateful(self) -> bool:
@@ -152,7 +152,7 @@ def client_survey(
         for p in training.plan.carries
     }
     states = (message.broadcast, client_state, carry, ByPart())
-    own = training.network.throwaway(buffers)
+    own = training.network.copy_buffers(buffers)
     step = _step(training, message, client_info, everything(), own, states)
     return {part.name: part.survey(step.view(part.name)) for part in training.plan.surveys}
 
@@ -181,14 +181,14 @@ def client_start(
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or everything)()
-        own = training.network.throwaway(buffers)
+        own = training.network.copy_buffers(buffers)
         step = _step(
             training, message, client_info, batch, own, (message.broadcast, client_state, {}, {})
         )
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
     progress = Progress(
-        params=tree.clone(start) if training.network.traits.writes else start,
+        params=tree.clone(start) if training.network.traits.writes_parameters else start,
         buffers=tree.clone(buffers),
         optimiser=training.optimiser.init(start),
         carry={
@@ -239,7 +239,7 @@ def client_step(
     """
     training, plan = client.training, client.training.plan
     rate = client.message.lr if lr is None else lr
-    buffers = training.network.throwaway(progress.buffers)  # a forward pass may change them
+    buffers = training.network.copy_buffers(progress.buffers)  # a forward pass may change them
     step = _step(
         training,
         client.message,
@@ -297,7 +297,7 @@ def client_finish(
     diagnostics: dict[str, Tensor] = {}
 
     def everything() -> Step:
-        buffers = training.network.throwaway(progress.buffers)
+        buffers = training.network.copy_buffers(progress.buffers)
         states = (client.message.broadcast, client.client_state, progress.carry, ByPart())
         return _step(
             training, client.message, client.client_info, client.everything(), buffers, states

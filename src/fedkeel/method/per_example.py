@@ -226,12 +226,12 @@ def _calls(
     ones of which the loss does not depend where calls are cut off from them, whatever the numbers
     are.
     """
-    if network.traits.writes:
+    if network.traits.writes_parameters:
         return [], []
     leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
     watched = _LinearCalls(leaves)
     with torch.enable_grad(), watched:
-        loss = network.loss(leaves, network.throwaway(buffers), one, train=False)
+        loss = network.loss(leaves, network.copy_buffers(buffers), one, train=False)
     named = [name for c in watched.calls for name in (c.weight, c.bias) if name is not None]
     once = [name for name in named if named.count(name) == 1]
     if not once or not loss.requires_grad:

@@ -26,7 +26,7 @@ from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.hyperparameters import expressible, hyperparameter_types, type_name
 from fedkeel.method.roles import ROLES, Part
 from fedkeel.source_digest import module_digest
-from fedkeel.user_code import Wanted, find, one_line
+from fedkeel.user_code import ImportTarget, import_object, one_line
 
 GROUP = "fedkeel.methods"
 """Entry points of packages that bring methods."""
@@ -50,7 +50,7 @@ def load(path: str) -> tuple[type[Part], ...]:
     Raises:
         CompositionError: nothing can be found there, or what stands there is no part.
     """
-    found = find(path, _PART)
+    found = import_object(path, _PART)
     kinds = found if isinstance(found, tuple) else (found,)
     checked = tuple(_checked(path, kind) for kind in kinds)
     if not checked or len({kind.name for kind in checked}) < len(checked):
@@ -89,7 +89,7 @@ def _could_be_meant(value: object) -> bool:
     return _is_part(value) and not inspect.isabstract(value) and value is not Part
 
 
-_PART = Wanted(
+_PART = ImportTarget(
     noun="method",
     error=CompositionError,
     example="for the class Slow in my_method.py write 'my_method:Slow'",

@@ -284,7 +284,7 @@ def server_round(
 
 def _apart(server: Server, replies: Replies) -> Server:
     """Return the server with copies of what lies in the replies: the next are written there."""
-    own = tree.apart(replies.update, replies.buffers, dict(replies.uploads))
+    own = tree.copy_if_shared(replies.update, replies.buffers, dict(replies.uploads))
     params, buffers = ({k: own(t) for k, t in s.items()} for s in (server.params, server.buffers))
     memory = {name: tree.map_tensors(own, kept) for name, kept in server.memory.items()}
     return Server(params, buffers, memory, server.round)
@@ -308,7 +308,7 @@ def _aggregate(
             uploads=of(replies.uploads, part),
             state=of(server.memory, part),
             rows=of(rows, part),
-            answer=tree.below(of(message.broadcast, part), "survey"),
+            answer=tree.substate(of(message.broadcast, part), "survey"),
             part=part,
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeel.errors import RunError
 from fedkeel.method.server_round import Server
-from fedkeel.tree import State, below, branches, tensors, walk
+from fedkeel.tree import State, substate, substates, tensors, walk
 
 PREFIX = "server/"
 
@@ -59,9 +59,9 @@ def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Se
 
     state = fill(_state(like), PREFIX)
     return Server(
-        params=tensors(below(state, "params")),
-        buffers=tensors(below(state, "buffers")),
-        memory=branches(below(state, "memory")),
+        params=tensors(substate(state, "params")),
+        buffers=tensors(substate(state, "buffers")),
+        memory=substates(substate(state, "memory")),
         round=round,
     )
 

@@ -291,7 +291,9 @@ class Run:
         """Return the message with the clients' mean answer to what the method asks them first."""
         plan, local = self._prepared.plan, self._setup.training.local
         sizes, done = self._setup.federation.sizes[chosen.clients], engine.done(chosen.clients)
-        spent = [batches.processed(local, int(n), int(d)) for n, d in zip(sizes, done, strict=True)]
+        spent = [
+            batches.count_examples(local, int(n), int(d)) for n, d in zip(sizes, done, strict=True)
+        ]
         weights = raw_weights(plan.weights, sizes, np.array(spent))
         return surveyed(message, engine.survey(message, chosen.clients), weights)
 
@@ -373,7 +375,7 @@ class Run:
         record = replace(record, status=status, message=message)
         folder = self._folder
         server = self._server
-        module = self._setup.training.network.whole(server.params, server.buffers)
+        module = self._setup.training.network.state_dict(server.params, server.buffers)
         if folder is not None:
             if status == "finished":
                 folder.save_model({name: tensor.numpy() for name, tensor in module.items()})

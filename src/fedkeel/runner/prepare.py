@@ -139,7 +139,7 @@ def _like(train: Dataset, test: Dataset) -> Dataset:
             why="an input is known by its place alone",
             do="put the columns of both in one order",
         )
-    return test.numbered(train.label_names, "The test set") if train.label_names else test
+    return test.with_label_names(train.label_names, "The test set") if train.label_names else test
 
 
 def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
@@ -152,7 +152,7 @@ def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
         )
     two = train.x[[0, 0]]  # batch normalisation may not take one, all that there may be
     outputs = network.logits(
-        network.params, network.throwaway(network.buffers), two, train=False
+        network.params, network.copy_buffers(network.buffers), two, train=False
     ).shape[1]
     if test.classes > outputs:
         raise ModelError(
@@ -218,18 +218,20 @@ def _check_single_score(setup: TrainingSetup) -> None:
 
 def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
     """Return whether a client of `n` examples meets a batch of `size` in so many rounds."""
-    if size not in batches.sizes(local, n):
+    if size not in batches.batch_sizes(local, n):
         return False
     if n == size or local.batch_size == size or local.steps is None:
         return True
-    return local.sampling == "continue" and local.steps * rounds >= batches.per_pass(local, n)
+    return local.sampling == "continue" and local.steps * rounds >= batches.batches_per_pass(
+        local, n
+    )
 
 
 def raises_on_one(network: Network, data: Dataset, train: bool = True) -> str:
     """Return what the network raises on one example, "" where it takes it."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            network.logits(network.params, network.throwaway(network.buffers), data.x[:1], train)
+            network.logits(network.params, network.copy_buffers(network.buffers), data.x[:1], train)
     except Exception as error:  # whatever a user's module may raise
         return one_line(error)
     return ""
@@ -264,11 +266,11 @@ def _key(prepared: Prepared) -> str:
     for array in (
         setup.federation.rows,
         setup.federation.offsets,
-        setup.federation.held_rows,
-        setup.federation.held_offsets,
+        setup.federation.holdout_rows,
+        setup.federation.holdout_offsets,
     ):
         digest.update(b"" if array is None else array.tobytes())
-    everything = setup.training.network.everything()
+    everything = setup.training.network.initial_state()
     apart = {k: v for k, v in setup.training.network.buffers.items() if k not in everything}
     for _, tensor in walk({"p": dict(everything), "not saved": dict(apart)}):
         digest.update(tensor.numpy().tobytes())

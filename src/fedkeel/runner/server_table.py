@@ -17,7 +17,7 @@ from fedkeel.engine.store.record import ClientRecord
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Ints, Population
 from fedkeel.method.server_round import Aggregated, Remembered, server_rows
-from fedkeel.tree import Tree, branches, unwalk, walk
+from fedkeel.tree import Tree, substates, unwalk, walk
 
 PREFIX = "table/"
 
@@ -56,7 +56,7 @@ class ServerTable:
         absent = torch.from_numpy(~seen)
         for path, fresh in walk(dict(server_rows(self._plan, params))):
             known[path][absent] = fresh
-        return Remembered(branches(unwalk(known)), seen)
+        return Remembered(substates(unwalk(known)), seen)
 
     def put(self, result: Aggregated) -> None:
         """Take the new rows of a finished round."""

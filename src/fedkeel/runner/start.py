@@ -173,5 +173,5 @@ def _reused(
     watcher.begin(name, found.rounds, saved.round)
     watcher.row(name, rows[-1])
     watcher.end(name, REUSED)
-    module = prepared.setup.training.network.whole(server.params, server.buffers)
+    module = prepared.setup.training.network.state_dict(server.params, server.buffers)
     return Result(found, rows, server.params, server.buffers, module, folder.path)

@@ -137,7 +137,7 @@ def _cases(federation: Federation) -> Iterator[str]:
 
 def _nothing_held(federation: Federation) -> str:
     """Return a hint where no client is large enough to hold anything out."""
-    if federation.held_rows is None or len(federation.held_rows):
+    if federation.holdout_rows is None or len(federation.holdout_rows):
         return ""
     return (
         "no client has enough examples to hold any out (holdout), so none is evaluated on its own"
@@ -212,7 +212,7 @@ def _series(data: Dataset) -> str:
 def _softmax(prepared: Prepared) -> str:
     """Return a hint where the module ends in a softmax, and its loss takes another."""
     network = prepared.setup.training.network
-    if not network.takes_scores:
+    if not network.uses_cross_entropy:
         return ""
     with torch.no_grad():
         few = prepared.setup.test.x[:8]

@@ -58,7 +58,7 @@ class Measure:
             own = seed if asked is None or asked.seed is None else asked.seed
             return _held_out(ingredients.clients(seed), share, own)
 
-        held = clients(seed).held_rows
+        held = clients(seed).holdout_rows
         count = 0 if held is None else len(held)
         ready = replace(ingredients, clients=clients)
         return cls(_watched(settings, share), ready, True, space.metric, count)
@@ -91,7 +91,7 @@ class Measure:
 
 def _held_out(federation: Federation, share: float, seed: int) -> Federation:
     made = federation.hold_out(share, seed)
-    count = 0 if made.held_rows is None else len(made.held_rows)
+    count = 0 if made.holdout_rows is None else len(made.holdout_rows)
     if count == 0:
         raise DataError(
             "No client has enough examples to hold any out for validation.",

@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from fedkeel.source_digest import attributes, hooks, placeless, written
+from fedkeel.source_digest import (
+    describe_attributes,
+    describe_hooks,
+    source_digest,
+    without_addresses,
+)
 
 
 def in_words(
@@ -22,11 +27,11 @@ def in_words(
         trained: names of the parameters that are trained.
     """
     name = getattr(loss, "__qualname__", repr(loss))
-    told = [f"{module!r} head={head!r} loss={name} {written(loss)}"]
+    told = [f"{module!r} head={head!r} loss={name} {source_digest(loss)}"]
     told.append(f"trained={','.join(trained)}")
     own = (*module.parameters(), *module.buffers())
     for place, one in module.named_modules():
         if not type(one).__module__.startswith("torch."):
-            told.append(f"{place}: {written(type(one))} {attributes(one, own)}")
-        told += [f"{place}: {hook}" for hook in hooks(one, own)]
-    return placeless("\n".join(told))
+            told.append(f"{place}: {source_digest(type(one))} {describe_attributes(one, own)}")
+        told += [f"{place}: {hook}" for hook in describe_hooks(one, own)]
+    return without_addresses("\n".join(told))

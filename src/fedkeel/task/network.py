@@ -21,7 +21,7 @@ from fedkeel.task.functional import Functional
 from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import in_words
 from fedkeel.task.parameter_names import under
-from fedkeel.task.traits import Traits, observe
+from fedkeel.task.traits import Traits, detect_traits
 from fedkeel.tree import Tree, clone
 
 Autograd = Literal["eager", "functional"]
@@ -119,7 +119,7 @@ class Network:
 
     def on(self, device: torch.device) -> Network:
         """Return the network on a device; itself where it is there."""
-        if all(t.device == device for t in self.everything().values()):
+        if all(t.device == device for t in self.initial_state().values()):
             return self
         twin = copy.copy(self)
         twin.channels_last = self.channels_last and device.type == "cpu"
@@ -132,7 +132,7 @@ class Network:
 
     def _made(self) -> dict[bool, Functional]:
         """Return the module as functions, in training and in evaluation."""
-        own = self.traits.bypasses
+        own = self.traits.bypasses_modules
         return {True: Functional(self._train, own), False: Functional(self._eval, own)}
 
     @property
@@ -141,11 +141,11 @@ class Network:
         every = self._train.named_parameters()
         return {n: p.detach() for n, p in every if not p.requires_grad}
 
-    def everything(self) -> Tree:
+    def initial_state(self) -> Tree:
         """Return every parameter and buffer of the initial module, frozen ones too."""
         return {k: v.detach() for k, v in self._train.state_dict(keep_vars=True).items()}
 
-    def whole(self, params: Tree, buffers: Tree) -> Tree:
+    def state_dict(self, params: Tree, buffers: Tree) -> Tree:
         """Return the module's state dict with these parameters and buffers.
 
         Frozen parameters are as they were. A tensor that has several names is there under each.
@@ -172,7 +172,7 @@ class Network:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._train.modules())
 
     @property
-    def takes_scores(self) -> bool:
+    def uses_cross_entropy(self) -> bool:
         """Whether its loss makes probabilities of what the module returns."""
         return self._loss is cross_entropy
 
@@ -183,7 +183,7 @@ class Network:
         return any(norm.training or norm.running_mean is None for norm in norms)
 
     @property
-    def convolves(self) -> bool:
+    def has_cpu_convolutions(self) -> bool:
         """Whether it convolves images on a processor, in full and not channel by channel."""
         on_cpu = any(p.ndim == 4 and p.device.type == "cpu" for p in self.params.values())
         return on_cpu and not any(
@@ -211,11 +211,11 @@ class Network:
         It sees real examples alone, of `weight` [B] 1; all where there is None. What a module
         writes to its parameters lasts where their gradient is taken, and only there.
         """
-        if self.traits.writes:
+        if self.traits.writes_parameters:
             params = {
                 k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
             }
-        function, x = self._functions[train], x.clone() if self.traits.overwrites else x
+        function, x = self._functions[train], x.clone() if self.traits.writes_inputs else x
         if weight is None or not self.mixes_examples:
             return function(params, buffers, x)
         with RealExamples(weight):
@@ -224,8 +224,8 @@ class Network:
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """Return [B, Y] outside training.
 
-        Convolutions are laid out with the channels of a pixel side by side where `try_layout` has
-        found that the module bears it: on a processor that takes half the time.
+        Convolutions run with the channels last where `choose_memory_format` has found that the
+        module can do so: on a processor that takes half the time.
         """
         if self.channels_last:
             last = torch.channels_last
@@ -233,16 +233,16 @@ class Network:
                 k: v.contiguous(memory_format=last) if v.ndim == 4 else v for k, v in params.items()
             }
         with linear_layers():
-            return self.logits(params, self.throwaway(buffers), x, train=False)
+            return self.logits(params, self.copy_buffers(buffers), x, train=False)
 
-    def to_be_recorded(self) -> Network:
+    def for_tracing(self) -> Network:
         """Return the network with a loss of few operations: a recording makes them one by one."""
         other = copy.copy(self)
-        if self.takes_scores:
+        if self.uses_cross_entropy:
             other._loss = picked_cross_entropy
         return other
 
-    def observe(self, x: Tensor) -> None:
+    def detect_traits(self, x: Tensor) -> None:
         """Find out what the module does in a forward pass, beside returning scores.
 
         Args:
@@ -251,13 +251,13 @@ class Network:
         Raises:
             ModelError: gradients by given parameters are not those by the module's own.
         """
-        self.traits = observe(self._train, self.params, self.buffers, x)
+        self.traits = detect_traits(self._train, self.params, self.buffers, x)
         self._functions = self._made()
 
-    def try_layout(self, x: Tensor) -> None:
+    def choose_memory_format(self, x: Tensor) -> None:
         """Find out whether convolutions may lie with the channels last; a `view` may forbid it."""
         self.channels_last = False
-        if not (self.convolves and self.dtype == torch.float32):
+        if not (self.has_cpu_convolutions and self.dtype == torch.float32):
             return
         with torch.no_grad():
             usual = self.test_logits(self.params, self.buffers, x)
@@ -337,13 +337,13 @@ class Network:
                 buffer.copy_(own[name])
             return value, grads
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-        own = self.throwaway(buffers)  # the objective sees them as they were before the step
+        own = self.copy_buffers(buffers)  # the objective sees them as they were before the step
         with torch.enable_grad():
             aim, value = self._aim(leaves, own, batch, objective)
         for name, buffer in buffers.items():
             buffer.copy_(own[name])
         found = torch.autograd.grad(aim, list(leaves.values()), allow_unused=True)
-        if self.traits.writes:
+        if self.traits.writes_parameters:
             for name, leaf in leaves.items():  # which may have been given other memory
                 params[name].copy_(leaf.detach())
         grads = {
@@ -380,7 +380,7 @@ class Network:
             loss = self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)
         return torch.autograd.grad(loss, x)[0]
 
-    def throwaway(self, buffers: Tree) -> Tree:
+    def copy_buffers(self, buffers: Tree) -> Tree:
         """Return buffers that a forward pass may change without trace."""
         return clone(buffers) if buffers else buffers
 

@@ -19,7 +19,12 @@ from fedkeel.rng import torch_seed
 from fedkeel.task.losses import Loss, cross_entropy
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import module_names
-from fedkeel.task.traits import SEEN, TRIES, changed_by
+from fedkeel.task.traits import (
+    FIRST_INPUTS,
+    FURTHER_BATCHES,
+    FURTHER_INPUTS,
+    find_changed_attribute,
+)
 from fedkeel.user_code import one_line, where_raised
 
 
@@ -113,15 +118,19 @@ class Task:
         head = _head(module, self.head)
         _check_copy(module)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
-        spread = np.unique(np.linspace(0, len(data) - 1, num=2 + TRIES * SEEN).astype(np.int64))
+        spread = np.unique(
+            np.linspace(
+                0, len(data) - 1, num=FIRST_INPUTS + FURTHER_BATCHES * FURTHER_INPUTS
+            ).astype(np.int64)
+        )
         sample = data.take(spread).to(dtype)
         few = sample.take(np.arange(min(2, len(data))))
         scores = _check_output(network, type(module).__name__, few.x, data)
-        counter = changed_by(lambda: _check_loss(network, scores, few.y), self.loss)
-        network.observe(sample.x)
+        counter = find_changed_attribute(lambda: _check_loss(network, scores, few.y), self.loss)
+        network.detect_traits(sample.x)
         if counter:
-            network.traits = replace(network.traits, remembers=f"{counter} of its loss")
-        network.try_layout(few.x)
+            network.traits = replace(network.traits, hidden_state=f"{counter} of its loss")
+        network.choose_memory_format(few.x)
         return network
 
     @staticmethod
@@ -256,7 +265,7 @@ def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tens
     """Send examples through the network, look at what comes out, and return it."""
     try:
         with torch.no_grad():
-            buffers = network.throwaway(network.buffers)
+            buffers = network.copy_buffers(network.buffers)
             out = network.logits(network.params, buffers, x, train=False)
     except ModelError:
         raise

@@ -1,4 +1,4 @@
-"""What a module does in a forward pass beside returning scores: found out by two of them."""
+"""What a module does in a forward pass beside returning scores, found out by calling it."""
 
 from __future__ import annotations
 
@@ -24,192 +24,214 @@ class Traits:
     """What a module does in a forward pass in training, beside returning scores.
 
     Args:
-        writes: whether it writes to its parameters, as one that bounds their norm does.
-        remembers: where it keeps what is neither parameter nor buffer and changes; "" nowhere.
-        draws: whose random numbers it draws beside torch's, "Python" or "NumPy"; "" nobody's.
-        overwrites: whether it writes to its inputs, which are copied for it.
-        bypasses: whether it reaches its parameters otherwise than by its modules during a call:
-            again in the backward pass (activation checkpointing), or by a list of its own.
-        unreached: parameters that no gradient reaches, of those that are trained.
+        writes_parameters: whether it writes to its parameters, as one that bounds their norm does.
+        hidden_state: name of an attribute that changes and is neither parameter nor buffer; ""
+            where there is none.
+        random_library: library beside torch from which it draws random numbers, "Python" or
+            "NumPy"; "" where there is none.
+        writes_inputs: whether it writes to its inputs, which are then copied for it.
+        bypasses_modules: whether it reaches its parameters otherwise than by its modules: again in
+            the backward pass (activation checkpointing), or by a list of its own.
+        without_gradient: names of trained parameters that no gradient reaches.
     """
 
-    writes: bool = False
-    remembers: str = ""
-    draws: str = ""
-    overwrites: bool = False
-    bypasses: bool = False
-    unreached: frozenset[str] = frozenset()
+    writes_parameters: bool = False
+    hidden_state: str = ""
+    random_library: str = ""
+    writes_inputs: bool = False
+    bypasses_modules: bool = False
+    without_gradient: frozenset[str] = frozenset()
 
     @property
-    def varies(self) -> str:
-        """Why one call differs from the next, whatever engine makes it; "" where it does not."""
-        if self.draws:
+    def why_calls_differ(self) -> str:
+        """Why one call differs from the next with every engine; "" where it does not."""
+        if self.random_library:
             return (
-                f"the model draws random numbers from {self.draws}, which the run's seed does not "
-                "set: no other run has the same numbers. Draw them with torch"
+                f"the model draws random numbers from {self.random_library}, which the run's seed "
+                "does not set: no other run has the same numbers. Draw them with torch"
             )
-        if self.remembers:
+        if self.hidden_state:
             return (
-                f"the model changes {self.remembers} in its forward pass, which is no buffer: what "
-                "one client leaves there, the next one finds, and the server, which evaluates, "
-                "does not get it. Make it a buffer of the model"
+                f"the model changes {self.hidden_state} in its forward pass, which is no buffer: "
+                "what one client leaves there, the next one finds, and the server, which "
+                "evaluates, does not get it. Make it a buffer of the model"
             )
         return ""
 
     @property
-    def reason(self) -> str:
-        """Why its steps cannot be recorded; "" where they can."""
-        writes = "the model writes to its parameters in its forward pass" if self.writes else ""
-        ways = "the model reaches its parameters in ways of its own (checkpointing, a list of them)"
-        return self.varies or writes or (ways if self.bypasses else "")
+    def why_not_traceable(self) -> str:
+        """Why its steps cannot be traced; "" where they can."""
+        if self.why_calls_differ:
+            return self.why_calls_differ
+        if self.writes_parameters:
+            return "the model writes to its parameters in its forward pass"
+        if self.bypasses_modules:
+            return (
+                "the model reaches its parameters in ways of its own (checkpointing, a list of "
+                "them)"
+            )
+        return ""
 
 
-TRIES, SEEN = 8, 8
-"""Further batches, and inputs of each, by which a parameter may be reached that the first was not:
-of layers that are left out at random, or that only some inputs go through."""
+FIRST_INPUTS = 2
+"""Number of inputs of the first batch, from which all but `without_gradient` is found out."""
+
+FURTHER_BATCHES, FURTHER_INPUTS = 8, 8
+"""Number of further batches, and of inputs in each. A layer that is left out at random, or that
+only some inputs go through, may get its gradient from one of these."""
 
 
-def observe(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Traits:
-    """Call a copy of a module twice, alike, and see whether it evaluates as one that was not.
+def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Traits:
+    """Call a copy of a module twice with the same arguments, and compare.
 
     Args:
-        module: in training mode; it is left as it is.
+        module: in training mode; it is not changed.
         params: its parameters.
         buffers: its buffers.
-        x: [B, ...] a few inputs: the first two are looked at, the others where these leave open
-            which parameters are trained.
+        x: [B, ...] inputs: the first two, then those of the further batches.
 
     Raises:
         ModelError: gradients by given parameters are not those by the module's own.
     """
-    own = copy.deepcopy(module)
-    call, states = Functional(own), [_attributes(own)]
-    every, x = x, x[:2]
-    found: list[Tensor] = []
-    given, mine = clone(params), x.clone()
-    places = {name: t.data_ptr() for name, t in given.items()}
-    drawn = _Drawn()
+    twin = copy.deepcopy(module)
+    call, states = Functional(twin), [_snapshot(twin)]
+    first_x = x[:FIRST_INPUTS]
+    given_params, given_x = clone(params), first_x.clone()
+    addresses = {name: t.data_ptr() for name, t in given_params.items()}
+    outputs: list[Tensor] = []
+    generators = _GlobalGenerators()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for one, inputs in ((given, mine), (clone(params), x.clone())):
+            for tree, inputs in ((given_params, given_x), (clone(params), first_x.clone())):
                 torch.default_generator.manual_seed(0)
-                found.append(call(one, clone(buffers), inputs))
-                states.append(_attributes(own))
-            scores = [
-                Functional(one.eval())(clone(params), clone(buffers), x.clone())
-                for one in (copy.deepcopy(module), own)
+                outputs.append(call(tree, clone(buffers), inputs))
+                states.append(_snapshot(twin))
+            evaluated = [
+                Functional(one.eval())(clone(params), clone(buffers), first_x.clone())
+                for one in (copy.deepcopy(module), twin)
             ]
-    except Exception:  # it says so where it is trained
+    except Exception:  # of the user's module; training raises it again, where the user sees it
         return Traits()
     finally:
-        draws = drawn.by()
-    writes = any(t._version or t.data_ptr() != places[name] for name, t in given.items())
-    traits = Traits(writes, draws=draws, overwrites=mine._version > 0)
-    changed = _changed(*states)
-    alike = all(torch.allclose(a, b, equal_nan=True) for a, b in (found, scores))
-    if not changed and not alike and not draws:
+        random_library = generators.restore()
+    changed = _changed_name(*states)
+    same = all(torch.allclose(a, b, equal_nan=True) for a, b in (outputs, evaluated))
+    if not changed and not same and not random_library:
         changed = next((k[0] for k in states[2] if k not in states[0]), "something of its own")
-    traits = replace(traits, remembers=changed)
-    return _with_gradients(traits, module, params, buffers, every)
+    traits = Traits(
+        writes_parameters=any(
+            t._version or t.data_ptr() != addresses[name] for name, t in given_params.items()
+        ),
+        hidden_state=changed,
+        random_library=random_library,
+        writes_inputs=given_x._version > 0,
+    )
+    return _with_gradients(traits, module, params, buffers, x)
 
 
 def _with_gradients(
-    traits: Traits, module: nn.Module, params: Tree, buffers: Tree, every: Tensor
+    traits: Traits, module: nn.Module, params: Tree, buffers: Tree, x: Tensor
 ) -> Traits:
     """Compare the gradient by given parameters with what `backward` finds for the module's own.
 
-    They are alike there, and the module that is given parameters has other numbers of its own.
+    One copy of the module has its own parameters. Another one is given these parameters, and its
+    own ones are other numbers, so that a gradient by them would differ.
     """
-    x, shared = every[:2], not traits.writes  # a large model is not copied in vain
+    first_x = x[:FIRST_INPUTS]
+    shares_memory = not traits.writes_parameters  # so that a large model is not copied needlessly
 
-    def same(own: Tensor) -> Tensor:
-        return own.detach() if shared and isinstance(own, nn.Parameter) else own.detach().clone()
+    def same(tensor: Tensor) -> Tensor:
+        shared = shares_memory and isinstance(tensor, nn.Parameter)
+        return tensor.detach() if shared else tensor.detach().clone()
 
-    def other(own: Tensor) -> Tensor:
-        given = own.is_floating_point() and (own.requires_grad or not isinstance(own, nn.Parameter))
-        return own.new_full((), 0.1).expand(own.shape) if given else same(own)
+    def other(tensor: Tensor) -> Tensor:
+        is_given = tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+        if tensor.is_floating_point() and is_given:
+            return tensor.new_full((), 0.1).expand(tensor.shape)
+        return same(tensor)
 
-    first, second = _with_tensors(module, same), _with_tensors(module, other)
-    drawn = _Drawn()
+    own_copy, other_copy = _with_tensors(module, same), _with_tensors(module, other)
+    generators = _GlobalGenerators()
 
-    def chosen(copied: bool) -> Sequence[Tensor | None]:
+    def gradient(copied: bool) -> Sequence[Tensor | None]:
         given = {k: same(nn.Parameter(v)).requires_grad_() for k, v in params.items()}
-        drawn.by()
-        call = Functional(second, copied)
-        value = _weighted(lambda: call(given, clone(buffers), x.clone()))
+        generators.restore()
+        call = Functional(other_copy, copied)
+        value = _weighted_sum(lambda: call(given, clone(buffers), first_x.clone()))
         return torch.autograd.grad(value, list(given.values()), allow_unused=True)
 
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            places = dict(first.named_parameters())
-            torch.autograd.backward(_weighted(lambda: first(x.clone())))
-            expected = [places[name].grad for name in params]
-            bypasses = not _alike(chosen(False), expected)
-            served = not bypasses or _alike(chosen(True), expected)
-            unreached = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)
-            unreached = _never_reached(first, unreached, every)
-    except Exception:  # whatever is wrong, it says so where it is trained
+            own = dict(own_copy.named_parameters())
+            torch.autograd.backward(_weighted_sum(lambda: own_copy(first_x.clone())))
+            expected = [own[name].grad for name in params]
+            bypasses_modules = not _close(gradient(False), expected)
+            correct = not bypasses_modules or _close(gradient(True), expected)
+            missing = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)
+            missing = _still_without_gradient(own_copy, missing, x)
+    except Exception:  # of the user's module; training raises it again, where the user sees it
         return traits
     finally:
-        drawn.by()
-    if not served and not traits.varies:
+        generators.restore()
+    if not correct and not traits.why_calls_differ:
         raise ModelError(
             "The model's gradient by parameters that it is given is not what backward() finds.",
             why="some of it is made in the backward pass, by torch.utils.checkpoint or an "
             "autograd.Function of one's own",
             do="give checkpoint use_reentrant=False",
         )
-    return replace(traits, bypasses=bypasses, unreached=unreached)
+    return replace(traits, bypasses_modules=bypasses_modules, without_gradient=missing)
 
 
-def _never_reached(module: nn.Module, names: frozenset[str], x: Tensor) -> frozenset[str]:
-    """Return those of some parameters that further inputs, and other random numbers, leave too."""
-    places = dict(module.named_parameters())
-    for number in range(TRIES if names else 0):
-        given = x[torch.arange(2 + number * SEEN, 2 + (number + 1) * SEEN) % len(x)]
-        torch.autograd.backward(_weighted(partial(module, given), number + 1))
-        names = frozenset(name for name in names if places[name].grad is None)
+def _still_without_gradient(module: nn.Module, names: frozenset[str], x: Tensor) -> frozenset[str]:
+    """Return those of some parameters that get no gradient from the further batches either."""
+    params = dict(module.named_parameters())
+    for number in range(FURTHER_BATCHES):
         if not names:
             break
+        start = FIRST_INPUTS + number * FURTHER_INPUTS
+        inputs = x[torch.arange(start, start + FURTHER_INPUTS) % len(x)]
+        torch.autograd.backward(_weighted_sum(partial(module, inputs), number + 1))
+        names = frozenset(name for name in names if params[name].grad is None)
     return names
 
 
-def _with_tensors(module: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a copy of a module with other tensors in the place of its parameters and buffers."""
-    memo: dict[int, Tensor] = {id(t): made(t) for t in module.buffers()}
-    for own in module.parameters():
-        memo[id(own)] = nn.Parameter(made(own), own.requires_grad)
+def _with_tensors(module: nn.Module, replacement: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a copy of a module with other tensors in place of its parameters and buffers."""
+    memo: dict[int, Tensor] = {id(t): replacement(t) for t in module.buffers()}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(replacement(parameter), parameter.requires_grad)
     return copy.deepcopy(module, memo)
 
 
-def _weighted(call: Callable[[], Tensor], seed: int = 0) -> Tensor:
-    """Return a sum of scores, each with a weight of its own."""
+def _weighted_sum(call: Callable[[], Tensor], seed: int = 0) -> Tensor:
+    """Return the sum of all scores, each with a weight of its own."""
     torch.default_generator.manual_seed(seed)
     scores = call()
     weights = torch.linspace(1.0, 2.0, scores.numel(), dtype=scores.dtype).view_as(scores)
     return (scores * weights).sum()
 
 
-def _alike(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    for one, other in zip(found, expected, strict=True):
-        if one is None or other is None:
-            if one is not other:
+def _close(gradients: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    for gradient, reference in zip(gradients, expected, strict=True):
+        if gradient is None or reference is None:
+            if gradient is not reference:
                 return False
-        elif not torch.equal(one, other):
-            small = 1e-3 * float(other.abs().amax())
-            if not torch.allclose(one, other, rtol=1e-3, atol=small, equal_nan=True):
+        elif not torch.equal(gradient, reference):
+            small = 1e-3 * float(reference.abs().amax())
+            if not torch.allclose(gradient, reference, rtol=1e-3, atol=small, equal_nan=True):
                 return False
     return True
 
 
-class _Drawn:
-    """Whether Python's or NumPy's random numbers are drawn from now on; they are put back then."""
+class _GlobalGenerators:
+    """The states of the random numbers of Python and of NumPy, as they were when this was made."""
 
     def __init__(self) -> None:
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
-    def by(self) -> str:
-        """Return whose were drawn, "" where none were."""
+    def restore(self) -> str:
+        """Restore them, and return the name of the library that has drawn since, or ""."""
         python, numpy = random.getstate(), np.random.get_state()
         random.setstate(self._python)
         np.random.set_state(self._numpy)
@@ -219,68 +241,70 @@ class _Drawn:
         return "" if same else "NumPy"
 
 
-def changed_by(call: Callable[[], object], thing: object) -> str:
-    """Return what of an object, or of its modules, two calls change; "" nothing."""
-    states = [_attributes(thing)]
+def find_changed_attribute(call: Callable[[], object], thing: object) -> str:
+    """Return the name of an attribute of an object, or of its modules, that two calls change.
+
+    It is "" where they change none.
+    """
+    states = [_snapshot(thing)]
     for _ in range(2):
         call()
-        states.append(_attributes(thing))
-    return _changed(*states)
+        states.append(_snapshot(thing))
+    return _changed_name(*states)
 
 
-HELD = 1
-"""Marks what an attribute that is a list, a dictionary or an array holds."""
+_CONTENT = 1
+"""In a key of a snapshot: the value is the content of a list, a dictionary or an array."""
 
-State = Mapping[tuple[str, int], Any]
-"""What can be compared of attributes, by their names, and tensors by numbers of their own too."""
+_Snapshot = Mapping[tuple[str, int], Any]
+"""(attribute's name, 0 or `_CONTENT` or a tensor's id) -> what can be compared."""
+
+_SCALARS = (bool, int, float, str)
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+LARGEST_ARRAY = 1 << 20
+"""Bytes of an array, at most, that is compared."""
 
 
-def _changed(before: State, between: State, after: State) -> str:
-    """Return the name of what has changed after two calls, "" where nothing has.
+def _changed_name(before: _Snapshot, between: _Snapshot, after: _Snapshot) -> str:
+    """Return the name of an attribute that two calls change, "" where they change none.
 
-    In a list or a dictionary the first one may leave what the next only looks up.
+    Of a list or a dictionary the second call alone counts: the first one may fill a cache.
     """
     for key, value in after.items():
-        if (between if key[1] == HELD else before).get(key, value) != value:
+        if (between if key[1] == _CONTENT else before).get(key, value) != value:
             return key[0]
     return ""
 
 
-def _attributes(thing: object) -> State:
-    """Return numbers, texts and how often tensors were written to, of an object or all its modules.
+def _snapshot(thing: object) -> _Snapshot:
+    """Return numbers and texts among the attributes of an object or of all its modules.
 
-    A tensor that is put in another one's place, and which may never be looked at, is told apart.
+    Of a tensor it is the number of times that it was written to. The key of a tensor holds its id:
+    another tensor in its place, which the module may never look at, is no change.
     """
-    found: dict[tuple[str, int], Any] = {}
+    snapshot: dict[tuple[str, int], Any] = {}
     modules = thing.named_modules() if isinstance(thing, nn.Module) else [("", thing)]
-    for path, sub in modules:
-        for key, value in getattr(sub, "__dict__", {}).items():
+    for path, module in modules:
+        for key, value in getattr(module, "__dict__", {}).items():
             name = f"{path}.{key}" if path else key
-            if isinstance(value, _PLAIN):
-                found[name, 0] = value
+            if isinstance(value, _SCALARS):
+                snapshot[name, 0] = value
             elif isinstance(value, Tensor):
-                found[name, id(value)] = value._version
-            elif key not in _TORCHS:
-                found[name, HELD] = _content(value)
-    return found
-
-
-_PLAIN = (bool, int, float, str)
-_TORCHS = frozenset(vars(nn.Module()))
+                snapshot[name, id(value)] = value._version
+            elif key not in _TORCH_ATTRIBUTES:
+                snapshot[name, _CONTENT] = _content(value)
+    return snapshot
 
 
 def _content(value: object, depth: int = 4) -> object:
-    """Return numbers and texts in a container; of tensors there, only that there are some."""
-    if isinstance(value, _PLAIN):
+    """Return numbers and texts in a container, and None for everything else in it."""
+    if isinstance(value, _SCALARS):
         return value
-    if isinstance(value, np.ndarray) and value.nbytes <= LARGEST:
+    if isinstance(value, np.ndarray) and value.nbytes <= LARGEST_ARRAY:
         return value.shape, value.tobytes()
     if isinstance(value, Mapping) and depth:
-        return [(repr(k), _content(one, depth - 1)) for k, one in value.items()]
+        return [(repr(k), _content(item, depth - 1)) for k, item in value.items()]
     if isinstance(value, (list, tuple, deque)) and depth:
-        return [_content(one, depth - 1) for one in value]
+        return [_content(item, depth - 1) for item in value]
     return None
-
-
-LARGEST = 1 << 20
-"""Bytes of an array that is looked at."""

@@ -27,7 +27,7 @@ from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
-from fedkeel.tree import State, below, branches, map_tensors, walk
+from fedkeel.tree import State, map_tensors, substate, substates, walk
 
 RAGGED = (9, 4, 13, 6, 1)
 ALIKE = (6, 6, 6, 6, 9)
@@ -613,9 +613,11 @@ def test_nothing_of_a_round_is_left_on_another_device(
     chunks = VectorizedTrainer(p.setup, lanes, "meta")
     done = list(chunks(message, jobs, lambda _: None))
     client_state = {
-        job.client: branches(below(one.state, "client_state")) for one in done for job in one.jobs
+        job.client: substates(substate(one.state, "client_state"))
+        for one in done
+        for job in one.jobs
     }
-    own = branches(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), client_state[0]))
+    own = substates(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), client_state[0]))
     done += chunks(message, jobs, lambda _: own or None)
     assert chunks.reasons == []
     assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.task.traits import observe
+from fedkeel.task.traits import detect_traits
 
 RAGGED, ALIKE = (9, 4, 13, 11, 3), (8, 8, 8, 8, 8)
 X = np.random.default_rng(0).normal(size=(40, 24))
@@ -332,7 +332,7 @@ def test_what_a_model_writes_is_trained_on_as_by_hand() -> None:
     data = fk.dataset(X, Y, classes=4)
     network = task.network(data, 0, torch.float64)
     module = Bounded().double()
-    module.load_state_dict(network.everything())
+    module.load_state_dict(network.initial_state())
     from fedkeel.data import batches
 
     local = fk.Local(lr=0.1, epochs=2, batch_size=4)
@@ -433,10 +433,10 @@ class Looks(Own):
 def test_what_a_model_remembers_is_found_out(model: type[nn.Module], told: str) -> None:
     module = model().train()
     before = repr(own(module))
-    traits = observe(module, dict(module.named_parameters()), {}, torch.randn(3, 24))
-    assert not traits.writes
-    assert traits.remembers.startswith(told)
-    assert bool(traits.remembers) == bool(told)
+    traits = detect_traits(module, dict(module.named_parameters()), {}, torch.randn(3, 24))
+    assert not traits.writes_parameters
+    assert traits.hidden_state.startswith(told)
+    assert bool(traits.hidden_state) == bool(told)
     assert repr(own(module)) == before
 
 

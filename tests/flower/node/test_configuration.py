@@ -579,8 +579,8 @@ def test_halves_that_a_function_returns(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="training and test inputs of data 'functions:halves'"):
         called(tmp_path, monkeypatch, "halves")
     federation = called(tmp_path, monkeypatch, "no_test").setup.federation
-    assert federation.held_rows is not None
-    assert (len(federation.rows), len(federation.held_rows)) == (40, 0)
+    assert federation.holdout_rows is not None
+    assert (len(federation.rows), len(federation.holdout_rows)) == (40, 0)
 
 
 def test_labels_that_a_function_names_are_numbered_as_the_experiment_does(

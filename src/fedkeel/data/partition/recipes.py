@@ -245,7 +245,7 @@ def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
     unassigned = len(data) - len(made.rows)
     if settings.holdout > 0:
         made = made.hold_out(settings.holdout, seed)
-    held = 0 if made.held_rows is None else len(made.held_rows)
+    held = 0 if made.holdout_rows is None else len(made.holdout_rows)
     how = {
         "kind": settings.kind,
         "clients": len(made),

@@ -189,7 +189,7 @@ def masks(network: Network, batch: Batch) -> Masks | None:
             found.append(Drawn(None))
             try:
                 with found[-1].fresh():
-                    network.loss(network.params, network.throwaway(network.buffers), one)
+                    network.loss(network.params, network.copy_buffers(network.buffers), one)
             except Exception:  # whatever a module does with so few examples
                 return Masks(False)
     few, more = (each.draws for each in found)

@@ -107,7 +107,7 @@ def training(
 ) -> list[Piece]:
     """Cut the training of a round: as many lanes in each piece as there are, or guided."""
     local, sizes = setup.training.local, setup.federation.sizes
-    spent = [batches.processed(local, int(sizes[job.client]), job.done) for job in found]
+    spent = [batches.count_examples(local, int(sizes[job.client]), job.done) for job in found]
     order = sorted(range(len(found)), key=spent.__getitem__, reverse=True)  # stable
     jobs, costs = [found[i] for i in order], [spent[i] for i in order]
     if lanes == 1:

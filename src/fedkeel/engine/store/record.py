@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.method.context import ByPart
-from fedkeel.tree import State, branches, unwalk, walk
+from fedkeel.tree import State, substates, unwalk, walk
 
 
 class CompactTensor(Protocol):
@@ -54,7 +54,7 @@ class ClientRecord:
     def state(self) -> ByPart:
         """The state by part, with dense tensors."""
         tensors = {k: v if isinstance(v, Tensor) else v.dense() for k, v in self.values.items()}
-        return branches(unwalk(tensors))
+        return substates(unwalk(tensors))
 
 
 class RowCodec(Protocol):

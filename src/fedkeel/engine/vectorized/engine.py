@@ -32,7 +32,7 @@ from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import kept, path
 from fedkeel.rng import torch_seeds
-from fedkeel.tree import State, below, branches, map_tensors, tensors, unwalk, walk
+from fedkeel.tree import State, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"
 """Prefix of the paths of what a client keeps."""
@@ -66,7 +66,7 @@ class VectorizedTrainer:
         self.reasons: list[str] = []
         self._setup = setup
         self.placed = placed or setup.on(self.device)
-        network = self.placed.training.network.to_be_recorded()
+        network = self.placed.training.network.for_tracing()
         self._training = replace(self.placed.training, network=network, autograd="functional")
         self._plain = SequentialTrainer(self.placed)
         self._lanes = Lanes(self._training, setup.precision, setup.draws)
@@ -74,9 +74,9 @@ class VectorizedTrainer:
         self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
         self._short = {True, False} if _short(setup) else set()  # alone, and side by side
         traits = setup.training.network.traits
-        if traits.reason:
+        if traits.why_not_traceable:
             self.parallel_clients, self.recorded = 1, False
-            self.reasons.append(f"steps are not recorded: {traits.reason}")
+            self.reasons.append(f"steps are not recorded: {traits.why_not_traceable}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave recordings behind: another process makes its own."""
@@ -111,7 +111,7 @@ class VectorizedTrainer:
             message,
             params=tensors(self._place(dict(message.params))),
             buffers=tensors(self._place(dict(message.buffers))),
-            broadcast=branches(self._place(dict(message.broadcast))),
+            broadcast=substates(self._place(dict(message.broadcast))),
         )
 
     def _placing(self, kept: ReadRecord) -> ReadRecord:
@@ -345,7 +345,7 @@ class VectorizedTrainer:
         def everything() -> State:
             return self._examples.take(self._examples.placed(rows[None]), None, True)
 
-        counts = tensors(below(held, "facts")).get("counts")
+        counts = tensors(substate(held, "facts")).get("counts")
         about = ClientInfo(job.client, len(rows), counts)
         return self._lanes.alone(message, held, moving, about, group.steps[lane], everything)
 
@@ -358,7 +358,7 @@ def _done(group: Group, reply: Flat) -> Done:
     counts = tensors(state)
     return Done(
         jobs=group.jobs,
-        state={k: below(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
+        state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
         client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in keeps.items()}),
         loss=counts["loss"],
         finite=counts["finite"],
@@ -373,7 +373,7 @@ def _short(setup: TrainingSetup) -> bool:
     if len(sizes) > SHORT:
         return False
     local = setup.training.local
-    if max(batches.steps(local, int(n)) for n in sizes) > SHORT:
+    if max(batches.count_steps(local, int(n)) for n in sizes) > SHORT:
         return False
     forms = {tuple(map(len, batches.plan(local, int(n), 0, 0, 0))) for n in sizes}
     return len(forms) <= 2

@@ -28,7 +28,7 @@ from fedkeel.method.local_loop import (
     client_step,
 )
 from fedkeel.task.network import Batch
-from fedkeel.tree import State, below, branches, leaf, map_tensors, tensors
+from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
 
 
 class WantsAll(Exception):  # noqa: N818 - a way that is not open
@@ -113,9 +113,9 @@ class Lanes:
         found = self.recordings.run(
             "start", lift, given, varies=(2 if prepared else 1,), sources=common.sources
         ).state
-        if below(found, "prepared"):
-            held = Flat.of({**held.state, "prepared": below(found, "prepared")})
-        return held, Flat.of(below(found, "moving")).map(torch.clone)  # steps write over it
+        if substate(found, "prepared"):
+            held = Flat.of({**held.state, "prepared": substate(found, "prepared")})
+        return held, Flat.of(substate(found, "moving")).map(torch.clone)  # steps write over it
 
     def step(
         self, common: Common, held: Flat, moving: Flat, batch: State, real: Ints | None = None
@@ -244,7 +244,7 @@ class Lanes:
         ) -> State:
             client, progress = _started(training, shared, held, prepared)
             for number in range(len(batches)):
-                progress = _stepped(client, progress, below(batches, str(number)), lr)
+                progress = _stepped(client, progress, substate(batches, str(number)), lr)
             return _finished(client, progress, about, lr)
 
         every = common.lift(one, None, 0, 0, 0, 0, None)
@@ -280,7 +280,7 @@ def _started(
     return client_start(
         training,
         _message(shared),
-        branches(below(held, "client_state")),
+        substates(substate(held, "client_state")),
         _client_info(held),
         _refuse,
         (lambda: _batch(prepared)) if prepared else None,
@@ -296,7 +296,7 @@ def _stepped(client: Client, progress: Progress, batch: State, lr: Tensor) -> Pr
         own.get("rows"),
         own.get("first"),
         own.get("active"),
-        tensors(below(batch, "noise")) or None,
+        tensors(substate(batch, "noise")) or None,
         lr,
     )
 
@@ -320,9 +320,9 @@ def _added(found: State, weights: Tensor, summed: frozenset[str]) -> State:
 
     one = weights[None]
     count = (one > 0.0).to(one.dtype)
-    uploads = branches(below(found, "uploads"))
+    uploads = substates(substate(found, "uploads"))
     messages = {part: total(count, uploads[part]) for part in summed & uploads.keys()}
-    update = total(one, below(found, "update"))
+    update = total(one, substate(found, "update"))
     return {**found, "update": update, "uploads": {**uploads, **messages}}
 
 
@@ -336,16 +336,16 @@ def _refuse() -> Batch:
 def _message(shared: State) -> Message:
     """Return the message as a recorded function sees it: round and rate are not known to it."""
     return Message(
-        params=tensors(below(shared, "start")),
-        buffers=tensors(below(shared, "received")),
-        broadcast=branches(below(shared, "broadcast")),
+        params=tensors(substate(shared, "start")),
+        buffers=tensors(substate(shared, "received")),
+        broadcast=substates(substate(shared, "broadcast")),
         round=0,
         lr=math.nan,
     )
 
 
 def _client_info(held: State) -> ClientInfo:
-    told = tensors(below(held, "facts"))
+    told = tensors(substate(held, "facts"))
     return ClientInfo(told["client"], told["examples"], told.get("counts"))
 
 
@@ -356,8 +356,8 @@ def _client(
         training=training,
         message=message,
         client_info=_client_info(held),
-        client_state=branches(below(held, "client_state")),
-        prepared=branches(below(held, "prepared")),
+        client_state=substates(substate(held, "client_state")),
+        prepared=substates(substate(held, "prepared")),
         everything=everything,
     )
 
@@ -383,9 +383,9 @@ def _moving(progress: Progress) -> State:
 
 def _progress(moving: State) -> Progress:
     return Progress(
-        params=tensors(below(moving, "params")),
-        buffers=tensors(below(moving, "buffers")),
-        optimiser=below(moving, "optimiser"),
-        carry=branches(below(moving, "carry")),
+        params=tensors(substate(moving, "params")),
+        buffers=tensors(substate(moving, "buffers")),
+        optimiser=substate(moving, "optimiser"),
+        carry=substates(substate(moving, "carry")),
         loss=leaf(moving, "loss"),
     )

@@ -43,7 +43,7 @@ def network_bears_padding(network: Network, batch: Batch, masks: Masks | None) -
         return False
 
     def learn(batch: Batch) -> Tree:
-        buffers = network.throwaway(network.buffers)
+        buffers = network.copy_buffers(network.buffers)
         loss, grads = network.value_and_grad(network.params, buffers, batch, "eager")
         return {"loss": loss, **_gradients(grads), **buffers}
 
@@ -75,7 +75,7 @@ def method_bears_padding(
         if training.plan.surveys:
             answers = client_survey(training, message, client_state, client_info, lambda: batch)
             alone = tree.map_tensors(lambda t: t[None], dict(answers))
-            message = surveyed(message, tree.branches(alone), np.ones(1))
+            message = surveyed(message, tree.substates(alone), np.ones(1))
     except Exception:  # the rehearsal of a run says what is wrong
         return False
     other = replace(message, broadcast=_random(message.broadcast))

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart
-from fedkeel.tree import branches, unwalk, walk
+from fedkeel.tree import substates, unwalk, walk
 
 _NAME = re.compile(r"round-([0-9]{8})\.safetensors")
 
@@ -72,7 +72,7 @@ class Keep:
         if specs_of(dict(found)) != {path: spec[path] for path in spec}:
             raise self._lost(round, "it has another form")
         own = {path: torch.empty_like(found[path]).copy_(found[path]) for path in spec}
-        return branches(unwalk(own))
+        return substates(unwalk(own))
 
     def store(self, round: int, state: ByPart) -> str:
         """Write the state after a round, and return its digest.

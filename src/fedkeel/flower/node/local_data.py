@@ -28,12 +28,12 @@ from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.server.membership import LARGEST, Presence
 from fedkeel.rng import generator
 from fedkeel.runner.prepare import DTYPES, task
-from fedkeel.user_code import Wanted, find, one_line
+from fedkeel.user_code import ImportTarget, import_object, one_line
 
 NODES = "nodes"
 """What ``data.source`` and ``partition.kind`` say where data stays on the nodes."""
 
-_WANTED = Wanted(
+_WANTED = ImportTarget(
     "data",
     DataError,
     "my_data:load",
@@ -109,8 +109,8 @@ def own(experiment: Experiment, config: Mapping[str, object], client: int) -> In
         rows[: len(train)],
         _offsets(client, count, len(train)),
         {"kind": NODES},
-        held_rows=rows[len(train) :],
-        held_offsets=_offsets(client, count, len(test)),
+        holdout_rows=rows[len(train) :],
+        holdout_offsets=_offsets(client, count, len(test)),
     )
     return _ingredients(experiment, federation, test)
 
@@ -137,14 +137,14 @@ def _read(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
     train, test = load(settings)
     labels = experiment.data.labels
     train, test = (
-        replace(half.numbered(labels, text), classes=len(labels), sources=(NODES,))
+        replace(half.with_label_names(labels, text), classes=len(labels), sources=(NODES,))
         for half in (train, test)
     )
     return train, test
 
 
 def _called(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
-    function: Any = find(text, _WANTED)
+    function: Any = import_object(text, _WANTED)
     try:
         found = function()
     except Exception as error:  # a user's function may raise anything
@@ -162,7 +162,7 @@ def _called(text: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
             got=f"{list(train.shape)} {train.x.dtype} and {list(test.shape)} {test.x.dtype}",
         )
     labels = experiment.data.labels
-    train, test = (half.numbered(labels, f"data {text!r}") for half in (train, test))
+    train, test = (half.with_label_names(labels, f"data {text!r}") for half in (train, test))
     both = torch.cat([train.y, test.y])
     if not len(train) or int(both.max()) >= len(labels):
         what = "a label beyond the" if len(train) else "no training example of the"

@@ -42,7 +42,7 @@ from fedkeel.flower.wire import (
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import least
-from fedkeel.tree import State, Tree, below, branches, nbytes, walk
+from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
 
 KEPT, DIGEST, ROUND, BEGUN = "nodes/kept", "nodes/digest", "nodes/round", "nodes/begun"
 """Names in a checkpoint: the round of each client's state, its digest, the server's round, and a
@@ -192,8 +192,8 @@ class Nodes:
 
     def _count(self, state: State) -> None:
         """Count the tensors of a client's reply."""
-        self._ledger.came("model", {k: below(state, k) for k in ("update", "buffers")})
-        for part, own in branches(below(state, "uploads")).items():
+        self._ledger.came("model", {k: substate(state, k) for k in ("update", "buffers")})
+        for part, own in substates(substate(state, "uploads")).items():
             self._ledger.came(part, {part: own})
 
     def _screen(self, trained: Trained) -> None:
@@ -294,8 +294,8 @@ class Nodes:
         except WireError as error:
             self._ledger.fault(error.short(), [job.client], stage=ASKED)
             return False
-        self._buffers.rows.put_answers(job, branches(state))
-        for part, own in branches(state).items():
+        self._buffers.rows.put_answers(job, substates(state))
+        for part, own in substates(state).items():
             self._ledger.came(part, {part: own})
         return True
 

@@ -16,7 +16,7 @@ from fedkeel.flower.server.arrivals import Took
 from fedkeel.flower.wire import TENSORS, Answer, Order, WireError, of_client, unpack, values
 from fedkeel.method import local_loop as method
 from fedkeel.method.context import ByPart
-from fedkeel.tree import State, Tree, below, branches, tensors, unwalk
+from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class Reader:
         client, forms, setup = answer.clients[place], self.forms, self.prepared.setup
         numbers = values(content, of_client("diagnostics", client), {*forms.diagnostics, "loss"})
         steps, seen = answer.steps[place], answer.seen[place]
-        asked = batches.processed(setup.training.local, int(setup.federation.sizes[client]), done)
+        asked = batches.count_examples(
+            setup.training.local, int(setup.federation.sizes[client]), done
+        )
         if seen != asked or not 0 < steps <= seen:
             raise WireError(
                 "A reply counts other work than was asked for.",
@@ -89,8 +91,8 @@ class Reader:
         update = self._update(state)
         reply = method.Reply(
             update=update,
-            buffers=tensors(below(state, "buffers")),
-            uploads=branches(below(state, "uploads")),
+            buffers=tensors(substate(state, "buffers")),
+            uploads=substates(substate(state, "uploads")),
             client_state={},
             loss=torch.tensor(numbers["loss"], dtype=torch.float64),
             finite=method.finite({**state, "update": dict(update)}),
@@ -105,9 +107,9 @@ class Reader:
         """Return the update of a reply, decoded where it was encoded."""
         codec = self.prepared.plan.codec
         if codec is None:
-            return tensors(below(state, "update"))
+            return tensors(substate(state, "update"))
         try:
-            sent = below(below(state, "uploads"), codec.name)
+            sent = substate(substate(state, "uploads"), codec.name)
             return codec.decode(sent, self.prepared.server.params)
         except (RuntimeError, IndexError, ValueError) as error:
             first = str(error).splitlines()[0]
@@ -139,6 +141,6 @@ def scores(content: RecordDict, client: int, count: int) -> Tensor:
 
 def nothing(forms: Forms) -> ByPart:
     """Return the answer of a client that has given none: NaN, which counts for nothing."""
-    return branches(
+    return substates(
         unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
     )

@@ -203,9 +203,9 @@ class GradMAS(ServerOptimiser):
         groups = len(tree.group_names(list(params), self.groups))
         return {
             "m": dict(tree.zeros_like(params)),
-            "rows": {k: tree.untouched((slots, *v.shape), v.dtype) for k, v in params.items()},
+            "rows": {k: tree.lazy_zeros((slots, *v.shape), v.dtype) for k, v in params.items()},
             "scale": torch.zeros(slots, dtype=torch.float64),
-            "gram": tree.untouched((groups, slots, slots), torch.float64),
+            "gram": tree.lazy_zeros((groups, slots, slots), torch.float64),
             "worker": torch.full((slots,), -1, dtype=torch.int64),
             "count": torch.zeros(slots, dtype=torch.int64),
             "age": torch.zeros(slots, dtype=torch.int64),

@@ -64,7 +64,7 @@ class Moon(LossTerm, ClientState):
 
     def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
         """Return the weighted contrastive loss of each example."""
-        network, buffers = step.network, step.network.throwaway(step.received)
+        network, buffers = step.network, step.network.copy_buffers(step.received)
         with torch.no_grad():
             past = tree.leaves(step.client_state, "last")
             last = network.output(past, buffers, step.batch, train=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from fedkeel.errors import ModelError
-from fedkeel.user_code import Wanted, find
+from fedkeel.user_code import ImportTarget, import_object
 from fedkeel.user_code import one_line as one_line
 
 
@@ -20,7 +20,7 @@ def load(path: str) -> Callable[..., object]:
     Raises:
         ModelError: the path cannot be read, the module cannot be imported, or it has no such class.
     """
-    found = find(path, _NETWORK)
+    found = import_object(path, _NETWORK)
     other_class = isinstance(found, type) and not _is_network(found)
     if other_class or isinstance(found, nn.Module) or not callable(found):
         raise ModelError(
@@ -43,7 +43,7 @@ def _is_network(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module)
 
 
-_NETWORK = Wanted(
+_NETWORK = ImportTarget(
     noun="model",
     error=ModelError,
     example="for the class Net in my_net.py write 'my_net:Net'",
