@@ -14,7 +14,7 @@ import pytest
 from commands import EXPERIMENT, experiment
 from fedkeel.config import load
 from fedkeel.flower.export import export
-from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.federation import shared_configs
 from fedkeel.flower.local.processes import Federation
 
 
@@ -70,6 +70,6 @@ def misbehaving(toy: Path) -> Callable[[Path, list[str]], None]:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A SuperLink and two SuperNodes."""
     folder = tmp_path_factory.mktemp("federation")
-    nodes = [f'{one} state="{folder / "state"}"' for one in shared(2)]
+    nodes = [f'{one} state="{folder / "state"}"' for one in shared_configs(2)]
     with Federation(folder, nodes) as running:
         yield running

@@ -118,8 +118,8 @@ def test_what_a_killed_command_left_running_is_ended(
         one.start("node-7", [sys.executable, "-c", "import signal; signal.pause()"])
     monkeypatch.setattr(Federation, "start_link", lambda federation: None)
     with now:
-        assert not before.alive("node-7")
-        assert other.alive("node-7")
+        assert not before.is_alive("node-7")
+        assert other.is_alive("node-7")
     other.stop("node-7")
 
 
@@ -135,7 +135,7 @@ def test_a_polite_kill_ends_all(
     try:
         with pytest.raises(SystemExit, match=str(128 + kill)), running:
             signal.raise_signal(kill)
-        assert running.started() == []
+        assert running.find() == []
         assert signal.getsignal(kill) == signal.SIG_DFL
         signal.signal(kill, signal.SIG_IGN)
         with running:
@@ -163,7 +163,7 @@ def test_an_interrupt_while_processes_are_ended_leaves_none(
     monkeypatch.setattr(Federation, "stop", interrupted)
     with running:
         running.start("node-0", words)
-    assert running.started() == []
+    assert running.find() == []
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -353,7 +353,7 @@ def test_a_module_with_the_name_of_the_apps_package_is_refused(
     words = ("--preset", "digits", "-s", "model.name=federation:model")
     done = call("flower", "export", *words, "--out", "app")
     assert done.code != 0
-    assert "call the file otherwise than federation.py" in done.err
+    assert "give the file another name than federation.py" in done.err
     assert not (tmp_path / "app").exists()
 
 

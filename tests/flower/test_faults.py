@@ -81,7 +81,7 @@ def check(found: list[RoundRecord]) -> None:
     """Each round has what was good in it, and names what was not."""
     first, second, third, fourth, fifth, sixth = found[1:7]
     assert first.clients == [0]
-    assert "has another form" in faults(first)[1]
+    assert "has another shape or type" in faults(first)[1]
     assert "other tensors than it should" in faults(first)[2]
     assert (second.clients, second.excluded) == ([0], [1, 2])
     assert faults(second)[1] == "sent NaN or infinity"
@@ -96,6 +96,6 @@ def check(found: list[RoundRecord]) -> None:
         "came late and was dropped" in words for row in (fourth, fifth) for words in row.faults
     )
     assert set(fifth.clients) >= {1}
-    assert faults(fifth)[0] == "lost what it had kept; the method begins anew"
+    assert faults(fifth)[0] == "lost its client state; the method begins anew"
     assert sixth.clients == [0]
     assert set(faults(sixth)) == {1, 2}

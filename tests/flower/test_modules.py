@@ -16,27 +16,27 @@ import fedkeel as fk
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ModelError, TrainingError
 from fedkeel.flower.apps import client_app
-from fedkeel.flower.node.node import Site
+from fedkeel.flower.node.node import Node
 from fedkeel.runner.start import start
 from fedkeel.user_code import ImportTarget, import_object
-from near import Near, played, sites
+from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import Net, federation, prepared, same
 
 
-class Anew(dict[int, Site]):
+class Anew(dict[int, Node]):
     """Nodes that prepare the run for every message, as real ones do."""
 
     def __init__(self, make: Callable[[], Prepared], root: Path) -> None:
         self._make, self._root = make, root
-        super().__init__(sites(make(), root))
+        super().__init__(make_nodes(make(), root))
 
-    def __getitem__(self, node: int) -> Site:
+    def __getitem__(self, node: int) -> Node:
         return replace(super().__getitem__(node), prepared=self._make())
 
 
 def both(make: Callable[[], Prepared], root: Path) -> None:
     """Compare a federation with the sequential engine."""
-    near, here = played(make(), Near(Anew(make, root))), start(make())
+    near, here = run_on_nodes(make(), InProcessGrid(Anew(make, root))), start(make())
     assert [row.faults for row in near.rows] == [{}] * len(near.rows)
     for row in (*near.rows, *here.rows):
         row.bytes_down.clear()
@@ -133,7 +133,7 @@ def test_a_node_with_another_model_is_refused(tmp_path: Path, what: str) -> None
         return prepared("fedavg", lambda: Drawn(what), rounds=1, buffers=policy)
 
     with pytest.raises(TrainingError, match="no quorum") as error:
-        played(make(), Near(Anew(make, tmp_path)))
+        run_on_nodes(make(), InProcessGrid(Anew(make, tmp_path)))
     assert "This node makes another model than the server" in str(error.value)
 
 
@@ -143,7 +143,7 @@ def test_buffers_that_are_sent_may_begin_as_they_like(tmp_path: Path) -> None:
     def make() -> Prepared:
         return prepared("fedavg", lambda: Drawn("buffer"), rounds=1, buffers="average")
 
-    result = played(make(), Near(Anew(make, tmp_path)))
+    result = run_on_nodes(make(), InProcessGrid(Anew(make, tmp_path)))
     assert result.rows[1].faults == {}
 
 

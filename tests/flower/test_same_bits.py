@@ -8,7 +8,7 @@ import pytest
 
 from fedkeel.method.registry import REGISTRY
 from fedkeel.runner.start import start
-from near import Near, played, sites
+from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import prepared, same
 
 PAIRS = ["scaffold+momentum", "fedcurv+mime", "fedprox+gcfed"]
@@ -17,7 +17,7 @@ PAIRS = ["scaffold+momentum", "fedcurv+mime", "fedprox+gcfed"]
 @pytest.mark.parametrize("method", [*REGISTRY, *PAIRS])
 def test_every_method(tmp_path: Path, method: str) -> None:
     run = prepared(method, dtype="float64", per_round=4)
-    near = played(run, Near(sites(run, tmp_path)))
+    near = run_on_nodes(run, InProcessGrid(make_nodes(run, tmp_path)))
     here = start(run)
     assert [row.faults for row in near.rows] == [{}] * 4
     for row in near.rows:  # here each client is sent the model; a node of several gets it once

@@ -12,7 +12,7 @@ from cryptography import x509
 
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
-from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.federation import shared_configs
 from fedkeel.flower.local.processes import Federation
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -26,7 +26,7 @@ def secured(
 ) -> Iterator[tuple[Federation, Counter, list[str], int]]:
     """A SuperLink behind a gate, whose one node's bytes are counted on their way to the gate."""
     folder = tmp_path_factory.mktemp("secured")
-    nodes = [f'{one} state="{folder / "state"}"' for one in shared(1)] * 3
+    nodes = [f'{one} state="{folder / "state"}"' for one in shared_configs(1)] * 3
     with ExitStack() as stack:
         federation = Federation(folder / "federation", nodes[:1], secure=True)
         stack.enter_context(federation)
@@ -90,7 +90,7 @@ def test_strangers_stay_out(
     federation.start_node(1, link, ["--root-certificates", right, flag, stranger])
     federation.start_node(2, link, ["--root-certificates", wrong, flag, known])
     logs = [federation.folder / f"node-{number}.log" for number in (1, 2)]
-    assert eventually(lambda: not federation.alive("node-1"), 4 * patience)
+    assert eventually(lambda: not federation.is_alive("node-1"), 4 * patience)
     assert eventually(
         lambda: "certificate verify failed" in logs[1].read_text().lower().replace("_", " "),
         4 * patience,

@@ -18,7 +18,7 @@ from fedkeel.errors import CompositionError, RunError
 from fedkeel.flower.local.processes import NAME, Federation
 from fedkeel.flower.strategy import Method
 from harness import toy_network
-from near import Near, across
+from in_process_grid import InProcessGrid, across
 from toys import eventually
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_strategy"
@@ -27,18 +27,18 @@ COUNTS = {11: 30, 2**63 + 22: 10, LAST: 20}
 """Examples by node: ids are whole numbers of 64 bits, without a sign."""
 
 
-class Plain(Near):
+class Plain(InProcessGrid):
     """Nodes that add what they are told to the model they receive, and say how many examples."""
 
     def __init__(self, moves: dict[int, dict[str, np.ndarray]]) -> None:
-        super().__init__(sites={})
+        super().__init__(nodes={})
         self.moves = moves
         self.losses: dict[int, float] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.moves)[::-1]
 
-    def _played(self, message: Message) -> list[Message]:
+    def _reply(self, message: Message) -> list[Message]:
         node = message.metadata.dst_node_id
         arrays = across(message.content)["arrays"].to_numpy_ndarrays(keep_input=True)
         names = list(message.content["arrays"])
@@ -72,7 +72,7 @@ def played(method: str, told: dict[int, dict[str, np.ndarray]], rounds: int = 2)
     grid = Plain(told)
     for number in range(1, rounds + 1):
         sent = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
-        replies = [reply for message in sent for reply in grid._played(message)]
+        replies = [reply for message in sent for reply in grid._reply(message)]
         found, metrics = strategy.aggregate_train(number, replies)
         assert found is not None
         assert metrics is not None
@@ -139,7 +139,7 @@ def test_running_statistics_are_averaged_as_clients_count(method: str, equally: 
     strategy = Method(method, clients=3, fraction_evaluate=0.0)
     arrays, grid = ArrayRecord({**toy_network().params, **statistics}), Plain(told)
     sent = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
-    replies = [reply for message in sent for reply in grid._played(message)]
+    replies = [reply for message in sent for reply in grid._reply(message)]
     found, _ = strategy.aggregate_train(1, replies)
     assert found is not None
     weights = [1] * 3 if equally else list(COUNTS.values())
@@ -178,7 +178,7 @@ def test_what_is_not_finite_or_of_another_form_is_left_out() -> None:
     told = moves()
     told[LAST] = {"fc1.bias": np.zeros((2, 6))}  # broadcasts to another shape
     found = played("fedavg", told, rounds=1)
-    assert "has another form" in found.faults[1][LAST]
+    assert "has another shape or type" in found.faults[1][LAST]
     for name in toy_network().params:
         assert np.allclose(found.last[name], expected.last[name], rtol=0, atol=1e-12)
 
@@ -192,7 +192,7 @@ def test_who_is_left_out_is_named_and_its_metrics_with_it(caplog: pytest.LogCapt
     arrays = ArrayRecord(dict(toy_network().params))
     with caplog.at_level("WARNING", logger="flwr"):
         sent = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
-        replies = [reply for message in sent for reply in grid._played(message)]
+        replies = [reply for message in sent for reply in grid._reply(message)]
         _, metrics = strategy.aggregate_train(1, replies)
     assert metrics is not None
     assert metrics["loss"] == pytest.approx(1.0)
@@ -255,7 +255,7 @@ def test_the_example_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     import client
 
     class Clients(Plain):
-        def _played(self, message: Message) -> list[Message]:
+        def _reply(self, message: Message) -> list[Message]:
             node = message.metadata.dst_node_id
             config = {"partition-id": list(COUNTS).index(node), "num-partitions": 2}
             context = Context(1, node, config, RecordDict(), {})
@@ -269,11 +269,11 @@ def test_the_example_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, scores = ArrayRecord(client.net().state_dict()), []
     for number in range(1, 9):
         sent = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-        found, _ = strategy.aggregate_train(number, [r for m in sent for r in grid._played(m)])
+        found, _ = strategy.aggregate_train(number, [r for m in sent for r in grid._reply(m)])
         assert found is not None
         arrays = found
         asked = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-        said = strategy.aggregate_evaluate(number, [r for m in asked for r in grid._played(m)])
+        said = strategy.aggregate_evaluate(number, [r for m in asked for r in grid._reply(m)])
         assert said is not None
         scores.append(float(said["accuracy"]))
     assert scores[-1] > max(0.5, scores[0])

@@ -15,13 +15,14 @@ from flwr.app import Message
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
-from fedkeel.flower.local.federation import shared
+from fedkeel.flower.local.federation import shared_configs
 from fedkeel.flower.local.processes import Federation
-from fedkeel.flower.server import exchange
-from fedkeel.flower.server.membership import Roster
+from fedkeel.flower.protocol import TRAIN
+from fedkeel.flower.server import connection
+from fedkeel.flower.server.membership import Membership
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.start import start
-from near import Near, played, sites
+from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import alive, deadline, eventually, federation, prepared, same
 
 HANGS = """
@@ -60,7 +61,7 @@ def test_a_process_that_hangs_is_ended_when_its_message_has_lived(tmp_path: Path
     assert f"in {way}" in done.stderr
 
 
-class Silent(Near):
+class Silent(InProcessGrid):
     """A grid that from some time on tries for ever, as Flower's does where nobody answers."""
 
     after: float = float("inf")
@@ -78,7 +79,7 @@ class Silent(Near):
         return super().get_node_ids()
 
 
-class Slow(Near):
+class Slow(InProcessGrid):
     """A grid that has a part of a reply, and waits for the rest until it is asked who is there."""
 
     def __post_init__(self) -> None:
@@ -100,12 +101,12 @@ def test_a_reply_that_takes_long_to_send_is_no_silence(
 ) -> None:
     """Flower waits for all of it when it is asked for what has come."""
     made = prepared("scaffold", dtype="float64", clients=federation(3), per_round=3)
-    grid = Slow(sites(made, tmp_path / "nodes"))
-    monkeypatch.setattr(exchange, "GRACE", 0.2)
+    grid = Slow(make_nodes(made, tmp_path / "nodes"))
+    monkeypatch.setattr(connection, "GRACE", 0.2)
     quick = Flower(deadline_seconds=0.2, poll_seconds=0.01)
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
     with deadline(20):
-        far, here = played(made, grid), start(made)
+        far, here = run_on_nodes(made, grid), start(made)
     assert [row.faults for row in far.rows] == [{}] * 4
     assert all(torch.equal(far.params[k], one) for k, one in here.params.items())
 
@@ -114,29 +115,31 @@ def test_a_question_lives_as_long_as_an_order(tmp_path: Path) -> None:
     """A node may take as long to read its data as to train."""
     made, lives = prepared("fedavg", clients=federation(2), per_round=2), []
 
-    class Timed(Near):
+    class Timed(InProcessGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
             lives.extend(one.metadata.ttl for one in messages)
             return super().push_messages(messages)
 
     settings = Flower(deadline_seconds=600.0, poll_seconds=0.01)
-    roster = Roster(exchange.Exchange(Timed(sites(made, tmp_path)), settings), settings, 2)
-    roster.refresh(0.1, lambda where: False)
-    assert lives == [600.0 + exchange.GRACE] * 2
+    membership = Membership(
+        connection.NodeConnection(Timed(make_nodes(made, tmp_path)), settings), settings, 2
+    )
+    membership.refresh(0.1, lambda node_by_client: False)
+    assert lives == [600.0 + connection.GRACE] * 2
 
 
 def test_a_superlink_that_does_not_answer_ends_the_run_with_all_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "GRACE", 0.2)
+    monkeypatch.setattr(connection, "GRACE", 0.2)
     made = prepared("scaffold", dtype="float64", clients=federation(3), per_round=3)
     quick = Flower(deadline_seconds=1.0, poll_seconds=0.01)
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
-    grid, out = Silent(sites(made, tmp_path / "nodes")), tmp_path / "run"
+    grid, out = Silent(make_nodes(made, tmp_path / "nodes")), tmp_path / "run"
     grid.after = 3  # hello, and two rounds
     with deadline(20), pytest.raises(RunError, match="SuperLink does not answer") as error:
-        played(made, grid, out)
+        run_on_nodes(made, grid, out)
     assert len(error.value.lines()) <= 4
     record = RunFolder(out).read_run()
     assert (record.status, record.message) == ("failed", "The SuperLink does not answer.")
@@ -144,7 +147,7 @@ def test_a_superlink_that_does_not_answer_ends_the_run_with_all_saved(
     assert saved is not None
     assert saved.round == 2
     grid.after = float("inf")
-    gone_on, here = played(made, grid, out, resume=True), start(made)
+    gone_on, here = run_on_nodes(made, grid, out, resume=True), start(made)
     for row in (*gone_on.rows, *here.rows):
         row.bytes_down.clear()
     assert same(gone_on, here)
@@ -154,18 +157,21 @@ def test_what_flower_raises_ends_the_run_in_words(tmp_path: Path) -> None:
     """A certificate that has expired, for one: the run was left as if it went on."""
     made = prepared("fedavg", clients=federation(3), per_round=3)
 
-    class Broken(Near):
+    class Broken(InProcessGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
-            if any(one.metadata.message_type == exchange.TRAIN for one in messages):
+            if any(one.metadata.message_type == TRAIN for one in messages):
                 raise ConnectionError("certificate has expired")
             return super().push_messages(messages)
 
     with pytest.raises(RunError, match="certificate has expired") as error:
-        played(made, Broken(sites(made, tmp_path / "nodes")), tmp_path / "run")
+        run_on_nodes(made, Broken(make_nodes(made, tmp_path / "nodes")), tmp_path / "run")
     assert len(error.value.lines()) <= 4
     record = RunFolder(tmp_path / "run").read_run()
-    assert (record.status, record.message) == ("failed", "The SuperLink cannot be asked any more.")
+    assert (record.status, record.message) == (
+        "failed",
+        "The SuperLink cannot be reached any more.",
+    )
 
 
 @pytest.mark.processes
@@ -176,7 +182,7 @@ def test_a_node_that_hung_is_free_again(
     app, state = tmp_path / "app", tmp_path / "state"
     words = ["rounds=1000", "cohort.clients=12", "flower.enough=0.5"]
     misbehaving(app, [*words, f"flower.deadline_seconds={patience}"])
-    nodes = [f'{one} state="{state / str(i)}"' for i, one in enumerate(shared(2))]
+    nodes = [f'{one} state="{state / str(i)}"' for i, one in enumerate(shared_configs(2))]
     nodes[1] += ' bad="hangs:0"'
     with Federation(tmp_path / "federation", nodes) as running:
         running.submit(app, {"out": str(tmp_path / "run")})
@@ -184,7 +190,7 @@ def test_a_node_that_hung_is_free_again(
         assert eventually(mark.exists, 9 * patience), running.tail("superlink")
         pid = int(mark.read_text())
         assert alive(pid)
-        lived = patience + exchange.GRACE
+        lived = patience + connection.GRACE
         assert eventually(lambda: not alive(pid), lived + patience)
         back = 120 + 4 * patience  # its SuperNode misses two heartbeats first
         assert eventually(lambda: len(list(mark.parent.glob("began-*"))) > 1, back)

@@ -12,8 +12,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedkeel.engine.spec import TensorSpec, specs_of
-from fedkeel.flower.wire import FORMAT, HEAD, Answer, Head, WireError, pack, unpack, values
-from near import across
+from fedkeel.flower.protocol import TrainingReply
+from fedkeel.flower.wire import FORMAT, HEADER, Header, WireError, numbers, pack, unpack
+from in_process_grid import across
 
 STATE = {
     "a": {"w": torch.arange(6, dtype=torch.float64).reshape(2, 3), "n": torch.tensor(3)},
@@ -64,13 +65,13 @@ ONE = {"w": TensorSpec((2, 3), torch.float64)}
 @pytest.mark.parametrize(
     ("array", "match"),
     [
-        (Array(W.reshape(3, 2)), "another form"),
-        (Array(W.astype(np.float32)), "another form"),
+        (Array(W.reshape(3, 2)), "another shape or type"),
+        (Array(W.astype(np.float32)), "another shape or type"),
         (Array("float64", (2, 3), "numpy.ndarray", pickle.dumps(os.getcwd)), "cannot be read"),
         (Array("float64", (2, 3), "numpy.ndarray", b""), "cannot be read"),
         (Array("float64", (2, 3), "numpy.ndarray", b"PK\x03\x04" + bytes(50)), "cannot be read"),
-        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data + b"x"), "another form"),
-        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data[:-1]), "another form"),
+        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data + b"x"), "another shape or type"),
+        (Array("float64", (2, 3), "numpy.ndarray", Array(W).data[:-1]), "another shape or type"),
         (Array("float64", (2, 3), "numpy.ndarray", Array(W).data + bytes(9999)), "too large"),
         (Array("float64", (2, 3), "torch", Array(W).data), "unknown kind"),
     ],
@@ -118,7 +119,7 @@ HONEST = "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }"
 )
 def test_a_damaged_header_is_refused_whatever_numpy_makes_of_it(text: str) -> None:
     """numpy's reader raised TokenError, TypeError, IndexError, RecursionError, SyntaxError."""
-    with pytest.raises(WireError, match=r"cannot be read|another form"):
+    with pytest.raises(WireError, match=r"cannot be read|another shape or type"):
         unpack(sent(a__w=headed(text)), "t", SPEC)
 
 
@@ -152,7 +153,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
 
     stream = io.BytesIO()
     np.save(stream, np.array([Evil()] * 6, dtype=object).reshape(2, 3), allow_pickle=True)
-    with pytest.raises(WireError, match="another form"):
+    with pytest.raises(WireError, match="another shape or type"):
         unpack(sent(a__w=Array("float64", (2, 3), "numpy.ndarray", stream.getvalue())), "t", SPEC)
     assert not mark.exists()
 
@@ -163,7 +164,7 @@ def test_a_header_is_not_believed_about_its_size() -> None:
     text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000,), }"
     text += b" " * (117 - len(text)) + b"\n"
     data = head + len(text).to_bytes(2, "little") + text + bytes(48)
-    with pytest.raises(WireError, match="another form"):
+    with pytest.raises(WireError, match="another shape or type"):
         unpack(sent(a__w=Array("float64", (2, 3), "numpy.ndarray", data)), "t", SPEC)
 
 
@@ -181,25 +182,25 @@ def test_other_names_are_refused() -> None:
         unpack(RecordDict({"t": MetricRecord({"a": 1})}), "t", SPEC)
 
 
-def head(**changes: object) -> RecordDict:
-    good = Answer(
+def header(**changes: object) -> RecordDict:
+    good = TrainingReply(
         format=FORMAT,
         run="r",
         round=1,
         clients=(1,),
-        status=("ok",),
+        statuses=("ok",),
         steps=(2,),
-        seen=(3,),
-        digest=("",),
+        examples=(3,),
+        state_digests=("",),
     )
     values = {**good.record(), **changes}
     return across(
-        RecordDict({HEAD: ConfigRecord({k: v for k, v in values.items() if v is not None})})
+        RecordDict({HEADER: ConfigRecord({k: v for k, v in values.items() if v is not None})})
     )
 
 
-def test_heads() -> None:
-    found = Answer.read(head())
+def test_headers() -> None:
+    found = TrainingReply.read(header())
     assert (found.clients, found.steps, found.round) == ((1,), (2,), 1)
 
 
@@ -212,28 +213,29 @@ def test_heads() -> None:
         {"round": 1.0},
         {"steps": [1.5]},
         {"clients": 1},
-        {"status": [1]},
+        {"statuses": [1]},
         {"more": 1},
-        {"seen": None},
+        {"examples": None},
+        {"steps": [2, 3]},
     ],
 )
-def test_other_heads_are_refused(change: dict[str, object]) -> None:
+def test_other_headers_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(WireError):
-        Answer.read(head(**change))
+        TrainingReply.read(header(**change))
 
 
-def test_no_head() -> None:
-    with pytest.raises(WireError, match="no head"):
-        Head.read(RecordDict())
+def test_no_header() -> None:
+    with pytest.raises(WireError, match="no header"):
+        Header.read(RecordDict())
 
 
 def test_numbers() -> None:
     content = across(RecordDict({"n": MetricRecord({"loss": float("nan"), "x": 2})}))
-    found = values(content, "n", {"loss", "x"})
+    found = numbers(content, "n", {"loss", "x"})
     assert found["x"] == 2.0
     assert found["loss"] != found["loss"]
     for expected in ({"loss"}, {"loss", "x", "y"}):
         with pytest.raises(WireError):
-            values(content, "n", expected)
+            numbers(content, "n", expected)
     with pytest.raises(WireError):
-        values(RecordDict({"n": MetricRecord({"loss": [1.0]})}), "n", {"loss"})
+        numbers(RecordDict({"n": MetricRecord({"loss": [1.0]})}), "n", {"loss"})

@@ -14,7 +14,7 @@ from fedkeel import config
 from fedkeel.config import Flower
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError
-from fedkeel.flower.wire import HEAD
+from fedkeel.flower.wire import HEADER
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.alerts import alerts
@@ -23,7 +23,7 @@ from fedkeel.runner.early_stopping import Early
 from fedkeel.runner.loop import Result
 from fedkeel.runner.start import start
 from fedkeel.study.api import compare
-from near import Near, played, sites
+from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import Net, federation, held, plain, prepared, same
 
 
@@ -100,7 +100,7 @@ def test_every_engine_ends_at_the_same_round(full: Result, kind: str) -> None:
 
 def test_a_federation_of_nodes_ends_at_the_same_round(full: Result, tmp_path: Path) -> None:
     made = until(full)
-    far, here = played(made, Near(sites(made, tmp_path))), start(made)
+    far, here = run_on_nodes(made, InProcessGrid(make_nodes(made, tmp_path))), start(made)
     for row in (*far.rows, *here.rows):
         row.bytes_down.clear()
     assert same(far, here)
@@ -112,20 +112,20 @@ def test_going_on_ends_at_the_same_round_with_the_same_bits(tmp_path: Path, afte
     """Patience counts from before the end; what is finished is not gone on with."""
     stop = fk.Stop(patience=3, min_delta=0.9)
     made = prepared("scaffold", dtype="float64", rounds=8, stop=stop)
-    whole, grid = start(made), Near(sites(made, tmp_path / "nodes"))
+    whole, grid = start(made), InProcessGrid(make_nodes(made, tmp_path / "nodes"))
     assert whole.rows[-1].round == 3
     quick = Flower(deadline_seconds=0.2, poll_seconds=0.01, quorum=1.0)
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
-    node, out = next(iter(grid.sites)), tmp_path / "run"
-    grid.bends[node] = lambda kind, reply: (
-        None if kind == "train" and reply[HEAD]["round"] == after else reply
+    node, out = next(iter(grid.nodes)), tmp_path / "run"
+    grid.edits[node] = lambda kind, reply: (
+        None if kind == "train" and reply[HEADER]["round"] == after else reply
     )
     with pytest.raises(fk.FedkeelError, match="no quorum"):
-        played(made, grid, out)
+        run_on_nodes(made, grid, out)
     assert RunFolder(out).rows()[-1].round == after
-    grid.bends.clear()
+    grid.edits.clear()
     for _ in range(2):
-        run = played(made, grid, out, resume=True)
+        run = run_on_nodes(made, grid, out, resume=True)
         assert (run.record.status, run.record.message) == ("finished", whole.record.message)
         assert all(torch.equal(run.params[k], whole.params[k]) for k in whole.params)
 

@@ -37,56 +37,55 @@ def up(
     quiet: bool = QUIET,
 ) -> None:
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
-    _installed()
-    from fedkeel.flower.local.federation import shared, with_data
-    from fedkeel.flower.local.federation import up as play
-    from fedkeel.flower.node.local_data import away
+    _check_installed()
+    from fedkeel.flower.data_on_nodes import is_on_nodes
+    from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
     from fedkeel.report.page import write_report
     from fedkeel.runner.progress import watcher
 
     chosen = experiment(path, preset, settings)
     out = Path("runs") / chosen.name if out is None else out
     console = stderr()
-    count, needed = len(data or ()), (chosen.partition.clients or 0) if away(chosen) else 0
+    count, needed = len(data or ()), (chosen.partition.clients or 0) if is_on_nodes(chosen) else 0
     if count != needed:
         raise ConfigError(
             "--data goes with data.source = 'nodes', once for each client.",
             got=f"data.source = {chosen.data.source!r} and {count} times --data",
             expected=f"{needed} times --data",
         )
-    configs = with_data(data) if data else shared(nodes)
+    configs = data_configs(data) if data else shared_configs(nodes)
     try:
-        with watcher(console, quiet) as watching:
-            done = play(chosen, out, configs, watching, resume, secure)
+        with watcher(console, quiet) as progress:
+            result = run_locally(chosen, out, configs, progress, resume, secure)
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")
         raise typer.Exit(130) from None
     page = write_report([out], out / "report.html")
+    rows = result.rows
     if as_json:
-        rows = done.rows
-        measured = [row.test.top1 for row in rows if row.test is not None]
+        scores = [row.test.top1 for row in rows if row.test is not None]
         document(
             {
                 "run_dir": str(out),
-                "status": done.status,
-                "message": done.message,
+                "status": result.status,
+                "message": result.message,
                 "rounds": rows[-1].round,
-                "best": max(measured, default=None),
-                "last": measured[-1] if measured else None,
+                "best": max(scores, default=None),
+                "last": scores[-1] if scores else None,
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in rows),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in rows),
                 "faults": {row.round: row.faults for row in rows if row.faults},
             }
         )
-    if done.message:
-        say(console, done.message)
-    for row in done.rows:
-        for words, clients in row.faults.items():
-            say(console, f"round {row.round}: {words}: clients {clients}")
+    if result.message:
+        say(console, result.message)
+    for row in rows:
+        for reason, clients in row.faults.items():
+            say(console, f"round {row.round}: {reason}: clients {clients}")
     say(console, f"run     {out}")
     say(console, f"report  {page}")
-    if done.status == "interrupted":
-        say(console, f"after {done.rows[-1].round} of {chosen.rounds} rounds; to go on: --resume")
+    if result.status == "interrupted":
+        say(console, f"after {rows[-1].round} of {chosen.rounds} rounds; to go on: --resume")
         raise typer.Exit(130)
 
 
@@ -98,15 +97,15 @@ def export(
     out: Path = typer.Option(..., "--out", help="Folder of the app."),
 ) -> None:
     """Write a complete Flower app: the experiment, both ends, and a README with every command."""
-    _installed()
+    _check_installed()
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    found = experiment(path, preset, settings)
-    for module in write(found, out):
+    chosen = experiment(path, preset, settings)
+    for module in write(chosen, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
-    if found.engine.device == "cuda":
-        say(console, "nodes train on the processor: engine.device is left aside")
+    if chosen.engine.device == "cuda":
+        say(console, "nodes train on the processor: engine.device is ignored")
     say(console, f"app     {out}")
     say(console, f"next    {out / 'README.md'}")
 
@@ -121,7 +120,7 @@ def keys(
     ),
 ) -> None:
     """Make the server's certificate and a key pair for each node."""
-    _installed()
+    _check_installed()
     from fedkeel.flower.local.keys import make
 
     make(out, host, nodes, days)
@@ -133,22 +132,22 @@ def keys(
     add_help_option=False,
 )
 def node(context: typer.Context) -> None:
-    """Start a SuperNode, by flower-supernode's own options, that imports once for all messages."""
-    _installed()
+    """Start a SuperNode, with flower-supernode's options, that imports once for all messages."""
+    _check_installed()
     import os
     import sys
 
     from fedkeel.flower.node import resident
 
-    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    if resident.possible():
-        resident.install(resident.HOME)
-        places = [str(resident.HOME), *places]
-    os.environ["PATH"] = os.pathsep.join(places)
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    if resident.is_supported():
+        resident.install(resident.FOLDER)
+        folders = [str(resident.FOLDER), *folders]
+    os.environ["PATH"] = os.pathsep.join(folders)
     os.execvp("flower-supernode", ["flower-supernode", *context.args])
 
 
-def _installed() -> None:
+def _check_installed() -> None:
     from importlib.util import find_spec
 
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]

@@ -1,5 +1,6 @@
-"""A federation of real nodes on Flower: the same methods, rounds and records as everywhere.
+"""A federation of real nodes on Flower: the same methods, rounds and records as in a simulation.
 
-`wire` is what crosses the network, `client` answers on a node, `nodes` is an engine whose clients
-are far away; the rounds themselves are `fedkeel.experiment`'s. Needs the extra ``flower``.
+`wire` and `protocol` define the messages. `server` holds the server's half: an engine whose clients
+are on the nodes. `node` holds a node's half. `local` runs both on one machine. Needs the extra
+``flower``.
 """

@@ -1,4 +1,4 @@
-"""A complete Flower app for an experiment: thin, for all it does is in the installed library."""
+"""Export of an experiment as a complete Flower app, which only calls the installed library."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from string import Template
 
 from fedkeel.config import Experiment, to_toml
 from fedkeel.errors import RunError
-from fedkeel.flower.node.local_data import away
-from fedkeel.flower.server.serve import refuse_secure_aggregation
+from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.secure_aggregation import refuse_secure_aggregation
 from fedkeel.method.grammar import parse
 from fedkeel.source_digest import imported
 from fedkeel.task.models import builder
@@ -22,24 +22,27 @@ from fedkeel.version import __version__
 
 PACKAGE = "federation"
 
-NODES, LISTED = 3, 10
-"""Nodes that the README is written for where any number can share the clients; nodes that it
-registers one by one."""
+DEFAULT_NODES = 3
+"""Nodes that the README is written for where any number of nodes can share the clients."""
 
-OWN = """\
+MAX_REGISTERED = 10
+"""Nodes that the README registers one by one."""
+
+NOTE_OWN_DATA = """\
 `partition-id` is the client's number, from 0 to {last}: each node has one of its own, which it
 keeps for ever. `data` is a file or folder of the node, or a function, `data="my_module:load"`;
 `name="..."` is what its scores are called."""
 
-SHARED = """\
+NOTE_SHARED_CLIENTS = """\
 `partition-id` is the node's number, from 0 to {last}: each node has one of its own, which it keeps
 for ever. The nodes share the clients of the experiment: node i of n, `num-partitions=n`, plays the
 clients i, i + n, i + 2 n, ... . With another number of nodes, give all of them that number."""
 
-ON_CPU = """
+NOTE_DEVICE = """
 
 Nodes train on the processor: `engine.device = "cuda"` holds for simulations alone."""
-_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
+
+_IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 def export(experiment: Experiment, out: Path) -> list[str]:
@@ -50,71 +53,74 @@ def export(experiment: Experiment, out: Path) -> list[str]:
         out: the folder, which must be empty or not exist.
 
     Returns:
-        Modules of one's own that the app does not hold and that have to be installed everywhere.
+        The user's modules that the app does not hold and that have to be installed everywhere.
 
     Raises:
-        FedkeelError: there is no such method or model, or what is said of the data on the nodes
-            does not fit together.
-        RunError: the folder holds something, or cannot be written to; a module of one's own has the
+        FedkeelError: there is no such method or model, or the settings of data on the nodes do not
+            fit together.
+        RunError: the folder is not empty, or cannot be written to; or a module of the user has the
             name of the app's package.
     """
     parse(experiment.method, weights=experiment.weights)
     builder(experiment.model.name)
-    away(experiment)
+    is_on_nodes(experiment)
     refuse_secure_aggregation(experiment)
-    modules = own_modules(experiment)
+    modules = user_modules(experiment)
     if PACKAGE in modules:
         raise RunError(
             f"The module {PACKAGE!r} has the name of the app's package, which would hide it.",
-            do=f"call the file otherwise than {PACKAGE}.py",
+            do=f"give the file another name than {PACKAGE}.py",
         )
     try:
         if out.exists() and any(out.iterdir()):
             raise RunError(f"{out} is not empty.", do="choose another folder (--out)")
         package = out / PACKAGE
         package.mkdir(parents=True)
-        text = '"""A federation of nodes."""\n'
-        (package / "__init__.py").write_text(text, encoding="utf-8")
-        (package / "experiment.toml").write_text(to_toml(experiment), encoding="utf-8")
-        for name in ("server.py", "client.py"):
-            (package / name).write_text(_template(name).template, encoding="utf-8")
-        left = [module for module in modules if not _copied(module, out)]
+        texts = {
+            "__init__.py": '"""A federation of nodes."""\n',
+            "experiment.toml": to_toml(experiment),
+            "server.py": _template("server.py").template,
+            "client.py": _template("client.py").template,
+        }
+        for name, text in texts.items():
+            (package / name).write_text(text, encoding="utf-8")
+        not_copied = [module for module in modules if not _copy(module, out)]
+        values = _template_values(experiment, not_copied)
         for name in ("pyproject.toml", "README.md"):
-            filled = _template(name).substitute(_client_info(experiment, left))
-            (out / name).write_text(filled, encoding="utf-8")
+            (out / name).write_text(_template(name).substitute(values), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{out} cannot be written to.", got=error) from None
-    return left
+    return not_copied
 
 
-def own_modules(experiment: Experiment) -> list[str]:
-    """Return the modules that the experiment names by import path, and those they need.
+def user_modules(experiment: Experiment) -> list[str]:
+    """Return the modules that the experiment names by import path, and those that they need.
 
-    Those they need are what they import, and what that imports, of the working directory.
+    A module needs what it imports from the working directory, and what that imports.
     """
-    words = f"{experiment.method} {experiment.model.name}"
-    found = sorted({one[1] for one in _OWN.finditer(words)})
-    for module in found:  # which grows
+    paths = _IMPORT_PATH.finditer(f"{experiment.method} {experiment.model.name}")
+    modules = sorted({path[1] for path in paths})
+    for module in modules:  # the list grows
         file = _file(module)
         names = imported(file) if file is not None else []
-        needed = dict.fromkeys(name.partition(".")[0] for name in names)
-        found += [name for name in needed if name not in found and _file(name) is not None]
-    return found
+        packages = dict.fromkeys(name.partition(".")[0] for name in names)
+        modules += [p for p in packages if p not in modules and _file(p) is not None]
+    return modules
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module, or of its package, that lies in the working directory."""
+    """Return the file of a module, or of its package, in the working directory."""
     with working_directory_first():
         spec = importlib.util.find_spec(module.partition(".")[0])
-    if spec is None or not spec.origin or not spec.has_location:  # built in, or no file at all
+    if spec is None or not spec.origin or not spec.has_location:  # built in, or without a file
         return None
     file = Path(spec.origin).resolve()
-    place = file.parent.parent if file.name == "__init__.py" else file.parent
-    return file if place == Path.cwd() else None
+    folder = file.parent.parent if file.name == "__init__.py" else file.parent
+    return file if folder == Path.cwd() else None
 
 
-def _copied(module: str, out: Path) -> bool:
-    """Copy a module that is one file in the working directory into the app."""
+def _copy(module: str, out: Path) -> bool:
+    """Copy a module into the app, and return whether it could be: it has to be a single file."""
     file = _file(module)
     if file is None or file.parent != Path.cwd() or "." in module:
         return False
@@ -123,13 +129,20 @@ def _copied(module: str, out: Path) -> bool:
 
 
 def _template(name: str) -> Template:
-    folder = files("fedkeel.flower").joinpath("template")
-    return Template(folder.joinpath(f"{name}.txt").read_text(encoding="utf-8"))
+    file = files("fedkeel.flower").joinpath("template", f"{name}.txt")
+    return Template(file.read_text(encoding="utf-8"))
 
 
-def _client_info(experiment: Experiment, left: list[str]) -> dict[str, str]:
-    install = "".join(f"\nThe module `{m}` has to be installed there too.\n" for m in left)
-    nodes = _nodes(experiment)
+def _template_values(experiment: Experiment, not_copied: list[str]) -> dict[str, str]:
+    install = "".join(f"\nThe module `{m}` has to be installed there too.\n" for m in not_copied)
+    has_own_data = is_on_nodes(experiment)
+    clients = experiment.partition.clients or DEFAULT_NODES
+    nodes = clients if has_own_data else min(clients, DEFAULT_NODES)
+    config = f'partition-id=0 num-partitions={nodes} state="~/.fedkeel/state"'
+    note = NOTE_SHARED_CLIENTS
+    if has_own_data:
+        config += ' data="/path/to/file.csv"'
+        note = NOTE_OWN_DATA
     return {
         "project": re.sub(r"[^a-z0-9-]+", "-", experiment.name.lower()).strip("-") or "federation",
         "publisher": "fedkeel",
@@ -139,33 +152,17 @@ def _client_info(experiment: Experiment, left: list[str]) -> dict[str, str]:
         "flwr": ".".join(version("flwr").split(".")[:2]),
         "modules": install,
         "nodes": str(nodes),
-        "register": _register(nodes),
-        **_places(experiment, nodes),
-        "device": ON_CPU if experiment.engine.device == "cuda" else "",
+        "register": _register_commands(nodes),
+        "config": config,
+        "partition_note": note.format(last=nodes - 1),
+        "device": NOTE_DEVICE if experiment.engine.device == "cuda" else "",
     }
 
 
-def _nodes(experiment: Experiment) -> int:
-    """Return for how many nodes the README is written: each client's, where it has its own data."""
-    clients = experiment.partition.clients or NODES
-    return clients if away(experiment) else min(clients, NODES)
-
-
-def _register(nodes: int) -> str:
-    """Return the commands that let nodes in, of many the first ones."""
-    line = "    flwr supernode register keys/node-{}.pub federation\n"
-    lines = [line.format(i) for i in range(nodes)]
-    if nodes > LISTED:
-        lines[LISTED:] = [f"\nand so on, up to `keys/node-{nodes - 1}.pub`.\n"]
+def _register_commands(nodes: int) -> str:
+    """Return the commands that register nodes; of many nodes, the first ones."""
+    command = "    flwr supernode register keys/node-{}.pub federation\n"
+    lines = [command.format(i) for i in range(min(nodes, MAX_REGISTERED))]
+    if nodes > MAX_REGISTERED:
+        lines.append(f"\nand so on, up to `keys/node-{nodes - 1}.pub`.\n")
     return "".join(lines)
-
-
-def _places(experiment: Experiment, nodes: int) -> dict[str, str]:
-    """Return a node's configuration, and what is said of its entries."""
-    config = f'partition-id=0 num-partitions={nodes} state="~/.fedkeel/state"'
-    if away(experiment):
-        return {
-            "config": f'{config} data="/path/to/file.csv"',
-            "places": OWN.format(last=nodes - 1),
-        }
-    return {"config": config, "places": SHARED.format(last=nodes - 1)}

@@ -1,10 +1,12 @@
-"""The server's half of a method as a Flower strategy, for apps that train in a way of their own."""
+"""The server's half of a method as a Flower strategy, for apps with their own local training."""
 
 from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,10 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
-from fedkeel.flower.server.outliers import outliers
+from fedkeel.flower.server.outliers import outlying_replies
 from fedkeel.flower.wire import WireError, pack, unpack
+from fedkeel.method import context
 from fedkeel.method.compose import Plan, roles_of
-from fedkeel.method.context import Message as Sent
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import finite
@@ -32,16 +34,23 @@ from fedkeel.method.roles import (
     ServerState,
     Table,
 )
-from fedkeel.method.server_round import Replies, Server, owned, server_message
-from fedkeel.method.server_round import server_round as play
+from fedkeel.method.server_round import (
+    Replies,
+    Server,
+    owned,
+    server_message,
+)
+from fedkeel.method.server_round import (
+    server_round as run_server_round,
+)
 from fedkeel.rng import generator
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.tree import Tree, clone, walk
 
 LOG = logging.getLogger("flwr")
-"""Flower's own log, which whoever submits the app sees."""
+"""Flower's own log, which the user who submits the app sees."""
 
-SERVER = (
+SERVER_ROLES = (
     Dispatch,
     Table,
     CohortTransform,
@@ -53,29 +62,40 @@ SERVER = (
 """Roles that need nothing of the clients but their models."""
 
 
+@dataclass(frozen=True)
+class _NodeReply:
+    """A usable reply: its node, its content, the node's model and its number of examples."""
+
+    node: int
+    content: RecordDict
+    model: Tree
+    examples: int
+
+
 class Method(FedAvg):
-    """Aggregates by a method of fedkeel, in place of a Flower strategy, with the same messages.
+    """Aggregates with a method of fedkeel, in place of a Flower strategy, with the same messages.
 
-    Clients send the model they trained and ``num-examples``, as they do for `FedAvg`. So a method
-    fits here whose parts act at the server alone: `fedgh`, `fedadam`, `momentum`, `median`,
-    `globalgc`, `fedvarp`, ...; one that changes local training needs `fedkeel.flower.apps`.
+    Clients send the model they trained and ``num-examples``, as they do for `FedAvg`. So the method
+    may only have parts that act at the server: `fedgh`, `fedadam`, `momentum`, `median`,
+    `globalgc`, `fedvarp`, ... A method that changes local training needs `fedkeel.flower.apps`.
 
-    Floating-point arrays are the model, but for the running statistics of batch normalisation
-    (``running_mean``, ``running_var``), which are averaged, as clients count; of others, such as
-    counters, the largest is taken. A reply that is not finite, has another form, or a norm a
-    thousand times the median is left out, and so are its metrics: a warning says it, and the
-    attribute ``faults``, {round: {node id: words}}. A round that leaves none changes nothing.
-    `start` begins anew each time, from the arrays that it is given; nodes keep their places.
+    The model's parameters are the floating-point arrays, except the running statistics of batch
+    normalisation (``running_mean``, ``running_var``): these are averaged with the clients' weights.
+    Of other arrays, such as counters, the largest value is taken. A reply that is not finite, has
+    another shape, or a norm a thousand times the median is left out, together with its metrics. A
+    warning says so, and the attribute ``faults``: {round: {node id: reason}}. A round without any
+    usable reply changes nothing. `start` begins the method anew each time, from the arrays that it
+    is given; each node remains the same client.
 
     Args:
         expression: the method.
-        clients: C, how many clients there are; each node is one, in the order in which they come. A
-            node that comes back has another id, and takes the place of one that is gone.
+        clients: C, the number of clients. Each node is one, in the order in which they come. A node
+            that comes back has another id, and replaces one that is gone.
         lr: learning rate of the clients, for methods that look ahead.
         seed: seed of the sampling, which is the same for the same nodes.
-        screen: see `fedkeel.config.Flower`.
+        outlier_factor: see `fedkeel.config.Flower`.
         wait: seconds that a round waits for `min_available_nodes`.
-        **more: arguments of Flower's `FedAvg`.
+        **options: arguments of Flower's `FedAvg`.
 
     Raises:
         CompositionError: the method changes local training, or cannot be composed.
@@ -90,34 +110,37 @@ class Method(FedAvg):
         clients: int,
         lr: float = 1.0,
         seed: int = 0,
-        screen: float = 1000.0,
+        outlier_factor: float = 1000.0,
         wait: float = 600.0,
-        **more: Any,  # noqa: ANN401 - whatever FedAvg takes
+        **options: Any,  # noqa: ANN401 - whatever FedAvg takes
     ) -> None:
-        super().__init__(**more)
+        if "screen" in options:
+            warnings.warn("'screen' is now called 'outlier_factor'", FutureWarning, stacklevel=2)
+            outlier_factor = options.pop("screen")
+        super().__init__(**options)
         if clients < 1:
             raise ConfigError("A federation has clients.", got=clients, expected="at least 1")
         self.plan = parse(expression)
-        _only_server(self.plan)
-        self._clients, self._lr, self._seed, self._screen = clients, lr, seed, screen
-        self._wait = wait
+        _refuse_client_roles(self.plan)
+        self._clients, self._lr, self._seed = clients, lr, seed
+        self._outlier_factor, self._wait = outlier_factor, wait
         self._population = Population(clients, clients)
-        self._index: dict[int, int] = {}  # node -> client
+        self._client_by_node: dict[int, int] = {}
         self._server: Server | None = None
-        self._sent: Sent | None = None
-        self._spec: dict[str, TensorSpec] = {}
+        self._message: context.Message | None = None
+        self._specs: dict[str, TensorSpec] = {}
         self._table: ServerTable | None = None
-        self.faults: dict[int, dict[int, str]] = {}  # round -> node -> what went wrong
+        self.faults: dict[int, dict[int, str]] = {}  # round -> node -> reason
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the model to the round's nodes, drawn by the seed among those that are there.
+        """Send the model to the round's nodes, drawn by the seed among those that are connected.
 
         Round 1 begins the method anew from the arrays; later rounds go on from the last one's.
 
         Raises:
-            RunError: there are too few of them.
+            RunError: too few nodes are connected.
         """
         if self._server is None or server_round == 1:  # `start` counts from 1 each time
             self._server, self.faults = self._begin(arrays), {}
@@ -125,22 +148,22 @@ class Method(FedAvg):
         count = max(
             int(self._clients * self.fraction_train), min(self.min_train_nodes, self._clients)
         )
-        known = self._there(grid)
+        nodes = self._connected_nodes(grid)
         random = generator(self._seed, "cohort", server_round - 1)
-        chosen = sorted(known[i] for i in random.permutation(len(known))[:count])
-        self._sent = server_message(self.plan, server, self._lr)
+        chosen = sorted(nodes[i] for i in random.permutation(len(nodes))[:count])
+        self._message = server_message(self.plan, server, self._lr)
         config["server-round"] = server_round
-        whole = {**self._sent.params, **server.buffers}
+        model = {**self._message.params, **server.buffers}
         content = RecordDict(
             {
-                self.arrayrecord_key: pack({k: whole[k] for k in self._spec}),
+                self.arrayrecord_key: pack({name: model[name] for name in self._specs}),
                 self.configrecord_key: config,
             }
         )
         return [Message(content, node, MessageType.TRAIN) for node in chosen]
 
-    def _there(self, grid: Grid) -> list[int]:
-        """Return the nodes that are there and have a place among the clients, ascending."""
+    def _connected_nodes(self, grid: Grid) -> list[int]:
+        """Return the connected nodes that are clients, ascending; wait for enough of them."""
         needed, end = min(self.min_available_nodes, self._clients), time.monotonic() + self._wait
         while len(nodes := sorted(grid.get_node_ids())) < needed:
             if time.monotonic() > end:
@@ -151,113 +174,127 @@ class Method(FedAvg):
                     do="start the SuperNodes, then submit the app again",
                 )
             time.sleep(0.2)
-        gone = [node for node in self._index if node not in nodes]
+        gone = [node for node in self._client_by_node if node not in nodes]
         for node in nodes:
-            if node not in self._index and len(self._index) < self._clients:
-                self._index[node] = len(self._index)
-            elif node not in self._index and gone:
-                self._index[node] = self._index.pop(gone.pop(0))
-        return [node for node in nodes if node in self._index]
+            if node in self._client_by_node:
+                continue
+            if len(self._client_by_node) < self._clients:
+                self._client_by_node[node] = len(self._client_by_node)
+            elif gone:
+                self._client_by_node[node] = self._client_by_node.pop(gone.pop(0))
+        return [node for node in nodes if node in self._client_by_node]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Make a round of the method of the replies that can be used."""
-        good, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        found = self._read(server_round, good)
-        if self._server is None or self._sent is None:
+        """Make a round of the method from the usable replies."""
+        messages, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
+        usable = self._read(server_round, messages)
+        if self._server is None or self._message is None:
             return None, None
-        if not found:
-            return self._model(), None
-        clients = np.array([self._index[node] for node, _, _, _ in found], dtype=np.int64)
-        examples = np.array([count for _, _, _, count in found], dtype=np.int64)
-        start = self._sent.params
-        received = Replies(
-            clients=clients,
-            examples=examples,
-            processed=examples,
-            finite=np.array([bool(finite({"p": dict(model)})) for _, _, model, _ in found]),
-            update={k: torch.stack([one[2][k] - v for one in found]) for k, v in start.items()},
-            buffers={
-                k: torch.stack([model[k] for _, _, model, _ in found]) for k in self._server.buffers
-            },
-            uploads={},
-        )
-        odd = dict.fromkeys(np.flatnonzero(~received.finite).tolist(), "sent NaN or infinity")
-        for row, words in {**odd, **outliers(received, self._screen)}.items():
+        if not usable:
+            return self._arrays(), None
+        received = self._received(self._server, self._message, usable)
+        reasons = dict.fromkeys(np.flatnonzero(~received.finite).tolist(), "sent NaN or infinity")
+        for row, reason in {**reasons, **outlying_replies(received, self._outlier_factor)}.items():
             received.finite[row] = False
-            self._fault(server_round, found[row][0], words)
+            self._add_fault(server_round, usable[row].node, reason)
         table = self._table
-        remembered = None if table is None else table.remembered(self._server.params, clients)
-        population, seed = self._population, self._seed
+        remembered = None
+        if table is not None:
+            remembered = table.remembered(self._server.params, received.clients)
         try:
-            result = play(
-                self.plan, self._server, self._sent, received, population, seed, remembered
+            result = run_server_round(
+                self.plan,
+                self._server,
+                self._message,
+                received,
+                self._population,
+                self._seed,
+                remembered,
             )
-        except TrainingError as error:  # the model stays as it is, and the next round may do better
+        except TrainingError as error:  # the model stays as it is, and the app goes on
             LOG.warning("round %d changes nothing: %s", server_round, error.what)
-            return self._model(), None
+            return self._arrays(), None
         self._server = result.server
         if table is not None:
             table.put(result)
-        taken = [one[1] for one, good in zip(found, received.finite, strict=True) if good]
-        metrics = self.train_metrics_aggr_fn(taken, self.weighted_by_key) if taken else None
-        return self._model(), metrics
+        contents = [
+            reply.content for reply, is_used in zip(usable, received.finite, strict=True) if is_used
+        ]
+        metrics = None
+        if contents:
+            metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        return self._arrays(), metrics
 
-    def _model(self) -> ArrayRecord | None:
+    def _received(
+        self, server: Server, message: context.Message, usable: list[_NodeReply]
+    ) -> Replies:
+        """Return the replies as the method's server half takes them."""
+        examples = np.array([reply.examples for reply in usable], dtype=np.int64)
+        start, models = message.params, [reply.model for reply in usable]
+        return Replies(
+            clients=np.array([self._client_by_node[r.node] for r in usable], dtype=np.int64),
+            examples=examples,
+            processed=examples,
+            finite=np.array([bool(finite({"model": dict(model)})) for model in models]),
+            update={k: torch.stack([model[k] - v for model in models]) for k, v in start.items()},
+            buffers={k: torch.stack([m[k] for m in models]) for k in server.buffers},
+            uploads={},
+        )
+
+    def _arrays(self) -> ArrayRecord | None:
         """Return the model as it is, None where there is none yet."""
         if self._server is None:
             return None
-        whole = {**self._server.params, **self._server.buffers}
-        return pack({k: whole[k] for k in self._spec})
+        model = {**self._server.params, **self._server.buffers}
+        return pack({name: model[name] for name in self._specs})
 
     def _begin(self, arrays: ArrayRecord) -> Server:
-        """Return the server that starts from the arrays that the app gives."""
-        found = {k: torch.from_numpy(a.numpy().copy()) for k, a in arrays.items()}
-        self._spec = specs_of(dict(found))
+        """Return the server that starts from the app's arrays."""
+        model = {k: torch.from_numpy(a.numpy().copy()) for k, a in arrays.items()}
+        self._specs = specs_of(dict(model))
         params: Tree = {
-            k: v for k, v in found.items() if v.is_floating_point() and not _is_statistic(k)
+            k: v for k, v in model.items() if v.is_floating_point() and not _is_statistic(k)
         }
         if not params:
-            raise RunError("The app's arrays hold no floating-point numbers.", got=list(found)[:4])
+            raise RunError("The app's arrays hold no floating-point numbers.", got=list(model)[:4])
         memory = {p.name: p.init_server(params, self._population) for p in self.plan.server_states}
         optimiser = self.plan.server_optimiser
         memory[optimiser.name] = optimiser.init_optimiser(params, self._population)
-        buffers = {k: v for k, v in found.items() if k not in params}
+        buffers = {k: v for k, v in model.items() if k not in params}
         self._table = ServerTable(self.plan, params, self._population)
         return owned(Server(clone(params), buffers, memory))
 
-    def _read(
-        self, server_round: int, replies: list[Message]
-    ) -> list[tuple[int, RecordDict, Tree, int]]:
-        """Return node, content, model and examples of each reply that has the right form."""
-        found = []
-        for message in replies:
+    def _read(self, server_round: int, messages: list[Message]) -> list[_NodeReply]:
+        """Return the usable replies, in the order of their clients."""
+        usable = []
+        for message in messages:
             node = message.metadata.src_node_id
             try:
-                found.append((node, *self._one(node, message.content)))
+                usable.append(self._read_one(node, message.content))
             except WireError as error:
-                self._fault(server_round, node, error.what)
-        return sorted(found, key=lambda one: self._index[one[0]])
+                self._add_fault(server_round, node, error.what)
+        return sorted(usable, key=lambda reply: self._client_by_node[reply.node])
 
-    def _fault(self, server_round: int, node: int, words: str) -> None:
-        """Write down why a node's reply is left out, and say it in Flower's log."""
-        self.faults.setdefault(server_round, {})[node] = words
-        LOG.warning("round %d: node %d is left out: %s", server_round, node, words)
-
-    def _one(self, node: int, content: RecordDict) -> tuple[RecordDict, Tree, int]:
-        if node not in self._index:
+    def _read_one(self, node: int, content: RecordDict) -> _NodeReply:
+        if node not in self._client_by_node:
             raise WireError("a node that nobody asked")
         names = list(content.array_records)
         if len(names) != 1 or len(content.metric_records) != 1:
             raise WireError("a reply has to hold one ArrayRecord and one MetricRecord")
-        state = unpack(content, names[0], self._spec)
+        model = dict(walk(unpack(content, names[0], self._specs)))
         count = next(iter(content.metric_records.values())).get(self.weighted_by_key)
         if not isinstance(count, int | float) or not 0 < count < 2**40 or count != int(count):
             raise WireError(
                 f"{self.weighted_by_key!r} is {count!r}, which is no number of examples"
             )
-        return content, dict(walk(state)), int(count)
+        return _NodeReply(node, content, model, int(count))
+
+    def _add_fault(self, server_round: int, node: int, reason: str) -> None:
+        """Record why a node's reply is left out, and write it into Flower's log."""
+        self.faults.setdefault(server_round, {})[node] = reason
+        LOG.warning("round %d: node %d is left out: %s", server_round, node, reason)
 
 
 def _is_statistic(name: str) -> bool:
@@ -265,15 +302,15 @@ def _is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
-def _only_server(plan: Plan) -> None:
+def _refuse_client_roles(plan: Plan) -> None:
     """Refuse a method that changes what clients do or send."""
-    names = {name for role, name in ROLES.items() if role in SERVER}
+    allowed = {name for role, name in ROLES.items() if role in SERVER_ROLES}
     for part in plan.parts:
-        other = [role for role in roles_of(part) if role not in names]
-        if other:
+        others = [role for role in roles_of(part) if role not in allowed]
+        if others:
             raise CompositionError(
                 f"{part.name!r} needs more of the clients than their models.",
-                got=f"the role {other[0]!r}",
-                why="the app's own training knows nothing of it",
+                got=f"the role {others[0]!r}",
+                why="the app's own local training does not carry out this role",
                 do="use fedkeel.flower.apps at both ends, or a method of the server alone",
             )

@@ -1,14 +1,15 @@
-"""What crosses the network: named tensors and a few plain values, in Flower's records.
+"""Encoding of messages: named tensors and a few plain values, in Flower's records.
 
-Whoever receives knows what to expect, by name, shape and type, and takes nothing else. Tensors are
-read from their bytes: nothing that was received is unpickled or evaluated, and no memory is taken
-for more than what was expected.
+A receiver knows which names, shapes and types to expect, and accepts nothing else. Tensors are read
+from their bytes: nothing that was received is unpickled or evaluated, and no memory is allocated
+for more than what is expected.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
@@ -22,37 +23,38 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.errors import FedkeelError
 from fedkeel.tree import State, unwalk, walk
 
-FORMAT = 2
-"""Version of the messages; another one is refused."""
+FORMAT = 3
+"""Version of the messages. Another version is refused."""
 
-HEADER = 4096
+MAX_ARRAY_HEADER = 4096
 """Bytes that the description of an array may take before its numbers."""
 
-HEAD, TENSORS = "head", "tensors"
+HEADER, TENSORS, DIAGNOSTICS, SCORES = "header", "tensors", "diagnostics", "scores"
+"""Names of the records of a message; the last three are also the first part of a client's own."""
 
 _MAGIC = np.lib.format.magic(1, 0)
-_FORM = re.compile(
+_ARRAY_HEADER = re.compile(
     rb"\{'descr': '([<>|=][A-Za-z?][0-9]*)', 'fortran_order': (True|False), "
     rb"'shape': \(((?:[0-9]{1,19},)?|[0-9]{1,19}(?:, [0-9]{1,19})+)\), \} *\n"
 )
-"""What numpy writes before an array's numbers. Its own reader takes any Python literal, and raises
-errors of many kinds."""
+"""What numpy writes before an array's numbers. numpy's own reader accepts any Python literal and
+raises errors of many kinds."""
 
 
 class WireError(FedkeelError):
-    """A message that is not what it should be."""
+    """A received message is not what it should be."""
 
     def short(self) -> str:
-        """Return it in one line, for the record."""
+        """Return the error in one line, for the round record."""
         return self.what + (f" got {self.got}" if self.got is not None else "")
 
 
-class Head(Settings):
-    """What every message and reply says of itself, beyond its tensors.
+class Header(Settings):
+    """The plain values of every message and reply.
 
     Args:
         format: version of the messages.
-        run: what the server calls the run: its key, and a number of its own.
+        run: the server's name for the run: its key, and a random number.
         round: rounds completed before this one.
     """
 
@@ -62,7 +64,8 @@ class Head(Settings):
 
     def record(self) -> ConfigRecord:
         """Return the values as a record."""
-        return ConfigRecord({k: _plain(v) for k, v in self.model_dump().items()})
+        values = self.model_dump()
+        return ConfigRecord({k: list(v) if isinstance(v, tuple) else v for k, v in values.items()})
 
     @classmethod
     def read(cls, content: RecordDict) -> Self:
@@ -71,9 +74,9 @@ class Head(Settings):
         Raises:
             WireError: a value is missing, unknown or of another type.
         """
-        record = content.get(HEAD)
+        record = content.get(HEADER)
         if not isinstance(record, ConfigRecord):
-            raise WireError("A message has no head.", got=f"records {sorted(content)[:4]}")
+            raise WireError("A message has no header.", got=f"records {sorted(content)[:4]}")
         if record.get("format") != FORMAT:
             raise WireError(
                 "A message was written by another version.",
@@ -85,51 +88,8 @@ class Head(Settings):
             return cls.model_validate(dict(record))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            name = ".".join(str(part) for part in first["loc"]) or "head"
+            name = ".".join(str(part) for part in first["loc"]) or HEADER
             raise WireError(f"A message's {name!r:.40} is wrong.", why=first["msg"]) from None
-
-
-class Order(Head):
-    """What a node is told to do.
-
-    Args:
-        terms: digest of what server and nodes have to agree on.
-        data: digest of the node's data, as the run began with them.
-        lr: local learning rate of the round.
-        clients: which clients are meant.
-        done: local steps that each has made.
-        kept: the round after which each one's state was last taken by the server; 0 for none.
-        digest: digest of that state, "" for none.
-        back: the same round at the server's last checkpoint, to which it may go back.
-    """
-
-    terms: str
-    data: str
-    lr: float
-    clients: tuple[int, ...]
-    done: tuple[int, ...]
-    kept: tuple[int, ...]
-    digest: tuple[str, ...]
-    back: tuple[int, ...]
-
-
-class Answer(Head):
-    """What a node says of its clients, one entry for each.
-
-    Args:
-        clients: which clients.
-        status: "ok", "restarted" (trained without what it had kept), "lost" (not trained, because
-            what it had kept is gone), or what went wrong, in words.
-        steps: local steps made.
-        seen: examples processed.
-        digest: digest of what the client now keeps, "" for nothing.
-    """
-
-    clients: tuple[int, ...]
-    status: tuple[str, ...]
-    steps: tuple[int, ...]
-    seen: tuple[int, ...]
-    digest: tuple[str, ...]
 
 
 def of_client(name: str, client: int) -> str:
@@ -142,19 +102,19 @@ def of_client(name: str, client: int) -> str:
 
 
 def pack(state: Mapping[str, Tensor | State]) -> ArrayRecord:
-    """Return a state as a record: one array for each tensor, by path, row after row."""
-    rows = {path: t.detach().cpu().contiguous().numpy() for path, t in walk(state)}
-    return ArrayRecord({path: Array(array) for path, array in rows.items()})
+    """Return a state as a record: one contiguous array for each tensor, by path."""
+    arrays = {path: t.detach().cpu().contiguous().numpy() for path, t in walk(state)}
+    return ArrayRecord({path: Array(array) for path, array in arrays.items()})
 
 
-def unpack(content: RecordDict, name: str, spec: Mapping[str, TensorSpec]) -> State:
-    """Return the state of a received record, in memory of torch's own.
+def unpack(content: RecordDict, name: str, expected: Mapping[str, TensorSpec]) -> State:
+    """Return the state of a received record, in memory of its own.
 
     Args:
         content: the message.
         name: name of the record.
-        spec: shape and type of every tensor that is expected, by path, in the order that the state
-            will have: sums over tensors depend on it.
+        expected: shape and type of every tensor, by path. The state gets this order, because sums
+            over tensors depend on it.
 
     Raises:
         WireError: a tensor is missing, unknown, or has another shape or type.
@@ -162,84 +122,81 @@ def unpack(content: RecordDict, name: str, spec: Mapping[str, TensorSpec]) -> St
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
         raise WireError(f"A message has no tensors {name!r}.", got=f"{sorted(content)[:4]}")
-    if set(record) != set(spec):
-        missing, more = set(spec) - set(record), set(record) - set(spec)
+    if set(record) != set(expected):
+        missing, unknown = set(expected) - set(record), set(record) - set(expected)
         raise WireError(
             "A message has other tensors than it should have.",
-            got=f"{len(more)} unknown, such as {min(more)!r:.60}" if more else "fewer",
-            expected=f"also {min(missing)!r}" if missing else f"{len(spec)} known ones",
+            got=f"{len(unknown)} unknown, such as {min(unknown)!r:.60}" if unknown else "fewer",
+            expected=f"also {min(missing)!r}" if missing else f"{len(expected)} known ones",
         )
-    return unwalk({path: _tensor(path, record[path], one) for path, one in spec.items()})
+    return unwalk({path: _tensor(path, record[path], spec) for path, spec in expected.items()})
 
 
 def _tensor(path: str, array: Array, spec: TensorSpec) -> Tensor:
-    """Return a tensor of exactly the expected form, read from its bytes."""
-    out = torch.empty(spec.shape, dtype=spec.dtype)
-    expected = f"{list(spec.shape)} {_numpy(spec.dtype)}"
+    """Return a tensor of exactly the expected shape and type, read from its bytes."""
+    tensor = torch.empty(spec.shape, dtype=spec.dtype)
+    dtype = tensor.numpy().dtype
+    expected = f"{list(spec.shape)} {dtype}"
     data = array.data
-    if array.stype != "numpy.ndarray" or len(data) > spec.nbytes + HEADER:
+    if array.stype != "numpy.ndarray" or len(data) > spec.nbytes + MAX_ARRAY_HEADER:
         raise WireError(
             f"The tensor {path!r} is too large, or of an unknown kind.",
             got=f"{len(data)} bytes of {array.stype!r:.40}",
             expected=expected,
         )
-    found = _form(data)
-    if found is None:
+    header = _array_header(data)
+    if header is None:
         raise WireError(
             f"The tensor {path!r} cannot be read.", got="a header that numpy does not write"
         )
-    shape, fortran, dtype, start = found
-    body = memoryview(data)[start:]
-    if shape != spec.shape or dtype != _numpy(spec.dtype).str or len(body) != spec.nbytes:
+    body = memoryview(data)[header.size :]
+    if (header.shape, header.dtype, len(body)) != (spec.shape, dtype.str, spec.nbytes):
         raise WireError(
-            f"The tensor {path!r} has another form.",
-            got=f"{list(shape)} {dtype}, {len(body)} bytes"[:120],
+            f"The tensor {path!r} has another shape or type.",
+            got=f"{list(header.shape)} {header.dtype}, {len(body)} bytes"[:120],
             expected=expected,
         )
     if spec.nbytes:
-        order: Literal["C", "F"] = "F" if fortran else "C"
-        rows = np.frombuffer(body, dtype=dtype).reshape(shape, order=order)
-        out.copy_(torch.from_numpy(rows.copy()))
-    return out
+        values = np.frombuffer(body, dtype=dtype).reshape(spec.shape, order=header.order)
+        tensor.copy_(torch.from_numpy(values.copy()))
+    return tensor
 
 
-def _form(data: bytes) -> tuple[tuple[int, ...], bool, str, int] | None:
-    """Return shape, whether by columns, type, and where the numbers begin; None if damaged."""
+@dataclass(frozen=True)
+class _ArrayHeader:
+    """The description of an array: its shape, type, order in memory, and its own bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    order: Literal["C", "F"]
+    size: int
+
+
+def _array_header(data: bytes) -> _ArrayHeader | None:
+    """Return the description of an array, None where it is damaged."""
     start = len(_MAGIC) + 2
     if data[: len(_MAGIC)] != _MAGIC:
         return None
     end = start + int.from_bytes(data[start - 2 : start], "little")
-    found = _FORM.fullmatch(data[start:end]) if end - start <= HEADER else None
-    if found is None:
+    match = _ARRAY_HEADER.fullmatch(data[start:end]) if end - start <= MAX_ARRAY_HEADER else None
+    if match is None:
         return None
-    shape = tuple(int(word) for word in found[3].split(b",") if word)
-    return shape, found[2] == b"True", found[1].decode(), end
+    shape = tuple(int(size) for size in match[3].split(b",") if size)
+    return _ArrayHeader(shape, match[1].decode(), "F" if match[2] == b"True" else "C", end)
 
 
-def values(content: RecordDict, name: str, expected: set[str]) -> dict[str, float]:
+def numbers(content: RecordDict, name: str, expected: set[str]) -> dict[str, float]:
     """Return the numbers of a received record.
 
     Raises:
         WireError: one is missing, unknown, or not a single number.
     """
     record = content.get(name)
-    found = dict(record) if isinstance(record, MetricRecord) else {}
-    if set(found) != expected or any(isinstance(v, list) for v in found.values()):
+    values = dict(record) if isinstance(record, MetricRecord) else {}
+    if set(values) != expected or any(isinstance(v, list) for v in values.values()):
         raise WireError(
             f"A message's numbers {name!r} are wrong.",
-            got=f"{sorted(found)[:4]}",
+            got=f"{sorted(values)[:4]}",
             expected=f"{sorted(expected)[:4]}",
         )
-    return {k: float(v) for k, v in found.items() if not isinstance(v, list)}
-
-
-def _numpy(dtype: torch.dtype) -> np.dtype[np.generic]:
-    return torch.empty(0, dtype=dtype).numpy().dtype
-
-
-def _plain(value: object) -> int | float | str | list[int] | list[str]:
-    if isinstance(value, tuple):
-        return list(value)
-    if not isinstance(value, (int, float, str)):
-        raise TypeError(f"a field of a head is a {type(value).__name__}")
-    return value
+    return {k: float(v) for k, v in values.items() if not isinstance(v, list)}

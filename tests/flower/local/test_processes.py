@@ -13,8 +13,8 @@ import pytest
 
 from commands import rows
 from fedkeel.config import load
-from fedkeel.flower.apps import ORPHAN
-from fedkeel.flower.local.federation import shared
+from fedkeel.flower.apps import ORPHAN_SECONDS
+from fedkeel.flower.local.federation import shared_configs
 from fedkeel.flower.local.processes import Federation
 from fedkeel.method.server_round import Server
 from fedkeel.records.folder import RunFolder
@@ -76,7 +76,7 @@ def test_a_dozen_methods_end_with_the_same_bits(
 @contextmanager
 def frozen(federation: Federation) -> Iterator[None]:
     """Stop the nodes for a moment: no run can end in it."""
-    pids = [pid for number in range(2) for pid in federation.started(f"node-{number}")]
+    pids = [pid for number in range(2) for pid in federation.find(f"node-{number}")]
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -101,7 +101,7 @@ def test_server_and_superlink_killed(
     federation.submit(app, config)
     under_way(2)
     with frozen(federation):
-        apps = federation.started("superlink", "flwr-serverapp")
+        apps = federation.find("superlink", "flwr-serverapp")
         assert len(apps) == 1
         os.kill(apps[0], signal.SIGKILL)
         assert eventually(lambda: not alive(apps[0]))
@@ -109,9 +109,9 @@ def test_server_and_superlink_killed(
     federation.submit(app, config)
     under_way(rows(out) + 1)
     with frozen(federation):
-        assert federation.started("superlink", "flwr-serverapp")
+        assert federation.find("superlink", "flwr-serverapp")
         federation.stop("superlink")
-        assert federation.started("superlink") == []
+        assert federation.find("superlink") == []
         assert RunFolder(out).read_run().status == "running"
         assert rows(out) < 7
         federation.start_link()
@@ -125,14 +125,17 @@ def test_the_apps_end_with_a_superlink_that_is_killed(
     app: Path, patience: float, tmp_path: Path
 ) -> None:
     """Nobody asks them to: they see it; then the run can be gone on with."""
-    out, nodes = tmp_path / "run", [f'{one} state="{tmp_path / "state"}"' for one in shared(1)]
+    out, nodes = (
+        tmp_path / "run",
+        [f'{one} state="{tmp_path / "state"}"' for one in shared_configs(1)],
+    )
     with Federation(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out), "settings": "rounds=1000"})
         assert eventually(lambda: rows(out) >= 2, 9 * patience), federation.tail("superlink")
-        (server,) = federation.started("superlink", "flwr-serverapp")
-        os.kill(federation.started("superlink", "flower-superlink")[0], signal.SIGKILL)
-        assert eventually(lambda: not federation.alive("superlink"))
-        assert eventually(lambda: not alive(server), 2 * ORPHAN + patience)
+        (server,) = federation.find("superlink", "flwr-serverapp")
+        os.kill(federation.find("superlink", "flower-superlink")[0], signal.SIGKILL)
+        assert eventually(lambda: not federation.is_alive("superlink"))
+        assert eventually(lambda: not alive(server), 2 * ORPHAN_SECONDS + patience)
         assert RunFolder(out).read_run().status == "interrupted"
         with RunFolder(out).alone():  # nobody holds it any more
             pass
@@ -141,7 +144,10 @@ def test_the_apps_end_with_a_superlink_that_is_killed(
 
 def test_nothing_is_left_of_a_federation(app: Path, patience: float, tmp_path: Path) -> None:
     """Also of its helpers in sessions of their own, in the middle of a run."""
-    out, nodes = tmp_path / "run", [f'{one} state="{tmp_path / "state"}"' for one in shared(1)]
+    out, nodes = (
+        tmp_path / "run",
+        [f'{one} state="{tmp_path / "state"}"' for one in shared_configs(1)],
+    )
     with Federation(tmp_path / "federation", nodes) as federation:
         federation.submit(app, {"out": str(out), "settings": "rounds=1000"})
         assert eventually(lambda: rows(out) >= 1, 9 * patience), federation.tail("superlink")

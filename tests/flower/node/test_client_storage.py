@@ -10,8 +10,8 @@ import torch
 
 from fedkeel.engine.spec import specs_of
 from fedkeel.errors import RunError
-from fedkeel.flower.node.client_storage import Keep, LostError
-from fedkeel.flower.node.node import note
+from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
+from fedkeel.flower.node.log import log_error
 
 
 def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -26,22 +26,26 @@ def names(root: Path) -> list[str]:
 
 
 def test_every_round_is_there_until_nobody_can_ask_for_it(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, "run", 4)
-    digests = {r: keep.store(r, state(r)) for r in (1, 2, 3, 5)}
+    storage = ClientStorage(tmp_path, "run", 4)
+    digests = {r: storage.store(r, state(r)) for r in (1, 2, 3, 5)}
     for r, digest in digests.items():
-        assert keep.load(r, digest, SPEC)["scaffold"]["c"].tolist() == [float(r)] * 3
-    keep.tidy(believed=3, back=2)  # round 5 was never taken; the server may go back to 2
+        assert storage.load(r, digest, SPEC)["scaffold"]["c"].tolist() == [float(r)] * 3
+    storage.remove_unneeded(
+        3, checkpoint_round=2
+    )  # round 5 was never taken; the server may go back to 2
     assert names(tmp_path) == ["round-00000002.safetensors", "round-00000003.safetensors"]
-    keep.tidy(believed=0, back=2)  # the method has begun anew, and that is not saved yet
+    storage.remove_unneeded(
+        0, checkpoint_round=2
+    )  # the method has begun anew, and that is not saved yet
     assert names(tmp_path) == ["round-00000002.safetensors"]
-    keep.tidy(believed=0, back=0)
+    storage.remove_unneeded(0, checkpoint_round=0)
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("how", ["gone", "other round", "other digest", "damaged", "other form"])
 def test_what_is_not_what_the_server_believes_in_is_lost(tmp_path: Path, how: str) -> None:
-    keep = Keep(tmp_path, "run", 0)
-    digest = keep.store(2, state(1.0))
+    storage = ClientStorage(tmp_path, "run", 0)
+    digest = storage.store(2, state(1.0))
     (file,) = tmp_path.rglob("*.safetensors")
     spec = SPEC
     if how == "gone":
@@ -49,20 +53,20 @@ def test_what_is_not_what_the_server_believes_in_is_lost(tmp_path: Path, how: st
     elif how == "other round":
         file.rename(file.with_name("round-00000001.safetensors"))
     elif how == "other digest":
-        keep.store(2, state(2.0))
+        storage.store(2, state(2.0))
     elif how == "damaged":
         file.write_bytes(file.read_bytes()[:-1])
     else:
         spec = {"scaffold/c": specs_of({"c": torch.zeros(4)})["c"]}
-    with pytest.raises(LostError):
-        keep.load(2, digest, spec)
+    with pytest.raises(LostStateError):
+        storage.load(2, digest, spec)
 
 
 def test_runs_and_clients_are_apart_and_names_are_no_paths(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for run in ("a", "../../b", "/etc"):
         for client in (0, 1):
-            Keep(root, run, client).store(1, state(client))
+            ClientStorage(root, run, client).store(1, state(client))
     assert len(names(tmp_path)) == len(names(root)) == 6
     assert all(".." not in str(p) and "etc" not in str(p) for p in root.rglob("*"))
 
@@ -70,13 +74,13 @@ def test_runs_and_clients_are_apart_and_names_are_no_paths(tmp_path: Path) -> No
 def test_a_disk_that_fails_leaves_the_last_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = Keep(tmp_path, "run", 0)
-    digest = keep.store(1, state(1.0))
+    storage = ClientStorage(tmp_path, "run", 0)
+    digest = storage.store(1, state(1.0))
     monkeypatch.setattr(os, "fsync", _full)
     with pytest.raises(RunError, match="cannot be written"):
-        keep.store(2, state(2.0))
+        storage.store(2, state(2.0))
     assert names(tmp_path) == ["round-00000001.safetensors"]
-    assert keep.load(1, digest, SPEC)["scaffold"]["c"].tolist() == [1.0] * 3
+    assert storage.load(1, digest, SPEC)["scaffold"]["c"].tolist() == [1.0] * 3
 
 
 def test_a_folder_that_is_not_ones_own_is_said_to_the_server_and_on_the_console(
@@ -85,9 +89,9 @@ def test_a_folder_that_is_not_ones_own_is_said_to_the_server_and_on_the_console(
     """The log cannot be written to either: the reason was nowhere."""
     (tmp_path / "taken").write_text("a file, and no folder")
     with pytest.raises(RunError) as error:
-        Keep(tmp_path / "taken", "run", 0).store(1, state(1.0))
-    assert error.value.what == "What the client keeps cannot be written: Not a directory."
-    note(tmp_path / "taken", error.value)
+        ClientStorage(tmp_path / "taken", "run", 0).store(1, state(1.0))
+    assert error.value.what == "The client's state cannot be written: Not a directory."
+    log_error(tmp_path / "taken", error.value)
     said = capsys.readouterr().err
     assert f"{tmp_path / 'taken' / 'node.log'} cannot be written to (File exists)" in said
     assert error.value.what in said
@@ -98,9 +102,9 @@ def test_a_console_on_the_same_full_disk_keeps_nobody_from_answering(
 ) -> None:
     (tmp_path / "taken").write_text("a file, and no folder")
     with pytest.raises(RunError) as error:
-        Keep(tmp_path / "taken", "run", 0).store(1, state(1.0))
+        ClientStorage(tmp_path / "taken", "run", 0).store(1, state(1.0))
     monkeypatch.setattr("builtins.print", lambda *_, **__: _full(2))
-    note(tmp_path / "taken", error.value)
+    log_error(tmp_path / "taken", error.value)
 
 
 @pytest.mark.parametrize("name", ["iterdir", "read_bytes", "unlink", "mkdir"])
@@ -108,21 +112,21 @@ def test_what_a_disk_refuses_is_said_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A state that cannot be read just now is not one that is gone."""
-    keep = Keep(tmp_path, "run", 0)
-    digests = [keep.store(r, state(r)) for r in (1, 2)]
+    storage = ClientStorage(tmp_path, "run", 0)
+    digests = [storage.store(r, state(r)) for r in (1, 2)]
     with monkeypatch.context() as broken:
         broken.setattr(Path, name, lambda *_, **__: _full(0))
-        with pytest.raises(RunError, match="What the client") as error:
-            _round(keep, digests[1])
-        assert not isinstance(error.value, LostError)
+        with pytest.raises(RunError, match=r"of the client cannot|client's state cannot") as error:
+            _round(storage, digests[1])
+        assert not isinstance(error.value, LostStateError)
         assert len(error.value.lines()) <= 4
-    assert keep.load(2, digests[1], SPEC)["scaffold"]["c"].tolist() == [2.0] * 3
+    assert storage.load(2, digests[1], SPEC)["scaffold"]["c"].tolist() == [2.0] * 3
 
 
-def _round(keep: Keep, digest: str) -> None:
-    keep.tidy(2, 2)
-    keep.load(2, digest, SPEC)
-    keep.store(3, state(3.0))
+def _round(storage: ClientStorage, digest: str) -> None:
+    storage.remove_unneeded(2, 2)
+    storage.load(2, digest, SPEC)
+    storage.store(3, state(3.0))
 
 
 def _full(handle: int) -> None:

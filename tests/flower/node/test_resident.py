@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.flower.node import client_app
-from fedkeel.flower.node import resident as warm
+from fedkeel.flower.node import launcher, resident
 from toys import alive, eventually
 
-pytestmark = pytest.mark.skipif(not warm.possible(), reason="needs Linux")
+pytestmark = pytest.mark.skipif(not resident.is_supported(), reason="needs Linux")
 
 SUPEREXEC = """
 import os, subprocess, sys
@@ -37,8 +36,8 @@ def environment(*places: Path) -> dict[str, str]:
 @pytest.mark.processes
 def test_copies_are_what_flower_would_have_started(tmp_path: Path) -> None:
     """With the same arguments and output; and the resident process ends with the SuperExec."""
-    folder = tmp_path / ("long" * 30) / "warm"  # longer than the path of a socket may be
-    warm.install(folder)
+    folder = tmp_path / ("long" * 30) / "resident"  # longer than the path of a socket may be
+    resident.install(folder)
     assert folder.stat().st_mode & 0o077 == 0
     superexec = subprocess.Popen(
         [sys.executable, "-c", SUPEREXEC, str(folder)],
@@ -53,7 +52,7 @@ def test_copies_are_what_flower_would_have_started(tmp_path: Path) -> None:
     helped, wrong = ["True", "False"], ["False", "True"]
     assert [words[1:] for words in said[:3]] == [helped, wrong, helped]
     assert sorted(said[3]) == sorted(
-        [warm.PROGRAM, f"{superexec.pid}.lock", f"{superexec.pid}.sock"]
+        [resident.PROGRAM, f"{superexec.pid}.lock", f"{superexec.pid}.sock"]
     )
     residents = [
         int(place.name)
@@ -65,7 +64,7 @@ def test_copies_are_what_flower_would_have_started(tmp_path: Path) -> None:
     assert superexec.wait(20) == 0
     superexec.stdout.close()
     assert eventually(lambda: not alive(residents[0]))
-    assert os.listdir(folder) == [warm.PROGRAM]
+    assert os.listdir(folder) == [resident.PROGRAM]
 
 
 @pytest.mark.processes
@@ -81,7 +80,7 @@ def test_a_node_started_by_hand(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "usage: flower-supernode" in done.stdout
-    assert (tmp_path / ".fedkeel" / "warm" / warm.PROGRAM).stat().st_mode & 0o077 == 0
+    assert (tmp_path / ".fedkeel" / "resident" / resident.PROGRAM).stat().st_mode & 0o077 == 0
 
 
 def _words(place: Path) -> str:
@@ -92,16 +91,16 @@ def _words(place: Path) -> str:
 
 
 def test_where_there_is_none_to_be_had_the_program_itself_is_started(tmp_path: Path) -> None:
-    real = tmp_path / "real" / warm.PROGRAM
+    real = tmp_path / "real" / resident.PROGRAM
     real.parent.mkdir()
     real.write_text('#!/bin/sh\necho "started with $*, from $PWD"\nexit 3\n')
     real.chmod(0o755)
-    folder = tmp_path / "warm"
-    warm.install(folder)
+    folder = tmp_path / "resident"
+    resident.install(folder)
     words = [
         sys.executable,
         "-IS",
-        client_app.__file__,
+        launcher.__file__,
         str(folder),
         "/bin/false",
         "--token",
@@ -134,8 +133,8 @@ def test_one_resident_process_is_started_however_long_it_takes(
         listener.listen()
         with monkeypatch.context() as patch:
             patch.setattr(os, "fork", refused)
-            found = client_app._started("/bin/false", 7)
+            found = launcher._start("/bin/false", 7)
         assert found is not None
         found.close()
     os.unlink("7.sock")
-    assert client_app._started("/bin/false", 7) is None  # the lock went with whoever held it
+    assert launcher._start("/bin/false", 7) is None  # the lock went with whoever held it

@@ -18,12 +18,12 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.export import export
 from fedkeel.flower.server import serve as server
-from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.wire import HEAD
+from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.wire import HEADER
 from fedkeel.runner.early_stopping import least
 from fedkeel.runner.loop import Result
 from fedkeel.runner.start import start
-from near import Near, played, sites
+from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import MARK, Net, federation, prepared, same
 
 QUICK = config.Flower(deadline_seconds=0.3, poll_seconds=0.01, quorum=0.2, enough=1.0)
@@ -39,20 +39,20 @@ def forget(root: Path, client: int) -> None:
         file.unlink()
 
 
-def bending(round: int, bend):  # type: ignore[no-untyped-def]
+def edited_in(round: int, edit):  # type: ignore[no-untyped-def]
     """Bend the reply of one round."""
 
     def nonlinear_part(kind: str, reply: RecordDict) -> RecordDict | None:
-        if kind == "train" and reply[HEAD]["round"] == round:
-            return bend(reply)
+        if kind == "train" and reply[HEADER]["round"] == round:
+            return edit(reply)
         return reply
 
     return nonlinear_part
 
 
-def alone(made: Prepared, root: Path) -> Near:
+def alone(made: Prepared, root: Path) -> InProcessGrid:
     """A node for each client; the node of client k is 10**9 + 7 k."""
-    return Near(sites(made, root, nodes=made.population.clients))
+    return InProcessGrid(make_nodes(made, root, nodes=made.population.clients))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedcurv"])
@@ -60,10 +60,10 @@ def test_where_the_server_holds_a_sum_one_loss_begins_all_anew(tmp_path: Path, m
     """The round after it is the first round of the method, from the model that there is."""
     made = run(method, rounds=3)
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 14] = bending(0, lambda reply: forget(tmp_path, 1) or reply)
-    result = played(made, grid, tmp_path / "run")
+    grid.edits[10**9 + 14] = edited_in(0, lambda reply: forget(tmp_path, 1) or reply)
+    result = run_on_nodes(made, grid, tmp_path / "run")
     faults = [row.faults for row in result.rows[1:]]
-    assert faults == [{}, {"lost what it had kept; the method begins anew": [1]}, {}]
+    assert faults == [{}, {"lost its client state; the method begins anew": [1]}, {}]
     assert [row.clients for row in result.rows[1:]] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     from fedkeel.records.folder import RunFolder
 
@@ -84,10 +84,10 @@ def test_a_round_whose_clients_have_all_lost_it_is_a_round(tmp_path: Path) -> No
             forget(tmp_path, client)
         return reply
 
-    grid.bends[10**9 + 14] = bending(0, wiped)
-    rows = played(made, grid).rows[1:]
+    grid.edits[10**9 + 14] = edited_in(0, wiped)
+    rows = run_on_nodes(made, grid).rows[1:]
     assert [row.clients for row in rows] == [[0, 1, 2], [], [0, 1, 2], [0, 1, 2]]
-    assert rows[1].faults == {"lost what it had kept; the method begins anew": [0, 1, 2]}
+    assert rows[1].faults == {"lost its client state; the method begins anew": [0, 1, 2]}
 
 
 class Killed(BaseException):
@@ -101,7 +101,7 @@ def test_a_kill_after_the_method_began_anew_finds_the_state_of_the_checkpoint(
     made = run("scaffold", rounds=6)
     engine = made.settings.engine.model_copy(update={"checkpoint_seconds": 1e9})
     made = replace(made, settings=made.settings.model_copy(update={"engine": engine}))
-    train = Nodes.train
+    train = NodeClients.train
 
     def ends(at: int, error: BaseException) -> None:
         def trains(self, message, *more):  # type: ignore[no-untyped-def]
@@ -109,24 +109,24 @@ def test_a_kill_after_the_method_began_anew_finds_the_state_of_the_checkpoint(
                 raise error
             return train(self, message, *more)
 
-        monkeypatch.setattr(Nodes, "train", trains)
+        monkeypatch.setattr(NodeClients, "train", trains)
 
     def made_at(root: Path, kill: int) -> Result:
         grid = alone(made, root)
         ends(2, TrainingError("stopped, with everything saved"))
         with pytest.raises(TrainingError):
-            played(made, grid, root / "run")
+            run_on_nodes(made, grid, root / "run")
         forget(root, 1)
         ends(kill, Killed())
         if kill < 6:
             with pytest.raises(Killed):
-                played(made, grid, root / "run", resume=True)
-            monkeypatch.setattr(Nodes, "train", train)
-        return played(made, grid, root / "run", resume=True)
+                run_on_nodes(made, grid, root / "run", resume=True)
+            monkeypatch.setattr(NodeClients, "train", train)
+        return run_on_nodes(made, grid, root / "run", resume=True)
 
     whole, killed = made_at(tmp_path / "whole", 9), made_at(tmp_path / "killed", 4)
     assert [row.clients for row in killed.rows[1:]] == [row.clients for row in whole.rows[1:]]
-    assert killed.rows[3].faults == {"lost what it had kept; the method begins anew": [1]}
+    assert killed.rows[3].faults == {"lost its client state; the method begins anew": [1]}
     assert all(torch.equal(killed.params[k], whole.params[k]) for k in whole.params)
 
 
@@ -138,8 +138,8 @@ def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -
 
     made = run("scaffold", rounds=4)
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 14] = bending(0, lambda reply: forget(tmp_path, 1) or reply)
-    played(made, grid, tmp_path / "run")
+    grid.edits[10**9 + 14] = edited_in(0, lambda reply: forget(tmp_path, 1) or reply)
+    run_on_nodes(made, grid, tmp_path / "run")
     saved = RunFolder(tmp_path / "run").load()
     assert saved is not None
     own = [load_file(next(tmp_path.rglob(f"client-{k:08d}/round-00000004.*"))) for k in range(3)]
@@ -154,9 +154,9 @@ def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -
 def test_where_there_is_no_sum_the_client_begins_anew_alone(tmp_path: Path, method: str) -> None:
     made = run(method, rounds=2)
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 14] = bending(0, lambda reply: forget(tmp_path, 1) or reply)
-    result = played(made, grid)
-    assert result.rows[2].faults == {"lost what it had kept, and began anew": [1]}
+    grid.edits[10**9 + 14] = edited_in(0, lambda reply: forget(tmp_path, 1) or reply)
+    result = run_on_nodes(made, grid)
+    assert result.rows[2].faults == {"lost its client state, and began anew": [1]}
     assert result.rows[2].clients == [0, 1, 2]
 
 
@@ -164,8 +164,8 @@ def test_a_late_client_keeps_what_the_server_believes_in(tmp_path: Path) -> None
     """Its state of the round that did not count is not used: as if it had not trained."""
     made = run("scaffold", rounds=3)
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 14] = bending(1, lambda reply: None)
-    late = played(made, grid)
+    grid.edits[10**9 + 14] = edited_in(1, lambda reply: None)
+    late = run_on_nodes(made, grid)
     assert late.rows[2].dropped == [2]
     assert late.rows[2].faults == {"no reply before the deadline": [2]}
     assert late.rows[3].clients == [0, 1, 2]
@@ -178,21 +178,21 @@ def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
     """It begins while the first one is in its second round, and ends after one round."""
     made = run("scaffold", rounds=3)
 
-    class Ends(Near):
+    class Ends(InProcessGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
-            if any(one.content[HEAD]["round"] for one in messages):
+            if any(one.content[HEADER]["round"] for one in messages):
                 raise ConnectionError("after one round")
             return super().push_messages(messages)
 
     def second(reply: RecordDict) -> RecordDict:
         with pytest.raises(RunError, match="after one round"):
-            played(made, Ends(sites(made, tmp_path, nodes=3)))
+            run_on_nodes(made, Ends(make_nodes(made, tmp_path, nodes=3)))
         return reply
 
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 14] = bending(1, second)
-    assert same_but_bytes(played(made, grid), start(made))
+    grid.edits[10**9 + 14] = edited_in(1, second)
+    assert same_but_bytes(run_on_nodes(made, grid), start(made))
 
 
 def test_a_node_that_comes_back_under_another_id_takes_part_again(tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_a_node_that_comes_back_under_another_id_takes_part_again(tmp_path: Path
     grid = alone(made, tmp_path)
 
     def gone(reply: RecordDict) -> None:
-        grid.sites[5] = grid.sites.pop(10**9 + 14)
+        grid.nodes[5] = grid.nodes.pop(10**9 + 14)
 
-    grid.bends[10**9 + 14] = bending(0, gone)
-    result = played(made, grid)
+    grid.edits[10**9 + 14] = edited_in(0, gone)
+    result = run_on_nodes(made, grid)
     assert [row.clients for row in result.rows[1:]] == [[0, 1], [0, 1, 2], [0, 1, 2]]
     assert [row.faults for row in result.rows[2:]] == [{}, {}]
 
@@ -215,15 +215,15 @@ def test_enough_replies_end_a_round(tmp_path: Path) -> None:
     quick = QUICK.model_copy(update={"enough": 0.6, "quorum": 0.6, "deadline_seconds": 30.0})
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
     grid, began = alone(made, tmp_path), time.monotonic()
-    grid.bends[10**9 + 14] = lambda kind, reply: None if kind == "train" else reply
-    result = played(made, grid)
+    grid.edits[10**9 + 14] = lambda kind, reply: None if kind == "train" else reply
+    result = run_on_nodes(made, grid)
     assert time.monotonic() - began < quick.deadline_seconds
     assert [row.clients for row in result.rows[1:]] == [[0, 1], [0, 1]]
     assert result.rows[1].faults == {"not needed: enough had replied": [2]}
     assert result.rows[1].dropped == [2]
 
 
-class Twice(Near):
+class Twice(InProcessGrid):
     """Hands every reply over twice, and once more the next time."""
 
     def pull_messages(self, message_ids):  # type: ignore[no-untyped-def]
@@ -234,8 +234,8 @@ class Twice(Near):
 
 def test_replies_that_come_twice_count_once(tmp_path: Path) -> None:
     made = run("fedavg")
-    grid = Twice(sites(made, tmp_path))
-    assert same_but_bytes(played(made, grid), start(made))
+    grid = Twice(make_nodes(made, tmp_path))
+    assert same_but_bytes(run_on_nodes(made, grid), start(made))
 
 
 def same_but_bytes(a, b) -> bool:  # type: ignore[no-untyped-def]
@@ -263,7 +263,7 @@ def test_a_client_that_fails_in_a_survey_takes_nobody_with_it(tmp_path: Path) ->
     """The others of its node answer as they would without it."""
     made = prepared("mime", Fails, clients=federation(4, marked=2), per_round=4, rounds=2)
     made = replace(made, settings=made.settings.model_copy(update={"flower": QUICK}))
-    result = played(made, Near(sites(made, tmp_path, nodes=1)))
+    result = run_on_nodes(made, InProcessGrid(make_nodes(made, tmp_path, nodes=1)))
     for row in result.rows[1:]:
         assert row.clients == [0, 1, 3]
         assert list(row.faults.values()) == [[2], [2]]
@@ -276,8 +276,8 @@ def test_an_answer_to_a_survey_that_is_not_like_the_others_is_left_out(tmp_path:
     found = []
     for factor in (1e9, float("nan")):
         grid = alone(made, tmp_path / f"{factor}")
-        grid.bends[10**9 + 7] = partial(surveyed, factor)
-        found.append(played(made, grid))
+        grid.edits[10**9 + 7] = partial(surveyed, factor)
+        found.append(run_on_nodes(made, grid))
     far, nothing = found
     assert far.rows[1].clients == nothing.rows[1].clients == [0, 1, 2]
     ((words, who),) = far.rows[1].faults.items()
@@ -295,8 +295,8 @@ def test_who_is_silent_in_a_survey_is_written_down(tmp_path: Path) -> None:
     """The answer is then the mean of the others, which is another result than with all."""
     made = run("mime", rounds=2)
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 7] = lambda kind, reply: None if kind == "train.survey" else reply
-    for row in played(made, grid).rows[1:]:
+    grid.edits[10**9 + 7] = lambda kind, reply: None if kind == "train.survey" else reply
+    for row in run_on_nodes(made, grid).rows[1:]:
         assert row.faults == {"survey: no reply before the deadline": [1]}
         assert row.clients == [0, 1, 2]
 
@@ -305,10 +305,10 @@ def test_nobody_who_answers_a_survey_is_no_quorum(tmp_path: Path) -> None:
     """It was said that training had diverged."""
     made = run("mime", rounds=2)
     grid = alone(made, tmp_path)
-    for node in grid.sites:
-        grid.bends[node] = lambda kind, reply: None if kind == "train.survey" else reply
+    for node in grid.nodes:
+        grid.edits[node] = lambda kind, reply: None if kind == "train.survey" else reply
     with pytest.raises(TrainingError, match="Round 1 has no quorum"):
-        played(made, grid)
+        run_on_nodes(made, grid)
 
 
 def test_no_quorum_stops_with_the_state_saved(tmp_path: Path) -> None:
@@ -317,12 +317,12 @@ def test_no_quorum_stops_with_the_state_saved(tmp_path: Path) -> None:
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
     grid = alone(made, tmp_path)
     for node in (10**9, 10**9 + 7):
-        grid.bends[node] = bending(1, lambda reply: None)
+        grid.edits[node] = edited_in(1, lambda reply: None)
     with pytest.raises(TrainingError, match="Round 2 has no quorum") as error:
-        played(made, grid, tmp_path / "run")
+        run_on_nodes(made, grid, tmp_path / "run")
     assert len(error.value.lines()) <= 4
-    grid.bends.clear()
-    result = played(made, grid, tmp_path / "run", resume=True)
+    grid.edits.clear()
+    result = run_on_nodes(made, grid, tmp_path / "run", resume=True)
     assert result.record.status == "finished"
     here = start(made)
     assert all(torch.equal(result.params[k], here.params[k]) for k in here.params)
@@ -345,8 +345,8 @@ def scaled(reply: RecordDict, factor: float) -> RecordDict:
 def test_what_is_not_like_the_others_is_left_out(tmp_path: Path, factor: float, words: str) -> None:
     made = run("fedavg", rounds=2, cohort=config.Cohort(clients=3))
     grid = alone(made, tmp_path)
-    grid.bends[10**9 + 7] = bending(0, lambda reply: scaled(reply, factor))
-    result = played(made, grid)
+    grid.edits[10**9 + 7] = edited_in(0, lambda reply: scaled(reply, factor))
+    result = run_on_nodes(made, grid)
     first = result.rows[1]
     assert (first.clients, first.excluded) == ([0, 2], [1])
     ((found, who),) = first.faults.items()
@@ -363,7 +363,7 @@ def test_a_damaged_header_leaves_its_client_out(tmp_path: Path, method: str, sta
     grid = alone(made, tmp_path)
 
     def damaged(kind: str, reply: RecordDict) -> RecordDict:
-        if kind != ("train.survey" if stage else "train") or reply[HEAD]["round"] != 0:
+        if kind != ("train.survey" if stage else "train") or reply[HEADER]["round"] != 0:
             return reply
         (name,) = [key for key in reply if key.startswith("tensors-")]
         record = dict(reply[name])
@@ -372,8 +372,8 @@ def test_a_damaged_header_leaves_its_client_out(tmp_path: Path, method: str, sta
         record[path] = Array(one.dtype, one.shape, one.stype, data)
         return RecordDict({**reply, name: ArrayRecord(record)})
 
-    grid.bends[10**9 + 14] = damaged
-    result = played(made, grid, tmp_path / "run")
+    grid.edits[10**9 + 14] = damaged
+    result = run_on_nodes(made, grid, tmp_path / "run")
     assert result.record.status == "finished"
     assert result.rows[2].faults == {}
     ((words, who),) = result.rows[1].faults.items()
@@ -388,11 +388,11 @@ def test_more_work_than_was_asked_for_is_not_believed(tmp_path: Path) -> None:
     grid = alone(made, tmp_path)
 
     def greedy(reply: RecordDict) -> RecordDict:
-        reply[HEAD]["seen"] = [10**9]
+        reply[HEADER]["examples"] = [10**9]
         return reply
 
-    grid.bends[10**9] = bending(0, greedy)
-    row = played(made, grid).rows[1]
+    grid.edits[10**9] = edited_in(0, greedy)
+    row = run_on_nodes(made, grid).rows[1]
     assert row.clients == [1, 2]
     assert list(row.faults.values()) == [[0]]
 
@@ -411,7 +411,7 @@ def test_a_full_disk_does_not_hide_why_a_run_ended(
     monkeypatch.setattr(server, "serve", ends)
     monkeypatch.setattr(server, "write_text", full)
     with pytest.raises(TrainingError, match="It diverged"):
-        server.told(None, None, server.Options(tmp_path))
+        server.serve_and_report(None, None, server.RunOptions(tmp_path))
 
 
 def test_a_run_of_one_kind_is_not_gone_on_with_by_another(tmp_path: Path) -> None:
@@ -419,9 +419,9 @@ def test_a_run_of_one_kind_is_not_gone_on_with_by_another(tmp_path: Path) -> Non
     grid = alone(made, tmp_path)
     quick = QUICK.model_copy(update={"quorum": 1.0})
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
-    grid.bends[10**9] = bending(1, lambda reply: None)
+    grid.edits[10**9] = edited_in(1, lambda reply: None)
     with pytest.raises(TrainingError):
-        played(made, grid, tmp_path / "run")
+        run_on_nodes(made, grid, tmp_path / "run")
     with pytest.raises(RunError, match="clients' state that this engine needs"):
         start(made, tmp_path / "run", resume=True)
 
@@ -429,8 +429,8 @@ def test_a_run_of_one_kind_is_not_gone_on_with_by_another(tmp_path: Path) -> Non
 def test_other_terms_are_refused_by_the_node(tmp_path: Path) -> None:
     made, other = run("fedavg"), run("fedprox")
     grid = alone(made, tmp_path)
-    grid.sites[10**9] = replace(grid.sites[10**9], prepared=other)
-    row = played(made, grid).rows[1]
+    grid.nodes[10**9] = replace(grid.nodes[10**9], prepared=other)
+    row = run_on_nodes(made, grid).rows[1]
     assert row.clients == [1, 2]
     assert "another experiment" in next(iter(row.faults))
 
@@ -447,7 +447,7 @@ def test_secure_aggregation_is_refused(tmp_path: Path, method: str) -> None:
         "flower": {"secure_aggregation": True},
     }
     experiment = config.build(config.Experiment, values, "test")
-    with pytest.raises(RunError, match="Secure aggregation cannot be had") as error:
+    with pytest.raises(RunError, match="Secure aggregation is not available") as error:
         export(experiment, tmp_path / "app")
     assert ("single clients' updates" in str(error.value)) == (method == "fedgh")
     assert len(error.value.lines()) <= 4

@@ -1,1 +1,1 @@
-"""A whole federation on one machine: its keys, its processes, from start to end."""
+"""A whole federation on one machine: its keys and its processes."""

@@ -1,8 +1,7 @@
-"""A whole federation on this machine: started, given a run, followed, and ended."""
+"""A run in a federation on this machine: started, followed to its end, and cleaned up."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,11 +16,11 @@ from flwr.common.config import parse_config_args
 
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
+from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
 from fedkeel.flower.local.processes import Federation, quoted
-from fedkeel.flower.node.configuration import site
-from fedkeel.flower.node.local_data import away
-from fedkeel.flower.server.serve import OUTCOME
+from fedkeel.flower.node.configuration import make_node
+from fedkeel.flower.server.serve import OUTCOME, Outcome
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.interrupts import interrupts
@@ -29,13 +28,13 @@ from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import Watcher
 from fedkeel.runner.warnings import hints
 
-LOOK = 10.0
-"""Seconds between questions to Flower whether the run is still alive, which are slow to answer."""
+STATUS_SECONDS = 10.0
+"""Time between questions to Flower whether the run is still alive. They are slow to answer."""
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What became of a run.
+class LocalResult:
+    """The result of a run.
 
     Args:
         rows: its rounds.
@@ -48,44 +47,45 @@ class Finished:
     message: str = ""
 
 
-def shared(nodes: int) -> list[str]:
+def shared_configs(nodes: int) -> list[str]:
     """Return the configuration of nodes that share the clients of an experiment.
 
-    >>> shared(2)
+    >>> shared_configs(2)
     ['partition-id=0 num-partitions=2', 'partition-id=1 num-partitions=2']
     """
     return [f"partition-id={i} num-partitions={nodes}" for i in range(nodes)]
 
 
-def with_data(data: Sequence[str]) -> list[str]:
-    """Return the configuration of nodes that have data of their own, each by its path."""
-    words = [text if ":" in text else str(Path(text).absolute()) for text in data]
-    return [f"{one} data={quoted(w)}" for one, w in zip(shared(len(data)), words, strict=True)]
+def data_configs(sources: Sequence[str]) -> list[str]:
+    """Return the configuration of nodes with data of their own: paths, or import paths."""
+    texts = [source if ":" in source else str(Path(source).absolute()) for source in sources]
+    configs = shared_configs(len(sources))
+    return [f"{config} data={quoted(text)}" for config, text in zip(configs, texts, strict=True)]
 
 
-def up(
+def run_locally(
     experiment: Experiment,
     out: Path,
     configs: Sequence[str],
     watcher: Watcher,
     resume: bool = False,
     secure: bool = False,
-) -> Finished:
+) -> LocalResult:
     """Make a run in a federation of processes on this machine.
 
-    Logs, the app and what the clients keep are in the folder ``flower`` of the run.
+    Logs, the app and the clients' states are in the folder ``flower`` of the run.
 
     Args:
         experiment: what runs.
         out: the run folder.
-        configs: the configuration of each SuperNode, see `shared` and `with_data`.
-        watcher: follows the run.
+        configs: the configuration of each SuperNode, see `shared_configs` and `data_configs`.
+        watcher: shows the progress.
         resume: whether to go on with an unfinished run that is there.
         secure: whether to use TLS and node keys, as a federation of several machines does.
 
     Raises:
-        FedkeelError: the run cannot start, which is said before any process does where it can be
-            told from the experiment; or it could not go on.
+        FedkeelError: the run cannot start (where the experiment shows that, no process is started);
+            or it could not go on.
     """
     folder = RunFolder(out)
     if folder.exists() and not resume and folder.read_run().status != "finished":
@@ -93,118 +93,132 @@ def up(
             f"{out} holds an unfinished run.",
             do="add --resume to go on with it, or choose another folder (--out)",
         )
-    place = out.absolute() / "flower"
-    state = quoted(str(place / "state"))
-    told = []
-    if away(experiment):
-        for one in configs:
-            site(experiment, parse_config_args([one]))
+    flower_folder = out.absolute() / "flower"
+    state = quoted(str(flower_folder / "state"))
+    warnings = []
+    if is_on_nodes(experiment):
+        for config in configs:
+            make_node(experiment, parse_config_args([config]))
     else:
-        told = hints(prepare(experiment, gather(experiment)))
-    with RunFolder(place).alone():  # what follows would end another one's processes
-        app, outcome = place / "app", place / OUTCOME
-        try:
-            for old in (app, place / "keys"):  # of as many nodes as there were, and of their time
-                shutil.rmtree(old, ignore_errors=True)
-            for left in (outcome, place / "superlink.db"):
-                left.unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"{place} cannot be written to.",
-                got=error.strerror or error,
-                do="choose another folder (--out)",
-            ) from None
+        warnings = hints(prepare(experiment, gather(experiment)))
+    with RunFolder(flower_folder).alone():  # what follows would end another command's processes
+        app = flower_folder / "app"
+        _remove_leftovers(flower_folder)
         export(experiment, app)
-        with Federation(place, [f"{one} state={state}" for one in configs], secure) as federation:
+        configs = [f"{config} state={state}" for config in configs]
+        with Federation(flower_folder, configs, secure) as federation:
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
-            for one in told:
-                watcher.hint(_name(run), one)
-            return _follow(federation, run, folder, outcome, experiment.rounds, watcher)
+            for warning in warnings:
+                watcher.hint(f"flower run {run}", warning)
+            return _Follower(federation, run, folder, watcher).follow(experiment.rounds)
 
 
-def _follow(
-    federation: Federation,
-    run: int,
-    folder: RunFolder,
-    outcome: Path,
-    rounds: int,
-    watcher: Watcher,
-) -> Finished:
-    """Show the rounds as they come, until the run has ended.
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what an earlier run has left and this one makes anew, for another number of nodes."""
+    try:
+        for name in ("app", "keys"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (OUTCOME, "superlink.db"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be written to.",
+            got=error.strerror or error,
+            do="choose another folder (--out)",
+        ) from None
 
-    The first interrupt goes to the ServerApp, which ends the run after the round at hand.
+
+@dataclass(frozen=True)
+class _Follower:
+    """Follows a run by its folder.
+
+    Args:
+        federation: where it runs.
+        run: Flower's number of the run.
+        folder: its folder.
+        watcher: shows the progress.
     """
-    watcher.begin(_name(run), rounds, 0)
-    with interrupts(watcher.stopping) as stop:
-        rows = _watch(federation, run, folder, outcome, watcher, stop)
-    said = json.loads(outcome.read_text(encoding="utf-8"))
-    watcher.end(_name(run), said["what"] if said["status"] == "failed" else said["status"])
-    if said["status"] == "failed":
-        raise RunError(said["what"], got=said["got"], do=said["do"])
-    return Finished(rows, said["status"], folder.read_run().message)
 
+    federation: Federation
+    run: int
+    folder: RunFolder
+    watcher: Watcher
 
-def _name(run: int) -> str:
-    return f"flower run {run}"
+    @property
+    def _name(self) -> str:
+        return f"flower run {self.run}"
 
+    @property
+    def _has_ended(self) -> bool:
+        return (self.federation.folder / OUTCOME).exists()
 
-def _watch(
-    federation: Federation,
-    run: int,
-    folder: RunFolder,
-    outcome: Path,
-    watcher: Watcher,
-    stop: threading.Event,
-) -> list[RoundRecord]:
-    """Show the rows as they come, and return them when the run has ended."""
-    seen, asked, told = 0, time.monotonic(), False
-    while True:
-        ended = outcome.exists()  # before the rows are read: what is written by then is seen
-        rows = folder.rows() if folder.exists() else []
-        for row in rows[seen:]:
-            watcher.row(_name(run), row)
-        seen = len(rows)
-        if ended:
-            return rows
-        if stop.is_set() and not told:
-            told = True
-            _interrupt(federation if rows else None)
-        if time.monotonic() - asked > LOOK:
-            _alive(federation, run, outcome)
-            asked = time.monotonic()
-        time.sleep(0.2)
+    def follow(self, rounds: int) -> LocalResult:
+        """Show the rounds as they come, and return the result when the run has ended.
 
+        Raises:
+            RunError: the run has failed.
+        """
+        self.watcher.begin(self._name, rounds, 0)
+        with interrupts(self.watcher.stopping) as stop:
+            rows = self._wait(stop)
+        outcome = Outcome.read(self.federation.folder)
+        has_failed = outcome.status == "failed"
+        self.watcher.end(self._name, outcome.what if has_failed else outcome.status)
+        if has_failed:
+            raise RunError(outcome.what, got=outcome.got, do=outcome.do)
+        return LocalResult(rows, outcome.status, self.folder.read_run().message)
 
-def _interrupt(federation: Federation | None) -> None:
-    """Pass an interrupt on to the ServerApp.
+    def _wait(self, stop: threading.Event) -> list[RoundRecord]:
+        """Show the rows as they come, and return all of them when the run has ended.
 
-    Raises:
-        KeyboardInterrupt: there is none yet, or none that can be found.
-    """
-    found = [] if federation is None else federation.started("superlink", "flwr-serverapp")
-    if not found:
-        raise KeyboardInterrupt
-    for pid in found:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
+        The first interrupt goes to the ServerApp, which ends the run after the current round.
+        """
+        shown, last_check, is_told = 0, time.monotonic(), False
+        while True:
+            has_ended = self._has_ended  # before the rows are read, so that none is missed
+            rows = self.folder.rows() if self.folder.exists() else []
+            for row in rows[shown:]:
+                self.watcher.row(self._name, row)
+            shown = len(rows)
+            if has_ended:
+                return rows
+            if stop.is_set() and not is_told:
+                is_told = True
+                self._interrupt(has_rows=bool(rows))
+            if time.monotonic() - last_check > STATUS_SECONDS:
+                self._check_alive()
+                last_check = time.monotonic()
+            time.sleep(0.2)
 
+    def _interrupt(self, has_rows: bool) -> None:
+        """Pass an interrupt on to the ServerApp.
 
-def _alive(federation: Federation, run: int, outcome: Path) -> None:
-    """Refuse to wait for a run that Flower has given up on.
+        Raises:
+            KeyboardInterrupt: no ServerApp is at work on rounds yet, or none is found.
+        """
+        pids = self.federation.find("superlink", "flwr-serverapp") if has_rows else []
+        if not pids:
+            raise KeyboardInterrupt
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
 
-    Raises:
-        RunError: the SuperLink has ended, or the run, without a word of ours.
-    """
-    link, status = federation.alive("superlink"), "stopped"
-    if link:
-        try:
-            status = federation.status(run)
-        except RunError:  # it is slow to answer; the next look may tell more
+    def _check_alive(self) -> None:
+        """Check that Flower has not given up on the run.
+
+        Raises:
+            RunError: the SuperLink has ended, or the run without an outcome.
+        """
+        is_alive, status = self.federation.is_alive("superlink"), "stopped"
+        if is_alive:
+            try:
+                status = self.federation.status(self.run)
+            except RunError:  # it is slow to answer; the next check may tell more
+                return
+        if (is_alive and not status.startswith("finished")) or self._has_ended:
             return
-    if (link and not status.startswith("finished")) or outcome.exists():
-        return
-    raise RunError(
-        "The federation ended before the run did.",
-        got=f"{status}: {federation.tail('superlink')}",
-        do=f"see the logs in {federation.folder}, then go on with --resume",
-    )
+        raise RunError(
+            "The federation ended before the run did.",
+            got=f"{status}: {self.federation.tail('superlink')}",
+            do=f"see the logs in {self.federation.folder}, then go on with --resume",
+        )

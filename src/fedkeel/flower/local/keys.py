@@ -1,7 +1,7 @@
 """Certificates and keys of a federation: TLS for the server, a key pair for each node.
 
-Made with the `cryptography` package: a private authority signs the server's certificate, and each
-node has a key on the curve P-384, whose public half the server is told.
+A private authority signs the server's certificate. Each node has a key on the curve P-384, whose
+public half is registered at the server.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fedkeel.errors import RunError
 CA, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-_LONGEST = 64
+_MAX_SUBJECT = 64
 """Characters that the name in a certificate's subject may have."""
 
 
 def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> None:
     """Write ``ca.crt``, ``server.pem``, ``server.key`` and ``node-0``, ``node-0.pub``, ... .
 
-    The authority's own key is thrown away: to sign again, make everything again.
+    The authority's own key is not kept: to sign again, make everything again.
 
     Args:
-        folder: where to; it must not hold keys yet.
+        folder: the folder; it must not hold keys yet.
         hosts: names and addresses under which nodes reach the server.
         nodes: number of nodes.
         days: how long the certificates are valid.
@@ -48,7 +48,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
         RunError: a host is no name or address, there are keys already, or the folder cannot be
             written to.
     """
-    names = [_name(host) for host in hosts]
+    names = [_host_name(host) for host in hosts]
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkeel federation")])
     root = (
@@ -59,7 +59,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
         .sign(authority, hashes.SHA384())
     )
     server = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:_LONGEST])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:_MAX_SUBJECT])])
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     certificate = (
         _certificate(subject, issuer, server.public_key(), days)
@@ -72,18 +72,18 @@ def make(folder: Path, hosts: Sequence[str], nodes: int, days: int = 365) -> Non
     files = {
         CA: root.public_bytes(Encoding.PEM),
         CERTIFICATE: certificate.public_bytes(Encoding.PEM),
-        SERVER_KEY: _private(server, PrivateFormat.PKCS8),
+        SERVER_KEY: _private_bytes(server, PrivateFormat.PKCS8),
     }
     for number in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        files[f"node-{number}"] = _private(key, PrivateFormat.OpenSSH)
+        files[f"node-{number}"] = _private_bytes(key, PrivateFormat.OpenSSH)
         files[f"node-{number}.pub"] = public + b"\n"
     _write(folder, files)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files that are not there yet; nobody else may read what is private."""
+    """Write files that are not there yet; only their owner may read private keys."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any((folder / name).exists() for name in files):
@@ -130,7 +130,7 @@ def _usage(sign: bool) -> x509.KeyUsage:
     )
 
 
-def _name(host: str) -> x509.GeneralName:
+def _host_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -144,5 +144,5 @@ def _name(host: str) -> x509.GeneralName:
     )
 
 
-def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
-    return key.private_bytes(Encoding.PEM, form, NoEncryption())
+def _private_bytes(key: ec.EllipticCurvePrivateKey, format: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, format, NoEncryption())

@@ -1,4 +1,4 @@
-"""A federation on this machine: SuperLink and SuperNodes as processes of their own."""
+"""A federation on this machine: SuperLink and SuperNodes as separate processes."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from fedkeel.flower.local import keys
 from fedkeel.flower.node import resident
 
 NAME = "here"
-"""What the SuperLink is called in Flower's own configuration."""
+"""Name of the SuperLink in Flower's own configuration."""
 
-QUIET = {
+ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 
-LOOK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
-"""How often a node looks for a message that has come, in seconds; Flower's own is 1."""
-
+NODE_ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+"""Seconds between a node's looks for new messages; Flower's own value is 1."""
 
 MARK = "FEDKEEL_PROCESS"
-"""Name in the environment of a process, which its helpers inherit, that says what it is part of."""
+"""Environment variable that says to which federation a process belongs. Its helpers inherit it."""
 
 
 class Federation:
-    """SuperLink and SuperNodes on the loopback interface. Leaving it ends all of them.
+    """SuperLink and SuperNodes on the loopback interface. Leaving the context ends all of them.
 
-    Flower's helpers outlive whoever started them, some in sessions of their own. So each process
-    leads a group, and is marked in its environment.
+    Flower's helpers outlive the process that started them, some in sessions of their own. So each
+    process leads a group, and is marked in its environment.
 
     Args:
-        folder: where logs, Flower's own files and the database go.
+        folder: for logs, Flower's own files and the database.
         nodes: the configuration of each node, as Flower's ``--node-config`` takes it.
-        secure: whether TLS is used and nodes have to show a key that was registered.
-        patience: seconds until a start is given up on.
+        secure: whether TLS is used, and nodes have to show a registered key.
+        patience: seconds that a start may take.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class Federation:
         patience: float = 120.0,
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._before: dict[int, Any] = {}  # what polite kills did before
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._handlers: dict[signal.Signals, Any] = {}  # those before
         self.port = free_port()
         self.keys = folder / "keys"
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,29 +65,33 @@ class Federation:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every process."""
-        places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        if resident.possible():
-            places = [str(self.folder.absolute() / "warm"), *places]
-        path = os.pathsep.join(places)
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
+        folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        if resident.is_supported():
+            folders = [str(self._resident), *folders]
+        path = os.pathsep.join(folders)
+        return {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
+
+    @property
+    def _resident(self) -> Path:
+        return self.folder.absolute() / "resident"
 
     @property
     def address(self) -> str:
-        """Where the SuperLink listens."""
+        """The address of the SuperLink."""
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # a polite kill ends all of them
-            for kill in (signal.SIGTERM, signal.SIGHUP):  # the other is a terminal that closes
-                if signal.getsignal(kill) != signal.SIG_IGN:  # as nohup has it
-                    self._before[kill] = signal.signal(kill, lambda one, _: sys.exit(128 + one))
+        if threading.current_thread() is threading.main_thread():
+            for kill in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal closes
+                if signal.getsignal(kill) != signal.SIG_IGN:  # nohup ignores it
+                    self._handlers[kill] = signal.signal(kill, lambda n, _: sys.exit(128 + n))
         try:
-            self._end()  # of a federation here whose command was killed
+            self._kill_marked()  # processes of an earlier command that was killed
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
-            self._configure()
-            if resident.possible():
-                resident.install(self.folder / "warm")
+            self._write_config()
+            if resident.is_supported():
+                resident.install(self._resident)
             self.start_link()
             for number in range(len(self.nodes)):
                 if self.secure:
@@ -100,75 +103,79 @@ class Federation:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with _undisturbed():
-            for name in list(self._running):
+        with _signals_held():
+            for name in list(self._processes):
                 self.stop(name)
-        for kill, before in self._before.items():
-            signal.signal(kill, before)
-        self._before = {}
+        for kill, handler in self._handlers.items():
+            signal.signal(kill, handler)
+        self._handlers = {}
 
-    def _configure(self) -> None:
+    def _write_config(self) -> None:
         home = self.folder / "home"
         home.mkdir(parents=True, exist_ok=True)
-        how = "insecure = true"
+        security = "insecure = true"
         if self.secure:
-            how = f"root-certificates = {json.dumps(str(self.keys / keys.CA), ensure_ascii=False)}"
+            certificate = json.dumps(str(self.keys / keys.CA), ensure_ascii=False)
+            security = f"root-certificates = {certificate}"
         text = (
             f'[superlink]\ndefault = "{NAME}"\n\n'
-            f'[superlink.{NAME}]\naddress = "{self.address}"\n{how}\n'
+            f'[superlink.{NAME}]\naddress = "{self.address}"\n{security}\n'
         )
         (home / "config.toml").write_text(text, encoding="utf-8")
 
     def start_link(self) -> None:
         """Start the SuperLink, with the database of the last one, and wait until it listens."""
-        words = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
-        words += ["--database", str(self.folder / "superlink.db")]
-        words += ["--disable-runtime-dependency-installation"]
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.folder / "superlink.db")]
+        command += ["--disable-runtime-dependency-installation"]
         if self.secure:
-            words += ["--ssl-ca-certfile", str(self.keys / keys.CA)]
-            words += ["--ssl-certfile", str(self.keys / keys.CERTIFICATE)]
-            words += ["--ssl-keyfile", str(self.keys / keys.SERVER_KEY), "--enable-supernode-auth"]
+            command += ["--ssl-ca-certfile", str(self.keys / keys.CA)]
+            command += ["--ssl-certfile", str(self.keys / keys.CERTIFICATE)]
+            command += ["--ssl-keyfile", str(self.keys / keys.SERVER_KEY)]
+            command += ["--enable-supernode-auth"]
         else:
-            words += ["--insecure"]
-        self.start("superlink", words)
+            command += ["--insecure"]
+        self.start("superlink", command)
         end = time.monotonic() + self._patience
         while not _listens(self.port):
-            if not self.alive("superlink") or time.monotonic() > end:
+            if not self.is_alive("superlink") or time.monotonic() > end:
                 raise RunError("The SuperLink does not start.", got=self.tail("superlink"))
             time.sleep(0.05)
 
-    def start_node(self, number: int, link: str | None = None, more: Sequence[str] = ()) -> None:
+    def start_node(self, number: int, link: str | None = None, options: Sequence[str] = ()) -> None:
         """Start a SuperNode.
 
         Args:
             number: which of the nodes.
             link: address of the SuperLink, where it is not this federation's own.
-            more: further words of its command line, in place of certificates and keys.
+            options: of its command line, in place of certificates and keys.
         """
-        words = ["flower-supernode", "--superlink", link or self.address]
-        words += ["--port", str(free_port()), "--node-config", self.nodes[number]]
-        if more:
-            words += more
+        command = ["flower-supernode", "--superlink", link or self.address]
+        command += ["--port", str(free_port()), "--node-config", self.nodes[number]]
+        if options:
+            command += options
         elif self.secure:
-            words += ["--root-certificates", str(self.keys / keys.CA)]
-            words += ["--auth-supernode-private-key", str(self.keys / f"node-{number}")]
+            command += ["--root-certificates", str(self.keys / keys.CA)]
+            command += ["--auth-supernode-private-key", str(self.keys / f"node-{number}")]
         else:
-            words += ["--insecure"]
-        self.start(f"node-{number}", words, LOOK)
+            command += ["--insecure"]
+        self.start(f"node-{number}", command, NODE_ENVIRONMENT)
 
-    def start(self, name: str, words: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        """Start a process in a group of its own; what it says goes to a log.
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a process in a group of its own; its output goes to a log.
 
         Args:
-            name: what to call it.
-            words: its command line.
-            more: of its environment.
+            name: its name, for the log and for `stop`.
+            command: its command line.
+            environment: additional environment variables.
         """
-        # nobody could end a process of which an interrupt left no trace
-        with (self.folder / f"{name}.log").open("ab") as log, _undisturbed(later=True):
-            self._running[name] = subprocess.Popen(
-                words,
-                env={**self.environment, **(more or {}), MARK: self._mark(name)},
+        # an interrupt waits until the process is on record, or nobody could end it
+        with (self.folder / f"{name}.log").open("ab") as log, _signals_held(deliver=True):
+            self._processes[name] = subprocess.Popen(
+                command,
+                env={**self.environment, **(environment or {}), MARK: self._mark(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -176,65 +183,66 @@ class Federation:
             )
 
     def stop(self, name: str) -> None:
-        """End a process and all that it has started, at once; nothing of it is left on return."""
-        process = self._running.pop(name)
+        """Kill a process and all that it has started, and wait until they have ended."""
+        process = self._processes.pop(name)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(self._patience)
-        self._end(name)
+        self._kill_marked(name)
 
-    def _end(self, name: str = "") -> None:
+    def _kill_marked(self, name: str = "") -> None:
         end = time.monotonic() + self._patience
-        while (left := self.started(name)) and time.monotonic() < end:
-            for pid in left:
+        while (pids := self.find(name)) and time.monotonic() < end:
+            for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def started(self, name: str = "", command: str = "") -> list[int]:
-        """Return the processes that run on behalf of one of the federation's, itself included.
+    def find(self, name: str = "", command: str = "") -> list[int]:
+        """Return the ids of one of the federation's processes and of those that it has started.
 
-        They are found by their environment, where the system shows it (Linux); elsewhere nothing is
+        They are found by their environment, where the system shows it (Linux). Elsewhere nothing is
         found, and Flower's helpers end by themselves when they see that their parent is gone.
 
         Args:
-            name: which, such as ``superlink`` or ``node-0``; "" for all that began in the folder.
-            command: only those whose command line holds this.
+            name: which, such as ``superlink`` or ``node-0``; "" for all processes of the folder.
+            command: only those with this text in their command line.
         """
-        mark, found = f"{MARK}={self._mark(name)}".encode(), []
-        for place in Path("/proc").glob("[0-9]*"):
+        mark, pids = f"{MARK}={self._mark(name)}".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended, or belongs to somebody else
-                words = (place / "cmdline").read_bytes()
-                client_info = (place / "environ").read_bytes().split(b"\0")
-                ours = any(
-                    one == mark or (not name and one.startswith(mark)) for one in client_info
+                line = (folder / "cmdline").read_bytes()
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                is_ours = mark in variables or (
+                    not name and any(variable.startswith(mark) for variable in variables)
                 )
-                found += [int(place.name)] if ours and command.encode() in words else []
-        return found
+                if is_ours and command.encode() in line:
+                    pids.append(int(folder.name))
+        return pids
 
     def _mark(self, name: str) -> str:
         return f"{self.folder.absolute()}/{name}"
 
-    def alive(self, name: str) -> bool:
+    def is_alive(self, name: str) -> bool:
         """Return whether a process runs."""
-        return name in self._running and self._running[name].poll() is None
+        return name in self._processes and self._processes[name].poll() is None
 
     def tail(self, name: str, count: int = 3) -> str:
-        """Return the last lines of a process's log, as one."""
+        """Return the last lines of a process's log, as one line."""
         text = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        return " | ".join(line.strip() for line in text.splitlines() if line.strip())[
-            -120 * count :
-        ]
+        lines = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+        return lines[-120 * count :]
 
-    def flwr(self, *words: str) -> str:
-        """Run one of Flower's commands and return what it prints.
+    def flwr(self, *arguments: str) -> str:
+        """Run one of Flower's commands and return its output.
 
         Raises:
             RunError: it fails, or does not return in time.
         """
+        problem = f"'flwr {arguments[0]}' failed."
         try:
             done = subprocess.run(
-                ["flwr", *words],
+                ["flwr", *arguments],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -244,48 +252,47 @@ class Federation:
                 start_new_session=True,  # an interrupt from the keyboard is not meant for it
             )
         except subprocess.TimeoutExpired:
-            got = f"no answer within {self._patience:g} s"
-            raise RunError(f"'flwr {words[0]}' failed.", got=got) from None
+            raise RunError(problem, got=f"no answer within {self._patience:g} s") from None
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise RunError(f"'flwr {words[0]}' failed.", got=" ".join(said)[-300:])
+            output = (done.stderr or done.stdout).strip().splitlines()
+            raise RunError(problem, got=" ".join(output)[-300:])
         return done.stdout
 
     def submit(self, app: Path, config: Mapping[str, str | bool]) -> int:
-        """Hand an app to the SuperLink and return the number of the run.
+        """Hand an app to the SuperLink and return Flower's number of the run.
 
         Raises:
-            RunError: it is not taken.
+            RunError: Flower does not accept it.
         """
-        words = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
-        said = self.flwr("run", str(app), NAME, "--format", "json", "-c", words)
+        settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        output = self.flwr("run", str(app), NAME, "--format", "json", "-c", settings)
         try:
-            return int(json.loads(said[said.index("{") :])["run-id"])
+            return int(json.loads(output[output.index("{") :])["run-id"])
         except (ValueError, KeyError) as error:
-            raise RunError("Flower did not take the run.", got=f"{said.strip()[-300:]}") from error
+            last = output.strip()[-300:]
+            raise RunError("Flower did not accept the run.", got=last) from error
 
     def status(self, run: int) -> str:
-        """Return what Flower says of a run, such as ``running`` or ``finished:completed``."""
-        said = self.flwr("list", NAME, "--run-id", str(run), "--format", "json")
-        found = json.loads(said[said.index("{") :])
-        return str(found["runs"][0]["status"])
+        """Return Flower's status of a run, such as ``running`` or ``finished:completed``."""
+        output = self.flwr("list", NAME, "--run-id", str(run), "--format", "json")
+        return str(json.loads(output[output.index("{") :])["runs"][0]["status"])
 
 
 @contextmanager
-def _undisturbed(later: bool = False) -> Iterator[None]:
-    """Let interrupts and polite kills pass, or come `later`: who is in haste leaves processes."""
+def _signals_held(deliver: bool = False) -> Iterator[None]:
+    """Hold signals that ask for an end, and drop them or `deliver` them afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
+    received: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {one: signal.signal(one, lambda one, _: heard.append(one)) for one in signals}
+    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in signals}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        for number in heard if later else ():
+        for held, handler in handlers.items():
+            signal.signal(held, handler)
+        for number in received if deliver else ():
             signal.raise_signal(number)
 
 
@@ -306,7 +313,7 @@ def quoted(text: str) -> str:
     """Return a text as Flower reads it in a configuration on the command line.
 
     Raises:
-        RunError: it has quotes of both kinds, or characters that are not printed.
+        RunError: it has quotes of both kinds, or characters that are not printable.
 
     >>> print(quoted("/data/x.csv"), quoted('/data/"x".csv'))
     "/data/x.csv" '/data/"x".csv'
@@ -316,8 +323,8 @@ def quoted(text: str) -> str:
         raise RunError(
             "Flower's configuration cannot hold this text.",
             got=repr(text),
-            why="it takes no quotes of both kinds, and no characters that are not printed",
-            do="use a folder and files of other names",
+            why="it takes no quotes of both kinds, and no characters that are not printable",
+            do="rename the folder or file",
         )
     return f"{mark}{text}{mark}"
 

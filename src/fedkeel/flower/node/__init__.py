@@ -1,1 +1,1 @@
-"""A node of a federation: its data, its clients, its answers."""
+"""A node of a federation: its data, its clients and its replies."""

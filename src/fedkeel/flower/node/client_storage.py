@@ -1,17 +1,16 @@
-"""What a client keeps from round to round, on the node's disk.
+"""Client state on the node's disk, one file for each round.
 
-Each round's state is a file of its own, named by the round, that appears whole or not at all. The
-server says which one it believes in, by round and digest: a round whose reply came too late counts
-for nothing, and a server that goes on from an older checkpoint finds the state of that time.
+The server says which round's state it believes in, by round and digest. So the state of a round
+whose reply came too late is never used, and a server that goes on from an older checkpoint finds
+the state of that time.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,22 +20,23 @@ from safetensors.torch import load, save
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart
+from fedkeel.records.folder import write_bytes
 from fedkeel.tree import substates, unwalk, walk
 
 _NAME = re.compile(r"round-([0-9]{8})\.safetensors")
 
 
-class LostError(RunError):
-    """What a client kept is not there, or not what the server believes in."""
+class LostStateError(RunError):
+    """A client's state is not there, or is not the one that the server believes in."""
 
 
-class Keep:
+class ClientStorage:
     """The states of one client in one run.
 
     Args:
-        root: the node's folder for all states.
-        run: what its orders call the run. It names a folder by its digest: what was received is
-            never a path.
+        root: the node's folder.
+        run: the server's name for the run. Its digest names a folder: nothing that was received
+            becomes a path.
         client: stable client index.
     """
 
@@ -45,100 +45,92 @@ class Keep:
         self._folder = root / name / f"client-{int(client):08d}"
         self._client = client
 
-    def load(self, round: int, digest: str, spec: Mapping[str, TensorSpec]) -> ByPart:
+    def load(self, round: int, digest: str, expected: Mapping[str, TensorSpec]) -> ByPart:
         """Return the state that the server believes in.
 
         Args:
             round: rounds completed when it was made.
             digest: its digest.
-            spec: shape and type of every tensor, by path.
+            expected: shape and type of every tensor, by path.
 
         Raises:
-            LostError: it is not there, has another digest, or another form.
-            RunError: the disk fails; what is there is still there.
+            LostStateError: it is not there, has another digest, or other tensors.
+            RunError: the disk fails. The files are unchanged.
         """
-        with _disk("What the client keeps cannot be read"):
-            there = self._rounds()
-            if round not in there:
-                left = f"only that of round {max(there)} is there" if there else "it is gone"
-                raise self._lost(round, left)
-            data = self._file(round).read_bytes()
+        with _disk_errors("The client's state cannot be read"):
+            files = self._files()
+            if round not in files:
+                others = f"only that of round {max(files)} is there" if files else "it is gone"
+                raise self._lost(round, others)
+            data = files[round].read_bytes()
         if _digest(data) != digest:
             raise self._lost(round, "another one is there")
         try:
-            found = load(data)
+            tensors = load(data)
         except (SafetensorError, ValueError):
             raise self._lost(round, "it cannot be read") from None
-        if specs_of(dict(found)) != {path: spec[path] for path in spec}:
-            raise self._lost(round, "it has another form")
-        own = {path: torch.empty_like(found[path]).copy_(found[path]) for path in spec}
-        return substates(unwalk(own))
+        if specs_of(dict(tensors)) != dict(expected):
+            raise self._lost(round, "its tensors have other names, shapes or types")
+        copies = {p: torch.empty_like(tensors[p]).copy_(tensors[p]) for p in expected}
+        return substates(unwalk(copies))
 
     def store(self, round: int, state: ByPart) -> str:
         """Write the state after a round, and return its digest.
 
         Raises:
-            RunError: the disk fails, or is full; nothing has changed then.
+            RunError: the disk fails, or is full. The older files are unchanged.
         """
         data = save({path: t.contiguous() for path, t in walk(dict(state))})
-        file = self._file(round)
-        aside = file.with_name(f".{file.name}.{os.getpid()}")
-        with _disk("What the client keeps cannot be written"):
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with aside.open("wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(aside, file)
-            except OSError:
-                with suppress(OSError):
-                    aside.unlink()
-                raise
+        with _disk_errors("The client's state cannot be written"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._folder / f"round-{round:08d}.safetensors", data)
         return _digest(data)
 
-    def tidy(self, believed: int, back: int) -> None:
-        """Remove what nobody can ask for again.
+    def remove_unneeded(self, current_round: int, checkpoint_round: int) -> None:
+        """Remove the files that the server can no longer ask for.
 
         Args:
-            believed: the round whose state the server believes in, 0 for none.
-            back: the one in which it believed at its last checkpoint, to which it may go back.
+            current_round: the round whose state the server believes in, 0 for none.
+            checkpoint_round: the same at its last checkpoint, to which it may go back.
 
         Raises:
-            RunError: the disk fails; nothing that is needed is gone.
+            RunError: the disk fails. No file that is needed is gone.
         """
-        with _disk("What the client no longer needs cannot be removed"):
-            if self._folder.is_dir():
-                for file in list(self._folder.iterdir()):
-                    found = _NAME.fullmatch(file.name)
-                    if found is None or int(found[1]) not in (believed, back):
-                        file.unlink(missing_ok=True)
+        with _disk_errors("Old states of the client cannot be removed"):
+            if not self._folder.is_dir():
+                return
+            needed = {
+                file
+                for round, file in self._files().items()
+                if round in (current_round, checkpoint_round)
+            }
+            for file in list(self._folder.iterdir()):
+                if file not in needed:
+                    file.unlink(missing_ok=True)
 
-    def _lost(self, round: int, words: str) -> LostError:
-        return LostError(
-            f"What client {self._client} kept after round {round} is lost: {words}.",
-            why=f"it was to be in {self._folder}",
+    def _lost(self, round: int, reason: str) -> LostStateError:
+        return LostStateError(
+            f"The state of client {self._client} after round {round} is lost: {reason}.",
+            why=f"it should be in {self._folder}",
         )
 
-    def _file(self, round: int) -> Path:
-        return self._folder / f"round-{round:08d}.safetensors"
-
-    def _rounds(self) -> list[int]:
+    def _files(self) -> dict[int, Path]:
         if not self._folder.is_dir():
-            return []
-        found = [_NAME.fullmatch(file.name) for file in self._folder.iterdir()]
-        return sorted(int(one[1]) for one in found if one)
+            return {}
+        matches = [(_NAME.fullmatch(file.name), file) for file in self._folder.iterdir()]
+        return {int(match[1]): file for match, file in matches if match}
 
 
 @contextmanager
-def _disk(what: str) -> Iterator[None]:
-    """Say in words what the disk refused."""
+def _disk_errors(problem: str) -> Iterator[None]:
+    """Turn an error of the disk into one that the server may be told."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"{what}: {error.strerror or type(error).__name__}.",  # which the server is told
-            do="see that the node's disk has room and is its own; the next round tries again",
+            f"{problem}: {error.strerror or type(error).__name__}.",
+            do="see that the node's disk has space and that the node may write to it; "
+            "the next round tries again",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What a node has: its clients and their data, by the node's own configuration."""
+"""A node's configuration: which clients it plays, where its data and its files are."""
 
 from __future__ import annotations
 
@@ -8,62 +8,63 @@ from pathlib import Path
 
 from fedkeel.config import Experiment
 from fedkeel.errors import ConfigError
-from fedkeel.flower.node.local_data import away, own
-from fedkeel.flower.node.node import Site
+from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.node.local_data import read_local_data
+from fedkeel.flower.node.node import Node
 from fedkeel.runner.prepare import gather, prepare
 
 _KEYS = ("partition-id", "num-partitions", "state", "data", "name")
-"""What a node's configuration may say; other apps on the node may have keys of their own."""
+"""Keys of a node's configuration. Other apps on the node may have keys of their own."""
 
 STATE = Path.home() / ".fedkeel" / "state"
-"""Where clients keep their state, where the node's configuration names no folder."""
+"""The node's folder where its configuration names none."""
 
 
-def site(experiment: Experiment, config: Mapping[str, object]) -> Site:
-    """Return what a node needs to answer.
+def make_node(experiment: Experiment, config: Mapping[str, object]) -> Node:
+    """Return a node that can reply to requests.
 
     Args:
         experiment: the same as at the server.
         config: the node's configuration: ``partition-id`` and ``num-partitions``; ``state``, the
-            folder of what its clients keep; for data of its own ``data`` and ``name``.
+            folder of its clients' state; with data of its own also ``data`` and ``name``.
 
     Raises:
         FedkeelError: the data or the model cannot be used, or the configuration is not complete.
     """
-    _misspelled(config)
-    number, of = _whole(config, "partition-id"), _whole(config, "num-partitions", 1)
-    root = folder(config)
-    if away(experiment):
-        prepared = prepare(experiment, own(experiment, config, number))
-        return Site(prepared, frozenset({number}), root, str(config.get("name") or ""))
+    _refuse_misspelled(config)
+    number, nodes = _integer(config, "partition-id"), _integer(config, "num-partitions", 1)
+    folder = state_folder(config)
+    if is_on_nodes(experiment):
+        prepared = prepare(experiment, read_local_data(experiment, config.get("data"), number))
+        return Node(prepared, frozenset({number}), folder, str(config.get("name") or ""))
     prepared = prepare(experiment, gather(experiment))
-    clients = range(number, prepared.population.clients, max(of, 1))
-    return Site(prepared, frozenset(clients), root)
+    clients = range(number, prepared.population.clients, max(nodes, 1))
+    return Node(prepared, frozenset(clients), folder)
 
 
-def folder(config: Mapping[str, object]) -> Path:
-    """Return where a node keeps what its clients remember, and its log."""
+def state_folder(config: Mapping[str, object]) -> Path:
+    """Return the node's folder, which holds its clients' state and its log."""
     return Path(str(config.get("state") or STATE)).expanduser()
 
 
-def _misspelled(config: Mapping[str, object]) -> None:
-    """Refuse a key that is all but one of ours: what it says would count for nothing."""
+def _refuse_misspelled(config: Mapping[str, object]) -> None:
+    """Refuse a key that is almost one of ours: its value would be ignored."""
     for key in sorted(set(config) - set(_KEYS)):
-        near = difflib.get_close_matches(key, set(_KEYS) - set(config), n=1, cutoff=0.8)
-        if near:
+        close = difflib.get_close_matches(key, set(_KEYS) - set(config), n=1, cutoff=0.8)
+        if close:
             raise ConfigError(
                 f"The node's configuration has no key {key!r}.",
-                do=f"did you mean {near[0]!r}? known: {', '.join(_KEYS)}",
+                do=f"did you mean {close[0]!r}? known: {', '.join(_KEYS)}",
             )
 
 
-def _whole(values: Mapping[str, object], name: str, default: int | None = None) -> int:
-    found = values.get(name, default)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+def _integer(config: Mapping[str, object], name: str, default: int | None = None) -> int:
+    value = config.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(
             f"The node's configuration needs {name!r}.",
-            got=repr(found),
+            got=repr(value),
             expected="a whole number >= 0, without quotes",
             do=f"start it with --node-config '{name}=0 ...'",
         )
-    return found
+    return value

@@ -1,6 +1,8 @@
-"""What Flower starts in place of `flwr-clientapp`: see `warm`. It imports next to nothing.
+"""The program that Flower starts in place of ``flwr-clientapp``, see `resident`.
 
-python stand_in.py FOLDER PYTHON ARGUMENT...
+python launcher.py FOLDER PYTHON ARGUMENT...
+
+It imports almost nothing, so it starts fast.
 """
 
 from __future__ import annotations
@@ -12,53 +14,53 @@ import socket
 import sys
 import time
 
-WAIT = 60.0
-"""Seconds that a resident process may take to begin."""
+START_SECONDS = 60.0
+"""Time that a resident process may take to start."""
 
 
 def main(folder: str, python: str, arguments: list[str]) -> None:
-    """Hand the arguments to the resident process of the SuperExec that started this one."""
-    here, parent = os.getcwd(), os.getppid()
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": here}
-    os.chdir(folder)  # paths of sockets may only be short
-    found = _connected(f"{parent}.sock") or _started(python, parent)
-    if found is not None:
-        with found:
+    """Hand the arguments to the resident process of the SuperExec that started this program."""
+    directory, parent = os.getcwd(), os.getppid()
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": directory}
+    os.chdir(folder)  # the path of a socket has to be short
+    connection = _connect(f"{parent}.sock") or _start(python, parent)
+    if connection is not None:
+        with connection:
             data = json.dumps(request).encode() + b"\n"
-            sent = socket.send_fds(found, [data], [1, 2])
-            found.sendall(data[sent:])
+            size = socket.send_fds(connection, [data], [1, 2])
+            connection.sendall(data[size:])
             return
-    os.chdir(here)
-    places = os.environ["PATH"].split(os.pathsep)
-    os.environ["PATH"] = os.pathsep.join(p for p in places if os.path.realpath(p) != folder)
+    os.chdir(directory)
+    folders = os.environ["PATH"].split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(p for p in folders if os.path.realpath(p) != folder)
     os.execvp("flwr-clientapp", ["flwr-clientapp", *arguments])
 
 
-def _connected(name: str) -> socket.socket | None:
-    one = socket.socket(socket.AF_UNIX)
+def _connect(name: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        one.connect(name)
+        connection.connect(name)
     except OSError:
-        one.close()
+        connection.close()
         return None
-    return one
+    return connection
 
 
-def _started(python: str, parent: int) -> socket.socket | None:
-    """Start the resident process and wait until it answers, None where it does not.
+def _start(python: str, parent: int) -> socket.socket | None:
+    """Start the resident process and connect to it; None where it does not start.
 
-    On a slow machine Flower starts another stand-in meanwhile, which waits for the same process: it
-    holds a lock for as long as it lives.
+    On a slow machine Flower starts another launcher meanwhile, which waits for the same process:
+    that process holds a lock for as long as it lives.
     """
     lock = os.open(f"{parent}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        pid = _begun(python, parent, lock) if _locked(lock) else None
-        end = time.monotonic() + WAIT
+        pid = _fork_resident(python, parent, lock) if _try_lock(lock) else None
+        end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
-            found = _connected(f"{parent}.sock")
-            if found is not None:
-                return found
-            if os.waitpid(pid, os.WNOHANG)[0] if pid else _locked(lock):
+            connection = _connect(f"{parent}.sock")
+            if connection is not None:
+                return connection
+            if os.waitpid(pid, os.WNOHANG)[0] if pid else _try_lock(lock):
                 return None
             time.sleep(0.02)
         return None
@@ -66,7 +68,7 @@ def _started(python: str, parent: int) -> socket.socket | None:
         os.close(lock)
 
 
-def _begun(python: str, parent: int, lock: int) -> int:
+def _fork_resident(python: str, parent: int, lock: int) -> int:
     pid = os.fork()
     if pid == 0:
         try:
@@ -77,7 +79,8 @@ def _begun(python: str, parent: int, lock: int) -> int:
     return pid
 
 
-def _locked(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
+    """Take the lock, and return whether this process may start the resident one."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

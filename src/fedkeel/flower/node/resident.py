@@ -1,11 +1,11 @@
-"""A resident process that answers messages by copies of itself, so that each need not import anew.
+"""A resident process that answers each message in a fork of itself, to import only once.
 
-Flower starts the program `flwr-clientapp` for every message, which takes seconds to import PyTorch
-and Flower itself. A stand-in of that name, found first in the path, hands its arguments to a
-process that has imported both, and that forks: the copy is what Flower would have started, with the
-same arguments, environment and output, and serves one message. One such process belongs to each
-SuperExec and ends with it. Where there is none to be had, the stand-in does what Flower would have
-done.
+Flower starts the program ``flwr-clientapp`` for every message, which takes seconds to import
+PyTorch and Flower itself. `launcher` has the same name and comes first in the path. It hands its
+arguments to a process that has imported both, and that forks. The fork is what Flower would have
+started: it has the same arguments, environment and output, and serves one message. Each SuperExec
+has one resident process, which ends with it. Where none can be started, the launcher starts
+Flower's own program.
 
 Linux only: elsewhere a fork after such imports is not safe.
 """
@@ -23,87 +23,87 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from fedkeel.records.folder import write_bytes
+
 PROGRAM = "flwr-clientapp"
 
-HOME = Path.home() / ".fedkeel" / "warm"
-"""Where the stand-in goes, and sockets, for SuperNodes that are started by hand."""
+FOLDER = Path.home() / ".fedkeel" / "resident"
+"""Folder of the launcher and of sockets, for SuperNodes that are started by hand."""
 
-POLL = 0.5
-"""Seconds between looks whether the SuperExec is still there."""
+POLL_SECONDS = 0.5
+"""Time between looks whether the SuperExec still runs."""
 
-LARGEST = 1 << 20
-"""Bytes that a request may have: arguments and environment."""
+MAX_REQUEST_BYTES = 1 << 20
+"""Size of a request: arguments and environment."""
 
 
-def possible() -> bool:
+def is_supported() -> bool:
     """Return whether this system allows it."""
     return sys.platform == "linux"
 
 
 def install(folder: Path) -> None:
-    """Write the stand-in into a folder that only its owner can use, which then goes into the path.
+    """Write the launcher into a folder that only its owner can use, to be put into the path.
 
     Args:
-        folder: where to; sockets of the resident processes lie there too.
+        folder: also holds the sockets of the resident processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(stat.S_IRWXU)
-    words = [sys.executable, "-IS", str(Path(__file__).with_name("client_app.py")), str(folder)]
-    text = f'#!/bin/sh\nexec {shlex.join(words)} {shlex.quote(sys.executable)} "$@"\n'
-    aside = folder / f".{PROGRAM}.{os.getpid()}"
-    aside.write_text(text, encoding="utf-8")
-    aside.chmod(stat.S_IRWXU)
-    os.replace(aside, folder / PROGRAM)
+    command = [sys.executable, "-IS", str(Path(__file__).with_name("launcher.py")), str(folder)]
+    script = f'#!/bin/sh\nexec {shlex.join(command)} {shlex.quote(sys.executable)} "$@"\n'
+    write_bytes(folder / PROGRAM, script.encode(), mode=stat.S_IRWXU)
 
 
 def serve(folder: str, parent: int) -> None:
-    """Import everything, and answer stand-ins for as long as a SuperExec lives.
+    """Import everything, and answer launchers for as long as a SuperExec lives.
 
     Args:
-        folder: where the socket goes.
+        folder: folder of the socket.
         parent: process id of the SuperExec.
     """
     from flwr.supernode.cli import flwr_clientapp
 
-    import fedkeel.flower.apps  # noqa: F401
+    import fedkeel.flower.apps
+    import fedkeel.flower.node.answer  # noqa: F401
 
-    os.chdir(folder)  # paths of sockets may only be short
+    os.chdir(folder)  # the path of a socket has to be short
     name = f"{parent}.sock"
     aside = f".{name}.{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(aside)
         listener.listen(16)
-        os.replace(aside, name)  # whoever finds it can connect
-        _let_go_of_output()
-        listener.settimeout(POLL)
+        os.replace(aside, name)  # from here on launchers can connect
+        _close_output()
+        listener.settimeout(POLL_SECONDS)
         gc.collect()
-        gc.freeze()  # copies share these pages
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system collects copies that have ended
-        while _lives(parent):
+        gc.freeze()  # forks share these pages
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system collects forks that have ended
+        while _is_running(parent):
             try:
-                asked, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
                 continue
             if os.fork() == 0:
                 listener.close()
-                _become(asked)
+                _take_over(connection)
                 flwr_clientapp()
                 return
-            asked.close()
-    for left in (name, f"{parent}.lock"):
+            connection.close()
+    for file in (name, f"{parent}.lock"):
         with suppress(FileNotFoundError):
-            os.unlink(left)
+            os.unlink(file)
 
 
-def _let_go_of_output() -> None:
-    """Hold nobody's output open: what went wrong until now has been said there."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
+def _close_output() -> None:
+    """Close the output of the launcher that started this process: its reader waits for that."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
-        os.dup2(nothing, number)
-    os.close(nothing)
+        os.dup2(null, number)
+    os.close(null)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -111,20 +111,20 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _become(asked: socket.socket) -> None:
-    """Take over arguments, environment, folder and output of a stand-in."""
+def _take_over(connection: socket.socket) -> None:
+    """Take over arguments, environment, folder and output of a launcher."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    asked.settimeout(10.0)
-    data, handles, _, _ = socket.recv_fds(asked, LARGEST, 2)
+    connection.settimeout(10.0)
+    data, outputs, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
     while not data.endswith(b"\n"):
-        more = asked.recv(LARGEST)
-        if not more or len(data) > LARGEST:
-            raise ConnectionError("a stand-in broke off")
+        more = connection.recv(MAX_REQUEST_BYTES)
+        if not more or len(data) > MAX_REQUEST_BYTES:
+            raise ConnectionError("a launcher broke off")
         data += more
-    asked.close()
-    for number, handle in zip((1, 2), handles, strict=True):
-        os.dup2(handle, number)
-        os.close(handle)
+    connection.close()
+    for number, output in zip((1, 2), outputs, strict=True):
+        os.dup2(output, number)
+        os.close(output)
     request = json.loads(data)
     os.environ.clear()
     os.environ.update(request["environment"])

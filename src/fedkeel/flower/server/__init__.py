@@ -1,1 +1,1 @@
-"""The server of a federation: who is connected, what is sent, what is taken of the replies."""
+"""The server of a federation: which nodes are connected, what they are asked, and their replies."""

@@ -1,4 +1,4 @@
-"""Orders out, replies in: on Flower's `Grid`, with short polls and a deadline for everything."""
+"""Requests to nodes and their replies, on Flower's `Grid`, with a deadline for every call."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from flwr.serverapp import Grid
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
+from fedkeel.flower.protocol import DESCRIBE, TRAIN
+from fedkeel.flower.wire import WireError
 from fedkeel.user_code import one_line
 
 T = TypeVar("T")
-
-TRAIN, SURVEY, EVALUATE, HELLO = "train", "train.survey", "evaluate", "query.hello"
-"""Types of messages, with their actions."""
 
 GRACE = 60.0
 """Seconds beyond its deadline for which a message is kept for a node that comes late."""
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What came of an order.
+class NodeReply:
+    """The outcome of a request.
 
     Args:
         node: the node that it was sent to.
-        content: what it sent, None where it failed.
+        content: the node's reply, None where it failed.
         fault: why it failed, "" where it did not.
     """
 
@@ -40,142 +39,156 @@ class Reply:
     content: RecordDict | None
     fault: str = ""
 
+    def checked(self) -> RecordDict:
+        """Return the content.
 
-class Exchange:
-    """Asks nodes and waits for what they reply.
+        Raises:
+            WireError: the request failed.
+        """
+        if self.content is None:
+            raise WireError(self.fault)
+        return self.content
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A request without a reply: its node, and until when Flower keeps it."""
+
+    node: int
+    expires: float
+
+
+class NodeConnection:
+    """Sends requests to nodes and waits for their replies.
 
     Args:
         grid: Flower's grid.
-        settings: deadline and polls.
+        settings: deadline and time between polls.
     """
 
     def __init__(self, grid: Grid, settings: Flower) -> None:
         self._grid = grid
         self._settings = settings
-        self._open: dict[str, int] = {}  # orders that were given up on, and their nodes
-        self._greeted: dict[str, tuple[int, float]] = {}  # questions still to be answered, until
+        self._expired: dict[str, int] = {}  # training requests past their deadline, and their nodes
+        self._describing: dict[str, _Pending] = {}  # nodes that have not described themselves yet
 
-    def online(self) -> list[int]:
+    def connected_nodes(self) -> list[int]:
         """Return the ids of the nodes that are connected, ascending."""
         return sorted(self._bounded(lambda: list(self._grid.get_node_ids())))
 
     def ask(
         self,
-        orders: Mapping[int, RecordDict],
+        requests: Mapping[int, RecordDict],
         kind: str,
-        done: Callable[[], bool] = lambda: False,
+        is_enough: Callable[[], bool] = lambda: False,
         seconds: float | None = None,
-    ) -> Iterator[Reply]:
-        """Send an order to each node and yield the replies as they come.
+    ) -> Iterator[NodeReply]:
+        """Send a request to each node and yield the replies as they come.
 
-        It ends when every node has replied, when `done` says so, or at the deadline; each node is
-        yielded once at most. What comes after that, or twice, is thrown away: see `late`.
+        It ends when every node has replied, when `is_enough` says so, or at the deadline. Each node
+        is yielded at most once. What comes later, or twice, is dropped: see `late_nodes`.
 
         Args:
-            orders: what each node is sent.
+            requests: what each node is sent.
             kind: message type, with its action.
-            done: whether what came is enough.
+            is_enough: whether the replies so far are enough.
             seconds: until the deadline; None for that of the settings.
         """
         seconds = self._settings.deadline_seconds if seconds is None else seconds
-        end = time.monotonic() + seconds
-        waiting: dict[str, int] = {}
-        now, asked = time.monotonic(), dict[int, str]()
-        if kind == HELLO:  # what is too old Flower has thrown away, with its answer
-            asked = {node: number for number, (node, ends) in self._greeted.items() if now < ends}
-        greeted = dict[str, float]()
-        for node, content in orders.items():
-            if node in asked:  # it has not answered the last one yet
-                waiting[asked[node]] = node
-                greeted[asked[node]] = self._greeted[asked[node]][1]
+        now = time.monotonic()
+        waiting: dict[str, _Pending] = {}
+        asked: dict[int, str] = {}  # nodes whose last description is still to come
+        if kind == DESCRIBE:  # Flower drops an expired request together with its reply
+            asked = {p.node: number for number, p in self._describing.items() if now < p.expires}
+        lifetime = max(seconds, self._settings.deadline_seconds) + GRACE
+        for node, content in requests.items():
+            if node in asked:
+                waiting[asked[node]] = self._describing[asked[node]]
                 continue
-            lives = max(seconds, self._settings.deadline_seconds) + GRACE
-            message = Message(content, node, kind, ttl=lives)
-            numbers = self._push(message)
-            if not numbers or not numbers[0]:  # Flower says None where it did not take the message
-                yield Reply(node, None, "the message could not be handed to Flower")
+            numbers = self._push(Message(content, node, kind, ttl=lifetime))
+            if numbers and numbers[0]:  # Flower returns None where it does not take the message
+                waiting[numbers[0]] = _Pending(node, now + lifetime)
             else:
-                waiting[numbers[0]] = node
-                greeted[numbers[0]] = now + lives
-        while waiting and not done():
-            came = False
+                yield NodeReply(node, None, "the message could not be handed to Flower")
+        while waiting and not is_enough():
+            is_idle = True
             for message in self._pull(waiting):
                 number = message.metadata.reply_to_message_id
-                if number in waiting:  # and not a second reply to the same order
-                    came = True
-                    yield _reply(waiting.pop(number), message)
-            if time.monotonic() > end:
+                if number in waiting:  # else it is a second reply to the same request
+                    is_idle = False
+                    yield _reply(waiting.pop(number).node, message)
+            if time.monotonic() > now + seconds:
                 break
-            if not came:
+            if is_idle:
                 time.sleep(self._settings.poll_seconds)
         if kind == TRAIN:
-            self._open.update(waiting)
-        elif kind == HELLO:
-            self._greeted = {one: (node, greeted[one]) for one, node in waiting.items()}
+            self._expired.update({number: pending.node for number, pending in waiting.items()})
+        elif kind == DESCRIBE:
+            self._describing = waiting
 
-    def late(self) -> list[int]:
-        """Return the nodes that replied after they were given up on; the replies are dropped."""
-        if not self._open:
+    def late_nodes(self) -> list[int]:
+        """Return the nodes that have replied after their deadline; the replies are dropped."""
+        if not self._expired:
             return []
         nodes = []
-        for message in self._pull(self._open):
-            number = message.metadata.reply_to_message_id
-            if number in self._open:
-                node = self._open.pop(number)
-                nodes += [] if message.has_error() else [node]
+        for message in self._pull(self._expired):
+            node = self._expired.pop(message.metadata.reply_to_message_id, None)
+            if node is not None and not message.has_error():
+                nodes.append(node)
         return sorted(nodes)
 
     def _push(self, message: Message) -> list[str]:
         return self._bounded(lambda: list(self._grid.push_messages([message])))
 
     def _pull(self, numbers: Iterable[str]) -> list[Message]:
-        """Return what has come; Flower waits for a reply of which only a part is there."""
+        """Return the replies so far. Flower waits for the rest of one that has come in part."""
         wanted = list(numbers)
-        return self._bounded(lambda: list(self._grid.pull_messages(wanted)), self._answers)
+        return self._bounded(lambda: list(self._grid.pull_messages(wanted)), self._check_alive)
 
-    def _answers(self) -> None:
+    def _check_alive(self) -> None:
         self._bounded(lambda: list(self._grid.get_node_ids()), seconds=GRACE)
 
     def _bounded(
         self,
         call: Callable[[], T],
-        answers: Callable[[], None] | None = None,
+        check_alive: Callable[[], None] | None = None,
         seconds: float | None = None,
     ) -> T:
-        """Return what a call of the grid returns, which tries for ever where nobody answers.
+        """Return the result of a call of the grid, which retries for ever without an answer.
 
         Args:
             call: what is called.
-            answers: raises where the SuperLink does not answer, for a call that may take longer.
+            check_alive: for a call that may take longer: raises where the SuperLink does not
+                answer.
             seconds: that it may take; None for a minute more than a round's deadline.
 
         Raises:
             RunError: it has not returned by then, or Flower raised an error.
         """
-        found: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                found.put((call(), None))
-            except BaseException as error:  # whatever it is, it belongs to who asked
-                found.put((None, error))
+                results.put((call(), None))
+            except BaseException as error:  # it is raised in the thread that called
+                results.put((None, error))
 
         threading.Thread(target=work, daemon=True).start()
         limit = self._settings.deadline_seconds + GRACE if seconds is None else seconds
         while True:
             with suppress(queue.Empty):
-                value, error = found.get(timeout=limit)
+                value, error = results.get(timeout=limit)
                 break
-            if answers is None:
+            if check_alive is None:
                 raise RunError(
                     "The SuperLink does not answer.",
                     expected=f"an answer within {limit:g} s",
                     do="see that it runs, then go on with resume; everything is saved",
                 )
-            answers()
+            check_alive()
         if isinstance(error, Exception):
             raise RunError(
-                "The SuperLink cannot be asked any more.",
+                "The SuperLink cannot be reached any more.",
                 got=f"{one_line(error):.200}",
                 do="see that it runs and that its certificate is valid, then go on with resume; "
                 "everything is saved",
@@ -185,10 +198,10 @@ class Exchange:
         return cast(T, value)
 
 
-def _reply(node: int, message: Message) -> Reply:
+def _reply(node: int, message: Message) -> NodeReply:
     if message.has_error():
-        words = f"{message.error.reason or f'error {message.error.code}'}".splitlines()
-        return Reply(node, None, f"no reply: {words[0]:.120}")
+        reason = f"{message.error.reason or f'error {message.error.code}'}".splitlines()[0]
+        return NodeReply(node, None, f"no reply: {reason:.120}")
     if message.metadata.src_node_id != node:
-        return Reply(node, None, "the reply came from another node")
-    return Reply(node, message.content)
+        return NodeReply(node, None, "the reply came from another node")
+    return NodeReply(node, message.content)

@@ -1,11 +1,12 @@
-"""An engine whose clients are far away: `experiment` drives it as it drives any other."""
+"""An engine whose clients are on the nodes of a federation."""
 
 from __future__ import annotations
 
 import math
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,115 +23,132 @@ from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers, flat
 from fedkeel.errors import RunError, TrainingError
-from fedkeel.flower.node.node import LOST, OK, RESTARTED, Forms, terms
-from fedkeel.flower.server.arrivals import Arrived, Took
-from fedkeel.flower.server.exchange import EVALUATE, SURVEY, TRAIN, Exchange, Reply
-from fedkeel.flower.server.membership import Presence, Roster, written
-from fedkeel.flower.server.outliers import odd_answers, outliers
-from fedkeel.flower.server.replies import Reader, nothing, scores
-from fedkeel.flower.server.traffic import ASKED, EVALUATION, Ledger
-from fedkeel.flower.wire import (
-    FORMAT,
-    HEAD,
-    TENSORS,
-    Order,
-    WireError,
-    of_client,
-    pack,
-    unpack,
+from fedkeel.flower.protocol import (
+    EVALUATE,
+    LOST,
+    OK,
+    RESTARTED,
+    SURVEY,
+    TRAIN,
+    Agreement,
+    ClientRequest,
+    MessageSpecs,
+    NodeDescription,
+    Request,
 )
+from fedkeel.flower.server.connection import NodeConnection, NodeReply
+from fedkeel.flower.server.membership import Membership, pack_descriptions
+from fedkeel.flower.server.outliers import outlying_answers, outlying_replies
+from fedkeel.flower.server.replies import (
+    ReceivedReplies,
+    ReplyReader,
+    TrainedClient,
+    missing_answer,
+    read_scores,
+)
+from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
+from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unpack
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import least
-from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
+from fedkeel.tree import State, Tree, substate, substates, nbytes, walk
 
-KEPT, DIGEST, ROUND, BEGUN = "nodes/kept", "nodes/digest", "nodes/round", "nodes/begun"
-"""Names in a checkpoint: the round of each client's state, its digest, the server's round, and a
-number by which nodes tell this run from another of the same key."""
+STATE_ROUND, STATE_DIGEST = "nodes/kept", "nodes/digest"
+"""Names in a checkpoint of the round and the digest of each client's state."""
+
+ROUND, RUN_NUMBER = "nodes/round", "nodes/begun"
+"""Names in a checkpoint of the server's round, and of a random number by which nodes tell this run
+from another one of the same key."""
 
 
-class Nodes:
-    """Trains clients on the nodes of a federation.
+@dataclass(frozen=True)
+class _NodeRequest:
+    """A request to one node: its header, and the message with header and tensors."""
+
+    header: Request
+    content: RecordDict
+
+
+class NodeClients:
+    """Trains and evaluates clients on the nodes of a federation.
 
     Args:
         prepared: the run.
-        exchange: how nodes are asked.
-        roster: who is there.
-        said: where the data is on the nodes alone, so that they evaluate, what each client's node
-            has said of its data; it is in the checkpoint, for a run that goes on without some.
+        connection: how nodes are asked.
+        membership: which nodes are connected.
+        descriptions: where the data is on the nodes alone, so that they evaluate: what each
+            client's node has said of its data. It is saved in the checkpoint, for a run that goes
+            on without some nodes.
     """
 
     def __init__(
         self,
         prepared: Prepared,
-        exchange: Exchange,
-        roster: Roster,
-        said: Mapping[int, Presence] | None = None,
+        connection: NodeConnection,
+        membership: Membership,
+        descriptions: Mapping[int, NodeDescription] | None = None,
     ) -> None:
         setup, capacity = prepared.setup, prepared.population.per_round
         self._prepared, self._setup = prepared, setup
         self._settings = prepared.settings.flower
-        self._exchange, self._roster, self._said = exchange, roster, said
+        self._connection, self._membership = connection, membership
+        self._descriptions = descriptions
         needs = estimate(prepared)
-        self._forms, self._terms = Forms.of(prepared), terms(prepared)
-        self._begun = np.array([secrets.randbits(64)], dtype=np.uint64)
-        self._reader = Reader(prepared, self._forms)
+        self._specs, self._agreement = MessageSpecs.of(prepared), Agreement.of(prepared)
+        self._run_number = np.array([secrets.randbits(64)], dtype=np.uint64)
+        self._reader = ReplyReader(prepared, self._specs)
         self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, away=True)
         clients = len(setup.federation)
-        self._kept = np.zeros(clients, dtype=np.int64)  # [C] round of each client's state
-        self._digest = np.zeros(clients, dtype=np.uint64)  # [C] its digest
-        self._back = np.zeros(clients, dtype=np.int64)  # [C] its round at the last checkpoint
-        self._pending: dict[int, str] = {}  # digests of a round that is not yet taken
+        self._state_round = np.zeros(clients, dtype=np.int64)  # [C] of each client's state
+        self._state_digest = np.zeros(clients, dtype=np.uint64)  # [C]
+        self._checkpoint_round = np.zeros(clients, dtype=np.int64)  # [C] at the last checkpoint
+        self._new_digests: dict[int, str] = {}  # of a round that is not committed yet
         self.reasons: list[str] = []  # nodes train one client after the other, as was asked for
         self._round = 0
-        self._ledger = Ledger([*needs.down, *needs.up])
+        self._traffic = TrafficRecord([*needs.down, *needs.up])
 
     # --- training --------------------------------------------------------------------------------
 
     def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
-        """Train clients [K] from a message; those that answer in time are the round's.
+        """Train clients [K] from a message; those that reply in time make the round.
 
         Raises:
-            TrainingError: fewer than the quorum answered before the deadline.
+            TrainingError: fewer than the quorum replied before the deadline.
         """
         jobs = {job.client: job for job in self._buffers.begin(clients)}
         enough = least(self._settings.enough, len(clients))
-        took: dict[int, Took] = {}
+        received: dict[int, TrainedClient] = {}
         lost: list[int] = []
-        self._ledger.open(message.round)
-        self._latecomers()
-        orders = self._orders(message, jobs)
+        self._traffic.begin_round(message.round)
+        self._record_node_faults()
+        requests = self._requests(message, jobs)
         started = time.monotonic()
-        for reply in self._exchange.ask(orders, TRAIN, lambda: len(took) >= enough):
-            before = len(took)
-            self._receive(reply, Order.read(orders[reply.node]), took, lost)
-            tick(len(took) - before)
-        self._missing(clients, took, time.monotonic() - started)
-        self._quorum(message, len(clients), len({*took, *lost}))
-        found = np.array(sorted(took), dtype=np.int64)
-        final = [Job(row, k, jobs[k].done) for row, k in enumerate(found.tolist())]
-        self._pending = {client: one.digest for client, one in took.items()}
-        self._buffers.run(Arrived(self._setup, took), message, final, lambda count: None)
-        trained = self._buffers.gather(found)
-        self._screen(trained)
-        account = self._ledger.account(lost)
+        for reply, request in self._ask(requests, TRAIN, lambda: len(received) >= enough):
+            before = len(received)
+            self._receive(reply, request, received, lost)
+            tick(len(received) - before)
+        self._record_absent(clients, received, time.monotonic() - started)
+        self._check_quorum(message, len(clients), len({*received, *lost}))
+        replied = np.array(sorted(received), dtype=np.int64)
+        rows = [Job(row, k, jobs[k].done) for row, k in enumerate(replied.tolist())]
+        self._new_digests = {k: client.result.state_digest for k, client in received.items()}
+        trainer = ReceivedReplies(self._setup, received)
+        self._buffers.run(trainer, message, rows, lambda count: None)
+        trained = self._buffers.gather(replied)
+        self._exclude_outliers(trained)
         self._round = message.round
-        return Trained(**{**vars(trained), "account": account})
+        return replace(trained, account=self._traffic.account(lost))
 
-    def _orders(
-        self, message: Message, jobs: Mapping[int, Job], whose: str = "model"
-    ) -> dict[int, RecordDict]:
-        """Return what each node is sent, and count it; the model for `whose` sake."""
-        wanted = sorted(jobs)
-        self._roster.look()  # a node that was started anew may have another id
-        route = self._roster.route(wanted)
-        if sum(map(len, route.values())) < len(wanted):  # somebody may have come back
-            there = set(wanted)
-            self._roster.refresh(
-                self._settings.deadline_seconds / 4, lambda where: there <= set(where)
-            )
-            route = self._roster.route(wanted)
-        arrays, said = pack(flat(message)), self._roster.said()
+    def _requests(
+        self, message: Message, jobs: Mapping[int, Job], purpose: str = "model"
+    ) -> dict[int, _NodeRequest]:
+        """Return the request to each node, and count its bytes.
+
+        Args:
+            message: what is sent.
+            jobs: the clients that are asked.
+            purpose: under which name the bytes of the model are counted.
+        """
         size = nbytes(flat(message))
         if size > self._settings.message_mb * 1e6:
             raise RunError(
@@ -139,169 +157,187 @@ class Nodes:
                 expected=f"at most {self._settings.message_mb:g} MB",
                 do="raise flower.message_mb, or use a smaller model",
             )
-        orders = {}
-        for node, own in route.items():
-            head = Order(
-                format=FORMAT,
-                run=self._run,
-                round=message.round,
-                terms=self._terms,
-                data=said[own[0]].digest,
-                lr=message.lr,
-                clients=tuple(own),
-                done=tuple(jobs[k].done for k in own),
-                kept=tuple(int(self._kept[k]) for k in own),
-                digest=tuple(f"{int(self._digest[k]):016x}" for k in own),
-                back=tuple(int(self._back[k]) for k in own),
+        wanted = set(jobs)
+        self._membership.forget_disconnected()  # a node that was restarted may have another id
+        if not wanted <= set(self._membership.node_by_client()):  # a node may have come back
+            seconds = self._settings.deadline_seconds / 4
+            self._membership.refresh(seconds, lambda by_client: wanted <= set(by_client))
+        arrays, descriptions = pack(flat(message)), self._membership.descriptions()
+        requests = {}
+        for node, clients in self._membership.clients_by_node(sorted(wanted)).items():
+            rows = [
+                ClientRequest(
+                    client=k,
+                    steps_done=jobs[k].done,
+                    state_round=int(self._state_round[k]),
+                    state_digest=f"{int(self._state_digest[k]):016x}",
+                    checkpoint_round=int(self._checkpoint_round[k]),
+                )
+                for k in clients
+            ]
+            digest = descriptions[clients[0]].data_digest
+            header = Request.of(self._run, message.round, self._agreement, digest, message.lr, rows)
+            content = RecordDict({HEADER: header.record(), TENSORS: arrays})
+            requests[node] = _NodeRequest(header, content)
+            self._traffic.add_sent(
+                purpose, {"params": dict(message.params), "buffers": dict(message.buffers)}
             )
-            orders[node] = RecordDict({HEAD: head.record(), TENSORS: arrays})
-            self._ledger.sent(whose, {"p": dict(message.params), "b": dict(message.buffers)})
             for part, state in message.broadcast.items():
-                self._ledger.sent(part, {part: state})
-        return orders
+                self._traffic.add_sent(part, {part: state})
+        return requests
 
-    def _receive(self, reply: Reply, order: Order, took: dict[int, Took], lost: list[int]) -> None:
-        """Take what a node replied to an order, or write down why not."""
-        meant = order.clients
+    def _ask(
+        self,
+        requests: Mapping[int, _NodeRequest],
+        kind: str,
+        is_enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[NodeReply, Request]]:
+        """Send the requests, and yield each reply with its request as it comes."""
+        contents = {node: request.content for node, request in requests.items()}
+        for reply in self._connection.ask(contents, kind, is_enough):
+            yield reply, requests[reply.node].header
+
+    def _receive(
+        self,
+        reply: NodeReply,
+        request: Request,
+        received: dict[int, TrainedClient],
+        lost: list[int],
+    ) -> None:
+        """Take a node's clients into `received` and `lost`, or record why not."""
         try:
-            if reply.content is None:
-                raise WireError(reply.fault)
-            answer = self._reader.answer(reply.content, order)
+            content = reply.checked()
+            header = self._reader.header(content, request)
         except WireError as error:
-            self._ledger.fault(error.short(), meant)
+            self._traffic.add_fault(error.short(), request.clients)
             return
-        for place, client in enumerate(meant):
-            status = answer.status[place]
-            if status == LOST:
-                lost.append(client)
-                self._ledger.fault("lost what it had kept; the method begins anew", [client])
-            elif status not in (OK, RESTARTED):
-                self._ledger.fault(f"failed: {status:.200}", [client])
+        for row, result in zip(request.rows(), header.rows(), strict=True):
+            if result.status == LOST:
+                lost.append(row.client)
+                reason = "lost its client state; the method begins anew"
+                self._traffic.add_fault(reason, [row.client])
+            elif result.status not in (OK, RESTARTED):
+                self._traffic.add_fault(f"failed: {result.status:.200}", [row.client])
             else:
                 try:
-                    state = self._reader.state(reply.content, client)
-                    self._count(state)
-                    done = order.done[place]
-                    took[client] = self._reader.took(reply.content, state, answer, place, done)
+                    state = self._reader.state(content, row.client)
+                    self._count_upload(state)
+                    received[row.client] = self._reader.client(content, state, row, result)
                 except WireError as error:
-                    self._ledger.fault(error.short(), [client])
+                    self._traffic.add_fault(error.short(), [row.client])
                     continue
-                if status == RESTARTED:
-                    lost.append(client)
-                    self._ledger.fault("lost what it had kept, and began anew", [client])
+                if result.status == RESTARTED:
+                    lost.append(row.client)
+                    self._traffic.add_fault("lost its client state, and began anew", [row.client])
 
-    def _count(self, state: State) -> None:
-        """Count the tensors of a client's reply."""
-        self._ledger.came("model", {k: substate(state, k) for k in ("update", "buffers")})
-        for part, own in substates(substate(state, "uploads")).items():
-            self._ledger.came(part, {part: own})
+    def _count_upload(self, state: State) -> None:
+        """Count the bytes of a client's reply."""
+        self._traffic.add_received("model", {k: substate(state, k) for k in ("update", "buffers")})
+        for part, upload in substates(substate(state, "uploads")).items():
+            self._traffic.add_received(part, {part: upload})
 
-    def _screen(self, trained: Trained) -> None:
-        """Take replies out whose norm is far from the others'."""
+    def _exclude_outliers(self, trained: Trained) -> None:
+        """Mark replies as not finite whose norm is far from the others', and record them."""
         replies = trained.replies
-        for row, words in outliers(replies, self._settings.screen).items():
+        for row, reason in outlying_replies(replies, self._settings.outlier_factor).items():
             replies.finite[row] = False
-            self._ledger.fault(words, [int(replies.clients[row])])
-        for row in np.flatnonzero(~replies.finite).tolist():
-            client = int(replies.clients[row])
-            if client not in self._ledger.named():
-                self._ledger.fault("sent NaN or infinity", [client])
+            self._traffic.add_fault(reason, [int(replies.clients[row])])
+        for client in replies.clients[~replies.finite].tolist():
+            if client not in self._traffic.clients_with_faults():
+                self._traffic.add_fault("sent NaN or infinity", [client])
 
-    def _quorum(self, message: Message, asked: int, came: int) -> None:
-        """Refuse a round that too few have answered; who has lost what it kept has answered."""
-        needed = least(self._settings.quorum, asked)
-        if came >= needed:
+    def _check_quorum(self, message: Message, selected: int, replied: int) -> None:
+        """Refuse a round with too few replies; that of a client with lost state is one of them."""
+        needed = least(self._settings.quorum, selected)
+        if replied >= needed:
             return
-        said = "; ".join(f"{words}: {clients}" for words, clients in self._ledger.faults.items())
+        faults = "; ".join(f"{key}: {clients}" for key, clients in self._traffic.faults.items())
+        details = f" ({faults:.300})" if faults else ""
         raise TrainingError(
             f"Round {message.round + 1} has no quorum.",
-            got=f"{came} of {asked} clients answered" + (f" ({said:.300})" if said else ""),
+            got=f"{replied} of {selected} clients answered{details}",
             expected=f"at least {needed} within {self._settings.deadline_seconds:g} s",
             do="see that the nodes are up, then go on with resume; everything is saved",
         )
 
-    def _missing(
-        self, clients: Ints, came: Collection[int], seconds: float, stage: str = ""
+    def _record_absent(
+        self, clients: Ints, replied: Collection[int], seconds: float, stage: str = ""
     ) -> None:
-        """Write down who has not answered, and is not written down already."""
-        named = self._ledger.named(stage)
-        where = self._roster.where()
+        """Record clients that have not replied after some seconds and have no fault yet."""
+        with_faults = self._traffic.clients_with_faults(stage)
+        nodes = self._membership.node_by_client()
         for client in clients.tolist():
-            if client in came or client in named:
+            if client in replied or client in with_faults:
                 continue
-            if client not in where:
-                words = self._roster.why_not(client)
+            if client not in nodes:
+                reason = self._membership.absence_reason(client)
             elif seconds >= self._settings.deadline_seconds:
-                words = "no reply before the deadline"
+                reason = "no reply before the deadline"
             else:
-                words = NOT_NEEDED
-            self._ledger.fault(words, [client], stage)
+                reason = NOT_NEEDED
+            self._traffic.add_fault(reason, [client], stage)
 
-    def _latecomers(self) -> None:
-        said = self._roster.said()
-        where = self._roster.where()
-        for node in self._exchange.late():
-            clients = [c for c in said if where[c] == node]
-            self._ledger.fault("a reply to an earlier round came late and was dropped", clients)
-        for words in self._roster.faults:
-            self._ledger.fault(words, [])
-        self._roster.faults.clear()
-
-    @staticmethod
-    def _meant(orders: Mapping[int, RecordDict], node: int) -> tuple[int, ...]:
-        return Order.read(orders[node]).clients
+    def _record_node_faults(self) -> None:
+        """Record replies that have come late, and nodes that were refused, since the last round."""
+        nodes = self._membership.node_by_client()
+        for late in self._connection.late_nodes():
+            clients = [client for client, node in nodes.items() if node == late]
+            self._traffic.add_fault(
+                "a reply to an earlier round came late and was dropped", clients
+            )
+        for reason in self._membership.faults:
+            self._traffic.add_fault(reason, [])
+        self._membership.faults.clear()
 
     # --- surveys ---------------------------------------------------------------------------------
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
-        """Return the answers of clients [K] to the surveys; NaN for who does not answer.
+        """Return the answers of clients [K] to the surveys; NaN for a client without an answer.
 
         Raises:
             TrainingError: fewer than the quorum answered before the deadline.
         """
-        self._ledger.open(message.round)
+        self._traffic.begin_round(message.round)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        orders = self._orders(message, jobs)
-        came: set[int] = set()
+        requests = self._requests(message, jobs)
+        answered: set[int] = set()
         for job in jobs.values():
-            self._buffers.rows.put_answers(job, nothing(self._forms))
+            self._buffers.rows.put_answers(job, missing_answer(self._specs.answer))
         started = time.monotonic()
-        for reply in self._exchange.ask(orders, SURVEY):
-            meant = self._meant(orders, reply.node)
+        for reply, request in self._ask(requests, SURVEY):
             try:
-                if reply.content is None:
-                    raise WireError(reply.fault)
-                head = Order.read(reply.content)
-                if (head.run, head.round) != (self._run, message.round):
+                content = reply.checked()
+                header = Request.read(content)
+                if (header.run, header.round) != (self._run, message.round):
                     raise WireError("A reply belongs to another round or run.")
             except WireError as error:
-                self._ledger.fault(error.short(), meant, stage=ASKED)
+                self._traffic.add_fault(error.short(), request.clients, SURVEY_STAGE)
                 continue
-            came |= {c for c in meant if self._answered(reply.content, jobs[c])}
-        self._missing(clients, came, time.monotonic() - started, stage=ASKED)
-        self._quorum(message, len(clients), len(came))
+            answered |= {k for k in request.clients if self._take_answer(content, jobs[k])}
+        self._record_absent(clients, answered, time.monotonic() - started, SURVEY_STAGE)
+        self._check_quorum(message, len(clients), len(answered))
         answers = self._buffers.answers(clients)
-        for row, words in odd_answers(answers, self._settings.screen).items():
+        for row, reason in outlying_answers(answers, self._settings.outlier_factor).items():
             for _, answer in walk(dict(answers)):
                 answer[row] = math.nan
-            self._ledger.fault(words, [int(clients[row])], stage=ASKED)
+            self._traffic.add_fault(reason, [int(clients[row])], SURVEY_STAGE)
         return answers
 
-    def _answered(self, content: RecordDict, job: Job) -> bool:
-        """Take what one client answered to the surveys, or write down why not."""
+    def _take_answer(self, content: RecordDict, job: Job) -> bool:
+        """Take one client's answer to the surveys, or record why not; return whether it was."""
         try:
-            state = unpack(content, of_client(TENSORS, job.client), self._forms.answer)
+            state = unpack(content, of_client(TENSORS, job.client), self._specs.answer)
         except WireError as error:
-            self._ledger.fault(error.short(), [job.client], stage=ASKED)
+            self._traffic.add_fault(error.short(), [job.client], SURVEY_STAGE)
             return False
         self._buffers.rows.put_answers(job, substates(state))
-        for part, own in substates(state).items():
-            self._ledger.came(part, {part: own})
+        for part, answer in substates(state).items():
+            self._traffic.add_received(part, {part: answer})
         return True
 
     @property
     def _run(self) -> str:
-        return f"{self._prepared.key}-{int(self._begun[0]):016x}"
+        return f"{self._prepared.key}-{int(self._run_number[0]):016x}"
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -310,78 +346,80 @@ class Nodes:
         return self._buffers.done(clients)
 
     def commit(self, trained: Trained, keep: Ints) -> None:
-        """Take the round: believe in the states that the clients `keep` have written for it."""
+        """Believe from now on in the states that the clients `keep` have written in this round."""
         self._buffers.commit(trained, keep)
-        if self._forms.client_state:
+        if self._specs.client_state:
             for client in keep.tolist():
-                self._kept[client] = self._round + 1
-                self._digest[client] = int(self._pending[client], 16)
-        self._pending = {}
+                self._state_round[client] = self._round + 1
+                self._state_digest[client] = int(self._new_digests[client], 16)
+        self._new_digests = {}
         account = trained.account
         if account is not None and account.lost and self._prepared.plan.mirrored:
-            self._kept[:] = 0
-            self._digest[:] = 0
+            self._state_round[:] = 0
+            self._state_digest[:] = 0
         self._round += 1
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the server knows of the clients' states."""
+        descriptions = {} if self._descriptions is None else pack_descriptions(self._descriptions)
         return {
             **self._buffers.state(),
-            KEPT: self._kept.copy(),
-            DIGEST: self._digest.copy(),
+            STATE_ROUND: self._state_round.copy(),
+            STATE_DIGEST: self._state_digest.copy(),
             ROUND: np.array([self._round], dtype=np.int64),
-            BEGUN: self._begun.copy(),
-            **({} if self._said is None else written(self._said)),
+            RUN_NUMBER: self._run_number.copy(),
+            **descriptions,
         }
 
     def saved(self) -> None:
-        """Hear that the checkpoint of the last state is complete."""
-        self._back[:] = self._kept
+        """Note that the checkpoint of the last state is complete."""
+        self._checkpoint_round[:] = self._state_round
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what the server knew of the clients' states at a checkpoint."""
         self._buffers.restore(arrays)
-        self._kept[:] = arrays[KEPT]
-        self._digest[:] = arrays[DIGEST]
-        self._begun[:] = arrays[BEGUN]
-        self._back[:] = self._kept
+        self._state_round[:] = arrays[STATE_ROUND]
+        self._state_digest[:] = arrays[STATE_DIGEST]
+        self._run_number[:] = arrays[RUN_NUMBER]
+        self._checkpoint_round[:] = self._state_round
         self._round = int(arrays[ROUND][0])
 
     # --- evaluation ------------------------------------------------------------------------------
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split: of each client the means, NaN for who is away.
+        """Return [N, 3] of the examples of a split.
 
-        Where the server has the data, it evaluates itself, and exactly.
+        Where the server has the data, it evaluates itself, exactly. Else the rows of a client hold
+        its mean scores, or NaN where it has not replied.
         """
-        if self._said is None:
+        if self._descriptions is None:
             with arithmetic(self._setup.precision):
                 return evaluate(self._setup, params, buffers, split)
         _, group, _ = evaluated(self._setup, "clients")
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
         clients = np.unique(group)
-        sent = buffers if self._setup.training.buffers == "average" else {}  # nodes have their own
-        message = Message(params, sent, {}, self._round, 0.0)
+        if self._setup.training.buffers != "average":  # else nodes use their own
+            buffers = {}
+        message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        orders = self._orders(message, jobs, EVALUATION)
-        came: set[int] = set()
+        requests = self._requests(message, jobs, EVALUATION)
+        replied: set[int] = set()
         started = time.monotonic()
-        for reply in self._exchange.ask(orders, EVALUATE):
-            meant = self._meant(orders, reply.node)
+        for reply, request in self._ask(requests, EVALUATE):
             try:
-                if reply.content is None:
-                    raise WireError(reply.fault)
-                for client in meant:
-                    own = np.flatnonzero(group == client)
-                    measured[own] = scores(reply.content, client, len(own))
-                    came.add(client)
+                content = reply.checked()
+                for client in request.clients:
+                    rows = np.flatnonzero(group == client)
+                    measured[rows] = read_scores(content, client, len(rows))
+                    replied.add(client)
             except WireError as error:
-                self._ledger.fault(error.short(), set(meant) - came, stage=EVALUATION)
-        self._missing(clients, came, time.monotonic() - started, stage=EVALUATION)
+                failed = set(request.clients) - replied
+                self._traffic.add_fault(error.short(), failed, EVALUATION)
+        self._record_absent(clients, replied, time.monotonic() - started, EVALUATION)
         return measured
 
-    def __enter__(self) -> Nodes:
+    def __enter__(self) -> NodeClients:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to end: the nodes live on."""
+        """The nodes go on running, so there is nothing to end."""

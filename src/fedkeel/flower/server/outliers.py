@@ -1,4 +1,4 @@
-"""Which replies of a round are not like the others."""
+"""Replies of a round whose norm is far from the others'."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ from fedkeel.method.server_round import Replies
 from fedkeel.tree import walk
 
 
-def outliers(replies: Replies, factor: float) -> dict[int, str]:
-    """Return the rows whose norm is more than `factor` times the median, and why, in words.
+def outlying_replies(replies: Replies, factor: float) -> dict[int, str]:
+    """Return the rows whose norm is more than `factor` times the median, each with the reason.
 
-    The update, and each part's message, are compared by themselves. The median is the lower one and
-    leaves out what is not finite, so that of two replies the larger one is the outlier.
+    The update and each part's upload are compared separately. The median is the lower one, and
+    ignores what is not finite, so of two replies the larger one is the outlier.
     """
-    update = {"an update": _norm(list(replies.update.values()))} if replies.update else {}
-    return _far({**update, **_norms("a message", replies.uploads)}, factor)
+    norms = _norms("a message", replies.uploads)
+    if replies.update:
+        norms = {"an update": _norm(list(replies.update.values())), **norms}
+    return _outliers(norms, factor)
 
 
-def odd_answers(answers: ByPart, factor: float) -> dict[int, str]:
-    """Return the same of the answers to surveys."""
-    return _far(_norms("an answer", answers), factor)
+def outlying_answers(answers: ByPart, factor: float) -> dict[int, str]:
+    """Return the same for the answers to surveys."""
+    return _outliers(_norms("an answer", answers), factor)
 
 
-def _far(measured: Mapping[str, Tensor], factor: float) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for name, norms in measured.items():
+def _outliers(norms_by_name: Mapping[str, Tensor], factor: float) -> dict[int, str]:
+    reasons: dict[int, str] = {}
+    for name, norms in norms_by_name.items():
         finite = norms[norms.isfinite()]
-        if not len(finite):
-            continue
-        middle = float(finite.median())
-        for row in torch.nonzero(norms > factor * middle).flatten().tolist():
-            if middle > 0.0 and bool(norms[row].isfinite()):
-                times = float(norms[row]) / middle
-                found.setdefault(row, f"{name} {times:.0e} times as large as the median")
-    return found
+        median = float(finite.median()) if len(finite) else 0.0
+        if median > 0.0:
+            outlying = (norms > factor * median) & norms.isfinite()
+            for row in torch.nonzero(outlying).flatten().tolist():
+                ratio = float(norms[row]) / median
+                reasons.setdefault(row, f"{name} {ratio:.0e} times as large as the median")
+    return reasons
 
 
-def _norms(what: str, by_part: ByPart) -> dict[str, Tensor]:
-    """Return norms [K] in float64 of what each part sends, by what it is called."""
-    found = {}
+def _norms(name: str, by_part: ByPart) -> dict[str, Tensor]:
+    """Return the norms [K], in float64, of what each part sends."""
+    norms = {}
     for part, state in by_part.items():
         tensors = [t for _, t in walk(state) if t.is_floating_point()]
         if tensors:
-            found[f"{what} of {part}"] = _norm(tensors)
-    return found
+            norms[f"{name} of {part}"] = _norm(tensors)
+    return norms
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

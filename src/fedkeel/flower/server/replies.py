@@ -1,8 +1,9 @@
-"""What nodes reply, taken only as it was asked for."""
+"""The nodes' replies: checked against what was asked for, and given to the engine's buffers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,98 +11,136 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedkeel.data import batches
+from fedkeel.engine.base import Job, TrainingSetup
+from fedkeel.engine.local import Done, ReadRecord, ended
 from fedkeel.engine.prepared import Prepared
-from fedkeel.flower.node.node import Forms
-from fedkeel.flower.server.arrivals import Took
-from fedkeel.flower.wire import TENSORS, Answer, Order, WireError, of_client, unpack, values
-from fedkeel.method import local_loop as method
-from fedkeel.method.context import ByPart
+from fedkeel.engine.spec import TensorSpec
+from fedkeel.flower.protocol import (
+    ClientRequest,
+    ClientResult,
+    MessageSpecs,
+    Request,
+    TrainingReply,
+)
+from fedkeel.flower.wire import (
+    DIAGNOSTICS,
+    SCORES,
+    TENSORS,
+    WireError,
+    numbers,
+    of_client,
+    unpack,
+)
+from fedkeel.method.context import ByPart, Message
+from fedkeel.method.local_loop import Reply, finite
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 
 @dataclass(frozen=True)
-class Reader:
+class TrainedClient:
+    """A client's reply, and what its node says of it."""
+
+    reply: Reply
+    result: ClientResult
+
+
+class ReceivedReplies:
+    """A `Trainer` whose clients have trained already, on their nodes.
+
+    Args:
+        setup: method, model and data.
+        clients: the replies by client.
+    """
+
+    def __init__(self, setup: TrainingSetup, clients: Mapping[int, TrainedClient]) -> None:
+        self.parallel_clients, self.placed, self._clients = 1, setup, clients
+        self.reasons: list[str] = []
+
+    def __call__(
+        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
+    ) -> Iterator[Done]:
+        """Return the replies that have come."""
+        for job in jobs:
+            client = self._clients[job.client]
+            yield ended(job, client.reply, client.result.steps, client.result.examples)
+
+
+@dataclass(frozen=True)
+class ReplyReader:
     """Reads the replies of a run.
 
     Args:
         prepared: the run.
-        forms: shapes and types of what is sent.
+        specs: shapes and types of what is sent.
     """
 
     prepared: Prepared
-    forms: Forms
+    specs: MessageSpecs
 
-    def answer(self, content: RecordDict, order: Order) -> Answer:
-        """Return what a node says of its clients.
+    def header(self, content: RecordDict, request: Request) -> TrainingReply:
+        """Return the header of a reply.
 
         Args:
-            content: its reply.
-            order: what it was asked for.
+            content: the reply of a node.
+            request: what the node was asked for.
 
         Raises:
-            WireError: it is not an answer to that.
+            WireError: it is not a reply to that request.
         """
-        answer = Answer.read(content)
-        if (answer.run, answer.round) != (order.run, order.round):
-            raise WireError("A reply belongs to another round or run.", got=f"round {answer.round}")
-        if answer.clients != order.clients:
+        reply = TrainingReply.read(content)
+        if (reply.run, reply.round) != (request.run, request.round):
+            raise WireError("A reply belongs to another round or run.", got=f"round {reply.round}")
+        if reply.clients != request.clients:
             raise WireError("A reply is for other clients than were asked.")
-        columns = (answer.status, answer.steps, answer.seen, answer.digest)
-        if any(len(column) != len(order.clients) for column in columns):
-            raise WireError("A reply's columns differ in length.")
-        return answer
+        return reply
 
     def state(self, content: RecordDict, client: int) -> State:
         """Return the tensors of one client's reply.
 
         Raises:
-            WireError: they are not of the form that is expected.
+            WireError: they are not the expected ones.
         """
-        return unpack(content, of_client(TENSORS, client), self.forms.reply)
+        return unpack(content, of_client(TENSORS, client), self.specs.reply)
 
-    def took(
-        self, content: RecordDict, state: State, answer: Answer, place: int, done: int
-    ) -> Took:
+    def client(
+        self, content: RecordDict, state: State, request: ClientRequest, result: ClientResult
+    ) -> TrainedClient:
         """Return one client's reply, checked.
 
         Args:
             content: the node's reply.
             state: the client's tensors.
-            answer: what the node says of its clients.
-            place: which of them.
-            done: local steps that it had made before.
+            request: what the client was asked for.
+            result: what the node says of it.
 
         Raises:
-            WireError: it counts other work than was asked for, or cannot be decoded.
+            WireError: it reports other work than was asked for, or cannot be decoded.
         """
-        client, forms, setup = answer.clients[place], self.forms, self.prepared.setup
-        numbers = values(content, of_client("diagnostics", client), {*forms.diagnostics, "loss"})
-        steps, seen = answer.steps[place], answer.seen[place]
-        asked = batches.count_examples(
-            setup.training.local, int(setup.federation.sizes[client]), done
-        )
-        if seen != asked or not 0 < steps <= seen:
+        setup, diagnostics = self.prepared.setup, self.specs.diagnostics
+        values = numbers(content, of_client(DIAGNOSTICS, request.client), {*diagnostics, "loss"})
+        size = int(setup.federation.sizes[request.client])
+        expected = batches.count_examples(setup.training.local, size, request.steps_done)
+        if result.examples != expected or not 0 < result.steps <= result.examples:
             raise WireError(
                 "A reply counts other work than was asked for.",
-                got=f"{steps} steps, {seen} examples",
+                got=f"{result.steps} steps, {result.examples} examples",
             )
-        digest = answer.digest[place]
-        if forms.client_state and not _is_digest(digest):
+        if self.specs.client_state and not _is_digest(result.state_digest):
             raise WireError("A reply's digest is not one.")
         update = self._update(state)
-        reply = method.Reply(
+        reply = Reply(
             update=update,
             buffers=tensors(substate(state, "buffers")),
             uploads=substates(substate(state, "uploads")),
             client_state={},
-            loss=torch.tensor(numbers["loss"], dtype=torch.float64),
-            finite=method.finite({**state, "update": dict(update)}),
+            loss=torch.tensor(values["loss"], dtype=torch.float64),
+            finite=finite({**state, "update": dict(update)}),
             diagnostics={
-                name: torch.tensor(numbers[name], dtype=one.dtype)
-                for name, one in forms.diagnostics.items()
+                name: torch.tensor(values[name], dtype=spec.dtype)
+                for name, spec in diagnostics.items()
             },
         )
-        return Took(reply, steps, seen, digest)
+        return TrainedClient(reply, result)
 
     def _update(self, state: State) -> Tree:
         """Return the update of a reply, decoded where it was encoded."""
@@ -109,8 +148,8 @@ class Reader:
         if codec is None:
             return tensors(substate(state, "update"))
         try:
-            sent = substate(substate(state, "uploads"), codec.name)
-            return codec.decode(sent, self.prepared.server.params)
+            encoded = substate(substate(state, "uploads"), codec.name)
+            return codec.decode(encoded, self.prepared.server.params)
         except (RuntimeError, IndexError, ValueError) as error:
             first = str(error).splitlines()[0]
             raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
@@ -120,8 +159,8 @@ def _is_digest(text: str) -> bool:
     return len(text) == 16 and all(sign in "0123456789abcdef" for sign in text)
 
 
-def scores(content: RecordDict, client: int, count: int) -> Tensor:
-    """Return [N, 3] rows of examples that have the means that a client has sent; hits are whole.
+def read_scores(content: RecordDict, client: int, count: int) -> Tensor:
+    """Return rows [N, 3] of examples that have the mean scores that a client has sent.
 
     Args:
         content: the reply of its node.
@@ -129,18 +168,17 @@ def scores(content: RecordDict, client: int, count: int) -> Tensor:
         count: N, the number of examples that it was measured on.
 
     Raises:
-        WireError: there are none, or they cannot be those of so many examples.
+        WireError: there are no scores, or they cannot be those of N examples.
     """
-    means = values(content, of_client("scores", client), {"top1", "top3", "loss"})
+    means = numbers(content, of_client(SCORES, client), {"top1", "top3", "loss"})
     if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
         raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
-    places = torch.arange(count)
-    hits = [(places < round(means[name] * count)).double() for name in ("top1", "top3")]
+    rows = torch.arange(count)
+    hits = [(rows < round(means[name] * count)).double() for name in ("top1", "top3")]
     return torch.stack([*hits, torch.full((count,), means["loss"]).double()], dim=1)
 
 
-def nothing(forms: Forms) -> ByPart:
-    """Return the answer of a client that has given none: NaN, which counts for nothing."""
-    return substates(
-        unwalk({p: torch.full(s.shape, math.nan, dtype=s.dtype) for p, s in forms.answer.items()})
-    )
+def missing_answer(specs: Mapping[str, TensorSpec]) -> ByPart:
+    """Return the answer of a client that has given none to a survey: NaN everywhere."""
+    answer = {k: torch.full(spec.shape, math.nan, dtype=spec.dtype) for k, spec in specs.items()}
+    return substates(unwalk(answer))

@@ -1,25 +1,26 @@
-"""The server's side of a run: the same rounds, records and checkpoints as everywhere."""
+"""The server's side of a run: the same rounds, records and checkpoints as in a simulation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flwr.serverapp import Grid
 from rich.console import Console
 
 from fedkeel.config import Experiment
-from fedkeel.errors import FedkeelError, RunError
-from fedkeel.flower.node.local_data import away, stand_in
-from fedkeel.flower.node.node import terms
-from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.server.exchange import Exchange
-from fedkeel.flower.server.membership import Presence, Roster, remembered
+from fedkeel.errors import FedkeelError
+from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.protocol import Agreement, NodeDescription
+from fedkeel.flower.secure_aggregation import refuse_secure_aggregation
+from fedkeel.flower.server.connection import NodeConnection
+from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.server.membership import ClientData, Membership, unpack_descriptions
+from fedkeel.flower.server.placeholder import placeholder
 from fedkeel.method.grammar import parse
-from fedkeel.method.roles import Capability
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
@@ -31,12 +32,12 @@ from fedkeel.runner.start import check_settings, start
 from fedkeel.task.models import builder
 
 OUTCOME = "outcome.json"
-"""File that says how a run ended, for whoever follows it."""
+"""File that tells the process that follows a run how it ended."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """What is said when a run is submitted, beyond the experiment.
+class RunOptions:
+    """What is given when a run is submitted, beyond the experiment.
 
     Args:
         out: the run folder.
@@ -47,72 +48,98 @@ class Options:
     resume: bool = False
 
 
-def told(grid: Grid, experiment: Experiment, options: Options) -> None:
-    """Make a run, and leave word of how it ended beside the logs of a local federation.
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        status: "finished", "interrupted" or "failed".
+        what: of a failed run, the error, as in `FedkeelError`.
+        got: the same.
+        do: the same.
+    """
+
+    status: str
+    what: str = ""
+    got: str | None = None
+    do: str | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder."""
+        write_text(folder / OUTCOME, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Outcome:
+        """Read it from a folder."""
+        return cls(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+
+
+def serve_and_report(grid: Grid, experiment: Experiment, options: RunOptions) -> None:
+    """Make a run, and write how it ended beside the logs of a local federation.
 
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
-    word = {"status": "failed", "what": "The server's app ended.", "got": None, "do": None}
+    outcome = Outcome("failed", "The server's app ended.")
     try:
-        word["status"] = serve(grid, experiment, options).record.status
+        outcome = Outcome(serve(grid, experiment, options).record.status)
     except FedkeelError as error:
-        word.update(what=error.what, got=_text(error.got), do=error.do)
+        got = None if error.got is None else str(error.got)
+        outcome = Outcome("failed", error.what, got, error.do)
         raise
     except Exception as error:
-        word.update(got=f"{type(error).__name__}: {error!s:.200}")
+        outcome = Outcome("failed", outcome.what, f"{type(error).__name__}: {error!s:.200}")
         raise
     finally:
-        place = options.out / "flower"
-        if place.is_dir():
-            with suppress(OSError, RunError):  # a full disk, which the run has said
-                write_text(place / OUTCOME, json.dumps(word))
+        folder = options.out / "flower"
+        if folder.is_dir():
+            with suppress(OSError):  # a full disk, which the run's own error has said
+                outcome.write(folder)
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
+def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
     """Make a run with the nodes of a federation.
 
     Args:
         grid: Flower's grid.
         experiment: what runs.
-        options: where to, and whether to go on.
+        options: the run folder, and whether to go on.
 
     Raises:
         FedkeelError: the run cannot start, or cannot go on; what was done is saved.
     """
     refuse_secure_aggregation(experiment)
     settings = experiment.flower
-    parse(experiment.method, weights=experiment.weights)  # before anybody is waited for
+    parse(experiment.method, weights=experiment.weights)  # before it waits for nodes
     builder(experiment.model.name)
     check_settings(options.out, experiment)
-    exchange = Exchange(grid, settings)
-    said: Mapping[int, Presence] | None
-    if away(experiment):
-        count = experiment.partition.clients or 0
-        roster, said = Roster(exchange, settings, count), _before(options, count)
-        if not said:
-            every = f"all {count}, whose data nobody else knows"
-            roster.gather(lambda found: found == count, every)
-            said = roster.said()
-        prepared = prepare(experiment, stand_in(experiment, said))
-        data = {k: (one.examples[0], one.digest) for k, one in said.items()}
+    connection = NodeConnection(grid, settings)
+    descriptions: Mapping[int, NodeDescription] | None = None
+    if is_on_nodes(experiment):
+        clients = experiment.partition.clients or 0
+        membership = Membership(connection, settings, clients)
+        descriptions = _saved_descriptions(options, clients)
+        if not descriptions:
+            needed = f"all {clients}, because only they have the data"
+            membership.wait_for_clients(lambda count: count == clients, needed)
+            descriptions = membership.descriptions()
+        prepared = prepare(experiment, placeholder(experiment, descriptions))
+        data = {
+            client: ClientData(node.train_examples[0], node.data_digest)
+            for client, node in descriptions.items()
+        }
     else:
-        said = None
         prepared = prepare(experiment, gather(experiment))
-        roster = Roster(exchange, settings, prepared.population.clients)
+        membership = Membership(connection, settings, prepared.population.clients)
         federation = prepared.setup.federation
         digest = federation.data.fingerprint()
-        data = {k: (int(n), digest) for k, n in enumerate(federation.sizes)}
-    roster.pin(data, terms(prepared))
-    needed = least(settings.quorum, prepared.population.clients)
-    roster.gather(lambda found: found >= needed, f"at least {needed} clients")
+        data = {k: ClientData(int(size), digest) for k, size in enumerate(federation.sizes)}
+    membership.require(data, Agreement.of(prepared))
+    quorum = least(settings.quorum, prepared.population.clients)
+    membership.wait_for_clients(lambda count: count >= quorum, f"at least {quorum} clients")
     choice = EngineChoice(
         kind="flower",
-        workers=len(set(roster.where().values())),
+        workers=len(set(membership.node_by_client().values())),
         dtype=experiment.engine.dtype,
         asked="flower",
     )
@@ -120,48 +147,24 @@ def serve(grid: Grid, experiment: Experiment, options: Options) -> Result:
         prepared,
         options.out,
         options.resume,
-        watcher=Faults(Console()),
-        engine=Nodes(prepared, exchange, roster, said),
+        watcher=LinesWithFaults(Console()),
+        engine=NodeClients(prepared, connection, membership, descriptions),
         choice=choice,
     )
 
 
-class Faults(Lines):
-    """Lines for whoever submitted the run, and one for each reason why clients were left out."""
+class LinesWithFaults(Lines):
+    """Progress lines for the user who submitted the run, and one for each fault of a round."""
 
     def row(self, run: str, row: RoundRecord) -> None:
-        """Show a line where it is time for one, and what went wrong in any case."""
+        """Show a line where it is time for one, and the faults in any case."""
         super().row(run, row)
-        for words, clients in row.faults.items():
-            self._print(f"round {row.round}: {words}: clients {clients}")
+        for reason, clients in row.faults.items():
+            self._print(f"round {row.round}: {reason}: clients {clients}")
 
 
-def refuse_secure_aggregation(experiment: Experiment) -> None:
-    """Refuse what cannot be had, and say what stands in the way.
-
-    Raises:
-        RunError: secure aggregation was asked for.
-    """
-    if not experiment.flower.secure_aggregation:
-        return
-    plan = parse(experiment.method, weights=experiment.weights)
-    single = [part.name for part in plan.parts if Capability.PER_CLIENT_UPDATES in part.needs]
-    uploads = [part.name for part in plan.uploads]
-    words = "this method needs no more than sums"
-    if single:
-        words = f"{', '.join(single)} needs single clients' updates, which it takes away"
-    elif uploads or not plan.sums:
-        words = f"the messages of {', '.join(uploads) or 'this method'} would have to be summed too"
-    raise RunError(
-        "Secure aggregation cannot be had.",
-        why="Flower has SecAgg+ for its older interface only, and we make no cryptography of our "
-        f"own; {words}",
-        do="set flower.secure_aggregation = false; DP-SGD at the clients ('dpsgd') hides examples",
-    )
-
-
-def _before(options: Options, count: int) -> Mapping[int, Presence]:
+def _saved_descriptions(options: RunOptions, clients: int) -> Mapping[int, NodeDescription]:
     """Return what the nodes said when the run began that goes on, empty where none does."""
-    saved = RunFolder(options.out).load() if options.resume else None
-    said = {} if saved is None else remembered(saved.arrays)
-    return said if set(said) == set(range(count)) else {}
+    checkpoint = RunFolder(options.out).load() if options.resume else None
+    descriptions = {} if checkpoint is None else unpack_descriptions(checkpoint.arrays)
+    return descriptions if set(descriptions) == set(range(clients)) else {}

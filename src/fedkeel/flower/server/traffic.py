@@ -1,4 +1,4 @@
-"""What a round costs and what goes wrong in it, written down as it happens."""
+"""What a round costs in bytes and what goes wrong in it, recorded as it happens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from fedkeel.engine.base import Account
 from fedkeel.tree import State, nbytes
 
 EVALUATION = "evaluation"
-"""What the model is sent for, where it is not to be trained."""
+"""Stage of a round, and name of what the model is sent for in it."""
 
-ASKED = "survey"
-"""What clients are asked before they train."""
+SURVEY_STAGE = "survey"
+"""Stage of a round before training."""
 
 
-class Ledger:
-    """The account of a round. It stays open until the next, for evaluations after it.
+class TrafficRecord:
+    """The traffic and the faults of a round.
 
-    What was sent before the first round counts for that.
+    It stays open until the next round begins, for evaluations after the round. What was sent before
+    the first round counts for that.
 
     Args:
         order: parts in the order in which every engine's record has them.
@@ -26,36 +27,38 @@ class Ledger:
     def __init__(self, order: Sequence[str]) -> None:
         self._order = [*dict.fromkeys(order), EVALUATION]
         self._round: int | None = None
+        self._clear()
+
+    def _clear(self) -> None:
         self.down: dict[str, int] = {}
         self.up: dict[str, int] = {}
         self.faults: dict[str, list[int]] = {}
-        self._named: dict[str, set[int]] = {}
+        self._clients: dict[str, set[int]] = {}
 
-    def open(self, round: int) -> None:
-        """Open the account of a round, where it is not open already."""
+    def begin_round(self, round: int) -> None:
+        """Begin the record of a round, where it has not begun."""
         if self._round is not None and self._round != round:
-            self.down, self.up, self.faults, self._named = {}, {}, {}, {}
+            self._clear()
         self._round = round
 
-    def sent(self, part: str, state: Mapping[str, State]) -> None:
+    def add_sent(self, part: str, state: Mapping[str, State]) -> None:
         """Count tensors that were sent to a node."""
         self.down[part] = self.down.get(part, 0) + nbytes(dict(state))
 
-    def came(self, part: str, state: Mapping[str, State]) -> None:
-        """Count tensors that came from a client."""
+    def add_received(self, part: str, state: Mapping[str, State]) -> None:
+        """Count tensors that a client has sent."""
         self.up[part] = self.up.get(part, 0) + nbytes(dict(state))
 
-    def fault(self, words: str, clients: Iterable[int], stage: str = "") -> None:
-        """Write down what went wrong, and for which clients; in a `stage` other than training."""
-        clients = list(clients)
-        found = self.faults.setdefault(f"{stage}: {words}" if stage else words, [])
-        found.extend(c for c in clients if c not in found)
-        found.sort()
-        self._named.setdefault(stage, set()).update(clients)
+    def add_fault(self, reason: str, clients: Iterable[int], stage: str = "") -> None:
+        """Record what went wrong for which clients; in training, or in another stage."""
+        clients = set(clients)
+        key = f"{stage}: {reason}" if stage else reason
+        self.faults[key] = sorted({*self.faults.get(key, []), *clients})
+        self._clients.setdefault(stage, set()).update(clients)
 
-    def named(self, stage: str = "") -> set[int]:
+    def clients_with_faults(self, stage: str = "") -> set[int]:
         """Return the clients for which something went wrong in training, or in another stage."""
-        return self._named.get(stage, set())
+        return self._clients.get(stage, set())
 
     def account(self, lost: Sequence[int]) -> Account:
         """Return the account of the round, to which evaluations are still added."""

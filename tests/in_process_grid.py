@@ -1,6 +1,6 @@
 """Flower's messages within one process: every message becomes bytes and is read from them again.
 
-What real processes do beside that is in `test_processes` and `test_faults`.
+`test_processes` and `test_faults` test what real processes do beyond that.
 """
 
 from __future__ import annotations
@@ -19,26 +19,19 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedkeel.config import Flower
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import FedkeelError
-from fedkeel.flower.node.node import Site
-from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.server.exchange import Exchange
-from fedkeel.flower.server.membership import Roster
+from fedkeel.flower.node.node import Node
+from fedkeel.flower.server.connection import NodeConnection
+from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.server.membership import Membership
 from fedkeel.runner.loop import Result
 from fedkeel.runner.start import start
 
-HANDLERS: dict[str, Callable[[Site, RecordDict], RecordDict]] = {
-    "query.hello": lambda site, content: site.hello(),
-    "train": Site.train,
-    "train.survey": Site.survey,
-    "evaluate": Site.evaluate,
-}
-
-Bend = Callable[[str, RecordDict], RecordDict | None]
+Edit = Callable[[str, RecordDict], RecordDict | None]
 """(message type, reply) -> what is sent in its place; None for no reply at all."""
 
 
 def across(content: RecordDict) -> RecordDict:
-    """What a receiver sees of a content: through bytes, in Flower's own form."""
+    """Return a content as a receiver sees it, after a way through bytes."""
     objects = {key: one.deflate() for key, one in get_all_nested_objects(content).items()}
     found = inflate_object_from_contents(content.object_id, objects)
     assert isinstance(found, RecordDict)
@@ -46,11 +39,11 @@ def across(content: RecordDict) -> RecordDict:
 
 
 @dataclass
-class Near(Grid):
+class InProcessGrid(Grid):
     """Nodes in this process. Replies come at once."""
 
-    sites: dict[int, Site]
-    bends: dict[int, Bend] = field(default_factory=dict)
+    nodes: dict[int, Node]
+    edits: dict[int, Edit] = field(default_factory=dict)
     sizes: list[tuple[str, str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,7 +60,7 @@ class Near(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
-        return list(self.sites)
+        return list(self.nodes)
 
     def get_nodes(self) -> Iterable[object]:
         return []
@@ -78,19 +71,19 @@ class Near(Grid):
             number = uuid.uuid4().hex
             message.metadata.__dict__["_message_id"] = number
             numbers.append(number)
-            self._replies[number] = self._played(message)
+            self._replies[number] = self._reply(message)
         return numbers
 
-    def _played(self, message: Message) -> list[Message]:
+    def _reply(self, message: Message) -> list[Message]:
         node, kind = message.metadata.dst_node_id, message.metadata.message_type
-        if node not in self.sites:
+        if node not in self.nodes:
             return []
         try:
-            reply = HANDLERS[kind](self.sites[node], across(message.content))
+            reply = self.nodes[node].reply(kind, across(message.content))
         except FedkeelError as error:
             return [Message(Error(1, str(error)), reply_to=message)]
-        bent = self.bends.get(node, lambda kind, reply: reply)(kind, reply)
-        return [] if bent is None else [Message(across(bent), reply_to=message)]
+        edited = self.edits.get(node, lambda kind, reply: reply)(kind, reply)
+        return [] if edited is None else [Message(across(edited), reply_to=message)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [m for number in message_ids for m in self._replies.pop(number, [])]
@@ -99,24 +92,28 @@ class Near(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def sites(prepared: Prepared, root: Path, nodes: int = 2) -> dict[int, Site]:
-    """Nodes that share the clients of a run; their ids say nothing about them."""
-    every = range(prepared.population.clients)
+def make_nodes(prepared: Prepared, root: Path, nodes: int = 2) -> dict[int, Node]:
+    """Return nodes that share the clients of a run."""
+    clients = range(prepared.population.clients)
     return {
-        10**9 + 7 * i: Site(prepared, frozenset(every[i::nodes]), root / str(i))
+        10**9 + 7 * i: Node(prepared, frozenset(clients[i::nodes]), root / str(i))
         for i in range(nodes)
     }
 
 
-def engine(prepared: Prepared, grid: Grid, settings: Flower | None = None) -> Nodes:
-    """The engine of a run on a grid, after everybody has said hello."""
+def node_clients(prepared: Prepared, grid: Grid, settings: Flower | None = None) -> NodeClients:
+    """Return the engine of a run on a grid, once all clients are connected."""
     settings = settings or Flower(deadline_seconds=0.2, poll_seconds=0.01)
-    exchange = Exchange(grid, settings)
-    roster = Roster(exchange, settings, prepared.population.clients)
-    roster.gather(lambda count: count == prepared.population.clients, "all")
-    return Nodes(prepared, exchange, roster)
+    connection = NodeConnection(grid, settings)
+    membership = Membership(connection, settings, prepared.population.clients)
+    membership.wait_for_clients(lambda count: count == prepared.population.clients, "all")
+    return NodeClients(prepared, connection, membership)
 
 
-def played(prepared: Prepared, grid: Grid, out: Path | None = None, resume: bool = False) -> Result:
-    """A whole run."""
-    return start(prepared, out, resume, engine=engine(prepared, grid, prepared.settings.flower))
+def run_on_nodes(
+    prepared: Prepared, grid: Grid, out: Path | None = None, resume: bool = False
+) -> Result:
+    """Return the result of a whole run on the nodes of a grid."""
+    return start(
+        prepared, out, resume, engine=node_clients(prepared, grid, prepared.settings.flower)
+    )

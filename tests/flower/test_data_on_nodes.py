@@ -1,277 +1,33 @@
-"""Who plays whom, and data that stays on the nodes."""
+"""Runs on data that stays on the nodes."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fedkeel.flower.server.exchange import HELLO, Exchange
 from flwr.app import Context, Message, RecordDict
 from rich.console import Console
 from safetensors.torch import load_file
 
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
-from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
+from fedkeel.errors import ConfigError, DataError, FedkeelError, TrainingError
 from fedkeel.flower.apps import client_app
-from fedkeel.flower.node.configuration import folder, site
-from fedkeel.flower.node.local_data import away
-from fedkeel.flower.node.node import terms
-from fedkeel.flower.server import exchange as exchange_module
-from fedkeel.flower.server import membership as roster_module
-from fedkeel.flower.server.engine import Nodes
-from fedkeel.flower.server.membership import Roster
-from fedkeel.flower.server.serve import Faults, Options, serve
-from fedkeel.flower.wire import FORMAT, HEAD, Head
+from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.node.configuration import make_node, state_folder
+from fedkeel.flower.server import membership as membership_module
+from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.server.serve import LinesWithFaults, RunOptions, serve
+from fedkeel.flower.wire import FORMAT, HEADER, Header
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import FINISHED
-from fedkeel.version import __version__ as VERSION
-from near import Near, sites
-from toys import federation, prepared
-
-QUICK = config.Flower(deadline_seconds=0.2, poll_seconds=0.01)
-
-
-def roster(grid: Near, clients: int) -> Roster:
-    return Roster(Exchange(grid, QUICK), QUICK, clients)
-
-
-def everybody(where: dict[int, int]) -> bool:
-    return False
-
-
-def test_a_client_belongs_to_the_node_that_is_there(tmp_path: Path) -> None:
-    """A second node that says it plays it waits until the first is gone, and then has it."""
-    made = prepared(clients=federation(2), per_round=2)
-    first, second = sites(made, tmp_path)
-    grid = Near(sites(made, tmp_path))
-    found = roster(grid, 2)
-    found.refresh(0.1, everybody)
-    assert found.where() == {0: first, 1: second}
-    grid.sites[5] = replace(grid.sites[first], root=tmp_path / "thief")
-    found.refresh(0.1, everybody)
-    assert found.where() == {0: first, 1: second}
-    del grid.sites[first]
-    found.refresh(0.1, everybody)
-    assert found.where() == {0: 5, 1: second}
-    assert found.route([0, 1]) == {5: [0], second: [1]}
-    assert found.faults == []
-
-
-def test_other_data_and_strange_numbers_are_turned_away(tmp_path: Path) -> None:
-    made = prepared(clients=federation(3), per_round=2)
-    grid = Near(sites(made, tmp_path, nodes=3))
-    found = roster(grid, 2)
-    found.refresh(0.1, everybody)
-    assert sorted(found.where()) == [0, 1]
-    assert any("it plays client 2, of 2" in words for words in found.faults)
-    found = roster(grid, 3)
-    digest = made.setup.federation.data.fingerprint()
-    sizes = made.setup.federation.sizes
-    found.pin({0: (int(sizes[0]), digest), 1: (int(sizes[1]) + 1, digest), 2: (int(sizes[2]), "x")})
-    found.refresh(0.1, everybody)
-    assert sorted(found.where()) == [0]
-    assert sum("its data are not those" in words for words in found.faults) == 2
-
-
-def test_who_was_turned_away_is_asked_again_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stayed connected, so it was never asked again, whatever data it had by then."""
-    made = prepared(clients=federation(2), per_round=2)
-    grid = Near(sites(made, tmp_path))
-    first, second = sorted(grid.sites)
-    asked = []
-
-    def lies(kind: str, reply: RecordDict) -> RecordDict:
-        asked.append(second)
-        if len(asked) < 4:
-            reply[HEAD]["digest"] = "another"
-        return reply
-
-    grid.bends[second] = lies
-    found, now = roster(grid, 2), [100.0]
-    digest, sizes = made.setup.federation.data.fingerprint(), made.setup.federation.sizes
-    found.pin({k: (int(sizes[k]), digest) for k in range(2)})
-    monkeypatch.setattr(roster_module.time, "monotonic", lambda: now[0])
-    told = []
-    for _ in range(40):
-        found.refresh(0.0, everybody)
-        told += found.faults
-        found.faults.clear()
-        now[0] += QUICK.deadline_seconds / 100
-    assert found.where() == {0: first, 1: second}
-    assert len(asked) == 4  # every tenth of a deadline
-    assert told == [
-        f"node {second} was turned away: its data are not those that client 1 began with"
-    ]
-
-
-def test_a_node_that_is_given_back_its_data_takes_part_again(tmp_path: Path) -> None:
-    """Also where it was never seen to be gone in between."""
-    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
-    good = files[1].read_text()
-    values = {"deadline_seconds": 1.0, "poll_seconds": 0.01, "quorum": 0.4}
-    experiment = own(method="fedavg", rounds=6, flower=values)
-    grid = placed(tmp_path, experiment, [str(f) for f in files])
-
-    def leads(kind: str, reply: RecordDict) -> RecordDict:
-        round = int(reply[HEAD]["round"]) if kind == "train" else 0
-        if round == 1:
-            grid.sites.pop(101, None)
-        if round in (2, 4):
-            files[1].write_text(good.replace("0.", "1.") if round == 2 else good)
-            grid.sites[101] = placed(tmp_path, experiment, [str(f) for f in files]).sites[101]
-        if round == 4:
-            time.sleep(0.15)
-        return reply
-
-    grid.bends[100] = leads
-    rows = serve(grid, experiment, Options(tmp_path / "run")).rows[1:]
-    assert [row.clients for row in rows[3:]] == [[0], [0], [0, 1]]
-    assert sum("was turned away" in words for row in rows for words in row.faults) == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "lie"),
-    [
-        ("examples", [10**12, 5]),
-        ("examples", [-1, 5]),
-        ("held", [2**62, 0]),
-        ("shape", [10**9]),
-        ("shape", [10**5, 10**5]),
-        ("classes", 10**15),
-        ("clients", [-1, 1]),
-        ("name", "x" * 10**6),
-    ],
-)
-def test_what_a_node_says_of_itself_is_bounded(tmp_path: Path, field: str, lie: object) -> None:
-    """The server takes memory for it, where it has no data of its own."""
-    made = prepared(clients=federation(2), per_round=2)
-    grid = Near(sites(made, tmp_path, nodes=1))
-
-    def lies(kind: str, reply: RecordDict) -> RecordDict:
-        reply[HEAD][field] = lie
-        return reply
-
-    grid.bends[10**9] = lies
-    found = roster(grid, 2)
-    found.refresh(0.1, everybody)
-    assert found.where() == {}
-    assert len(found.faults) == 1
-    assert "was turned away" in found.faults[0]
-
-
-def test_nobody_there_is_said_after_the_deadline(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RunError, match="clients of the federation are not there") as error:
-        roster(Near({}), 3).gather(lambda count: count >= 2, "2 clients")
-    assert len(error.value.lines()) <= 4
-    words = "0 of 3 clients, without 0, 1, 2; no other node is connected"
-    assert capsys.readouterr().out == f"waiting for nodes: {words}\n"  # and once alone
-
-
-def test_nodes_that_are_connected_and_do_not_take_part_are_named_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It was said to start the SuperNodes, though all of them ran."""
-    made = prepared(clients=federation(3), per_round=3)
-    _, second, third = (found := sites(made, tmp_path, nodes=3))
-    grid = Near(found)
-    grid.bends[second] = lambda kind, reply: _changed(reply, version="0.0.1")
-    grid.bends[third] = lambda kind, reply: _changed(reply, format=1)
-    with pytest.raises(RunError) as error:
-        roster(grid, 3).gather(lambda count: count == 3, "all 3")
-    assert "1 of 3 clients, without 1, 2; " in str(error.value)
-    words = f"node {second} was turned away: it has version 0.0.1 of fedkeel, the server {VERSION}"
-    assert words in str(error.value)
-    assert f"node {third} was turned away: A message was written by another" in str(error.value)
-    assert "start the SuperNodes" not in str(error.value)
-
-
-def test_another_model_or_experiment_is_turned_away_before_it_trains(tmp_path: Path) -> None:
-    """It was found when the first round came back, in words that did not say which."""
-    made = prepared(clients=federation(3), per_round=3)
-    first, second, third = (found := sites(made, tmp_path, nodes=3))
-    grid, agreed = Near(found), terms(made)
-    grid.bends[second] = lambda kind, reply: _changed(reply, terms=f"{agreed.partition('-')[0]}-x")
-    grid.bends[third] = lambda kind, reply: _changed(reply, terms="x-y")
-    there = roster(grid, 3)
-    there.refresh(0.1, everybody)
-    assert sorted(there.where()) == [0, 1, 2]  # where data are on the nodes, terms come later
-    data = made.setup.federation.data.fingerprint()
-    sizes = made.setup.federation.sizes
-    there.pin({k: (int(n), data) for k, n in enumerate(sizes)}, agreed)
-    assert there.where() == {0: first}
-    assert f"node {second} was turned away: it makes another model" in there.faults[0]
-    assert f"node {third} was turned away: it runs another experiment" in there.faults[1]
-    assert there.why_not(1).startswith("turned away: it makes another model")
-    grid.bends.pop(second)
-    there.refresh(0.1, everybody)
-    del grid.sites[third]  # one that is gone is not connected, whatever it was
-    there.refresh(0.1, everybody)
-    assert there.why_not(2) == "not connected"
-
-
-def test_a_question_that_is_too_old_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its answer was waited for, which Flower had thrown away, while the node's client was lost."""
-    made = prepared(clients=federation(2), per_round=2)
-    first, second = (found := sites(made, tmp_path))
-    grid, now = Near(found), [100.0]
-    monkeypatch.setattr(exchange_module.time, "monotonic", lambda: now[0])
-    exchange = Exchange(grid, QUICK)
-    hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
-    orders = {first: hello, second: hello}
-    grid.bends[second] = lambda kind, reply: None
-    assert [one.node for one in exchange.ask({first: hello}, HELLO, lambda: True)] == []
-    assert len(grid._replies) == 1
-    now[0] += QUICK.deadline_seconds
-    assert [one.node for one in exchange.ask({first: hello}, HELLO)] == [first]  # the old answer
-    list(exchange.ask({second: hello}, HELLO, lambda: True))
-    pushed = len(grid.sizes), len(grid._replies)
-    grid.bends.clear()
-    now[0] += QUICK.deadline_seconds + exchange_module.GRACE + 1
-    assert sorted(one.node for one in exchange.ask(orders, HELLO)) == [first, second]
-    assert pushed[1] == 1
-
-
-def _changed(reply: RecordDict, **values: str | int) -> RecordDict:
-    reply[HEAD].update(values)
-    return reply
-
-
-def test_two_nodes_with_one_partition_id_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second one waited without a word, and the advice was to start the nodes."""
-    made = prepared(clients=federation(3), per_round=3)
-    found = sites(made, tmp_path, nodes=3)
-    first, second, third = found
-    grid = Near({first: found[first], second: replace(found[first]), third: found[third]})
-    words = f"nodes {first} and {second} both have partition-id 0"
-    with pytest.raises(RunError, match=words) as error:
-        roster(grid, 3).gather(lambda count: count == 3, "all 3")
-    assert "give each SuperNode a partition-id of its own" in str(error.value)
-    assert len(error.value.lines()) <= 4
-    assert capsys.readouterr().out == f"waiting for nodes: 2 of 3 clients, without 1; {words}\n"
-    begun = roster(grid, 3)
-    begun.gather(lambda count: count >= 2, "at least 2")
-    assert begun.faults == [words]  # which the first round's row says
-    grid.sites[second] = replace(found[first], clients=frozenset({0, 1}))
-    with pytest.raises(RunError, match=f"nodes {first} and {second} both play client 0"):
-        roster(grid, 3).gather(lambda count: count == 3, "all 3")
-
-
-# --- data of one's own ---------------------------------------------------------------------------
-
+from in_process_grid import InProcessGrid
 
 DATA = {"source": "nodes", "label": "kind", "labels": ["no", "yes"]}
 
@@ -301,10 +57,10 @@ def table(file: Path, seed: int, labels: tuple[str, ...] = ("no", "yes")) -> Pat
     return file
 
 
-def placed(tmp_path: Path, experiment: config.Experiment, data: list[str]) -> Near:
-    return Near(
+def nodes_with(tmp_path: Path, experiment: config.Experiment, data: list[str]) -> InProcessGrid:
+    return InProcessGrid(
         {
-            100 + i: site(
+            100 + i: make_node(
                 experiment,
                 {
                     "partition-id": i,
@@ -318,12 +74,37 @@ def placed(tmp_path: Path, experiment: config.Experiment, data: list[str]) -> Ne
     )
 
 
+def test_a_node_that_is_given_back_its_data_takes_part_again(tmp_path: Path) -> None:
+    """Also where it was never seen to be gone in between."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    good = files[1].read_text()
+    values = {"deadline_seconds": 1.0, "poll_seconds": 0.01, "quorum": 0.4}
+    experiment = own(method="fedavg", rounds=6, flower=values)
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+
+    def leads(kind: str, reply: RecordDict) -> RecordDict:
+        round = int(reply[HEADER]["round"]) if kind == "train" else 0
+        if round == 1:
+            grid.nodes.pop(101, None)
+        if round in (2, 4):
+            files[1].write_text(good.replace("0.", "1.") if round == 2 else good)
+            grid.nodes[101] = nodes_with(tmp_path, experiment, [str(f) for f in files]).nodes[101]
+        if round == 4:
+            time.sleep(0.15)
+        return reply
+
+    grid.edits[100] = leads
+    rows = serve(grid, experiment, RunOptions(tmp_path / "run")).rows[1:]
+    assert [row.clients for row in rows[3:]] == [[0], [0], [0, 1]]
+    assert sum("was turned away" in words for row in rows for words in row.faults) == 1
+
+
 def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     """Nothing that the server is sent, or writes, holds an example."""
     experiment = own()
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
-    grid = placed(tmp_path, experiment, [str(f) for f in files])
-    result = serve(grid, experiment, Options(tmp_path / "run"))
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    result = serve(grid, experiment, RunOptions(tmp_path / "run"))
     assert result.record.status == "finished"
     rows = result.rows
     assert [row.clients for row in rows[1:]] == [[0, 1]] * 2
@@ -343,8 +124,8 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
 def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
     """In full: an accuracy of 4/5 has to reach a target of 0.8."""
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
-    grid = placed(tmp_path, own(), [str(f) for f in files])
-    last = serve(grid, own(), Options(tmp_path / "run")).rows[-1]
+    grid = nodes_with(tmp_path, own(), [str(f) for f in files])
+    last = serve(grid, own(), RunOptions(tmp_path / "run")).rows[-1]
     assert last.test is not None
     scores = [last.sources["client 0"], last.sources["client 1"], last.test]
     assert [one.examples for one in scores] == [6, 8, 14]
@@ -359,8 +140,8 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for i, name in enumerate(["hospital", "hospital", "", "hospital (client 1)"]):
         file = table(tmp_path / f"{i}.csv", i)
         config = {"partition-id": i, "data": str(file), "state": str(tmp_path / "s"), "name": name}
-        nodes[100 + i] = site(experiment, config)
-    last = serve(Near(nodes), experiment, Options(tmp_path / "run")).rows[-1]
+        nodes[100 + i] = make_node(experiment, config)
+    last = serve(InProcessGrid(nodes), experiment, RunOptions(tmp_path / "run")).rows[-1]
     assert {name: score.examples for name, score in last.sources.items()} == {
         "hospital (client 0)": 6,
         "hospital (client 1)": 8,
@@ -372,15 +153,15 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lie", [1.5, -0.1, float("nan"), float("inf")])
 def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
-    grid = placed(tmp_path, own(), [str(f) for f in files])
+    grid = nodes_with(tmp_path, own(), [str(f) for f in files])
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "evaluate":
             reply["scores-0"]["top1"] = lie
         return reply
 
-    grid.bends[100] = lies
-    last = serve(grid, own(), Options(tmp_path / "run")).rows[-1]
+    grid.edits[100] = lies
+    last = serve(grid, own(), RunOptions(tmp_path / "run")).rows[-1]
     assert last.test is not None
     assert last.test.examples == 8
     assert [who for words, who in last.faults.items() if "no share of hits" in words] == [[0]]
@@ -400,10 +181,10 @@ def test_a_score_of_fewer_than_the_quorum_ends_no_run(
         flower=values,
         stop={"target": 0.05},
     )
-    grid = placed(tmp_path, experiment, [str(f) for f in files])
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
     for node in range(100, 100 + silent):
-        grid.bends[node] = lambda kind, reply: None if kind == "evaluate" else reply
-    result = serve(grid, experiment, Options(tmp_path / "run"))
+        grid.edits[node] = lambda kind, reply: None if kind == "evaluate" else reply
+    result = serve(grid, experiment, RunOptions(tmp_path / "run"))
     assert result.record.status == "finished"
     assert ("ended early" in result.record.message) == (silent < 2)
     rows = result.rows
@@ -426,49 +207,49 @@ def test_a_run_goes_on_without_a_node_that_has_left_for_good(
     kind = {"kind": "nodes", "clients": 3}
     stop = {"dtype": "float64", "checkpoint_seconds": 0.0}
     experiment = own(method="fedavg", rounds=4, partition=kind, flower=values, engine=stop)
-    grid = placed(tmp_path, experiment, [str(f) for f in files])
-    train = Nodes.train
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    train = NodeClients.train
 
     def ends(self, message, *more):  # type: ignore[no-untyped-def]
         if message.round == 2:
             raise TrainingError("the server was stopped")
         return train(self, message, *more)
 
-    monkeypatch.setattr(Nodes, "train", ends)
+    monkeypatch.setattr(NodeClients, "train", ends)
     with pytest.raises(TrainingError):
-        serve(grid, experiment, Options(tmp_path / "run"))
-    monkeypatch.setattr(Nodes, "train", train)
-    gone = grid.sites.pop(102)
-    monkeypatch.setattr(roster_module, "STRAGGLERS", 0.1)
-    result = serve(grid, experiment, Options(tmp_path / "run", resume=True))
+        serve(grid, experiment, RunOptions(tmp_path / "run"))
+    monkeypatch.setattr(NodeClients, "train", train)
+    gone = grid.nodes.pop(102)
+    monkeypatch.setattr(membership_module, "STRAGGLER_SECONDS", 0.1)
+    result = serve(grid, experiment, RunOptions(tmp_path / "run", resume=True))
     assert result.record.status == "finished"
     assert [row.clients for row in result.rows[1:]] == [[0, 1, 2]] * 2 + [[0, 1]] * 2
     assert result.rows[4].faults == {"evaluation: not connected": [2], "not connected": [2]}
     assert set(result.rows[1].sources) == set(result.rows[4].sources)
 
-    monkeypatch.setattr(Nodes, "train", ends)
-    grid.sites[102] = gone
+    monkeypatch.setattr(NodeClients, "train", ends)
+    grid.nodes[102] = gone
     with pytest.raises(TrainingError):
-        serve(grid, experiment, Options(tmp_path / "other"))
-    monkeypatch.setattr(Nodes, "train", train)
+        serve(grid, experiment, RunOptions(tmp_path / "other"))
+    monkeypatch.setattr(NodeClients, "train", train)
     table(files[2], 5)  # and one that comes back with other data stays out
-    grid.sites[102] = placed(tmp_path, experiment, [str(f) for f in files]).sites[102]
-    rows = serve(grid, experiment, Options(tmp_path / "other", resume=True)).rows
+    grid.nodes[102] = nodes_with(tmp_path, experiment, [str(f) for f in files]).nodes[102]
+    rows = serve(grid, experiment, RunOptions(tmp_path / "other", resume=True)).rows
     assert [row.clients for row in rows[3:]] == [[0, 1]] * 2
 
 
 def test_a_node_that_is_not_there_to_evaluate_is_written_down(tmp_path: Path) -> None:
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
     experiment = own(method="fedavg", rounds=1)
-    grid = placed(tmp_path, experiment, [str(f) for f in files])
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
 
     def leaves(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "train":
-            grid.sites.pop(101)
+            grid.nodes.pop(101)
         return reply
 
-    grid.bends[101] = leaves
-    row = serve(grid, experiment, Options(tmp_path / "run")).rows[-1]
+    grid.edits[101] = leaves
+    row = serve(grid, experiment, RunOptions(tmp_path / "run")).rows[-1]
     assert row.faults == {"evaluation: not connected": [1]}
 
 
@@ -484,28 +265,32 @@ def test_columns_are_the_same_everywhere(tmp_path: Path) -> None:
     """An input is known by its place: another order was trained on as if it were the same."""
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
     columns(files[1], "a,c,b,kind")
-    grid = placed(tmp_path, own(), [str(f) for f in files])
+    grid = nodes_with(tmp_path, own(), [str(f) for f in files])
     with pytest.raises(DataError, match="columns of client 1 and client 0 differ") as error:
-        serve(grid, own(), Options(tmp_path / "run"))
+        serve(grid, own(), RunOptions(tmp_path / "run"))
     assert "'c' as column 2; expected 'b'" in str(error.value)
     columns(files[1], "a,b,c,kind")
-    grid = placed(tmp_path, own(), [str(f) for f in files])
-    assert serve(grid, own(), Options(tmp_path / "run")).record.data.columns == ["a", "b", "c"]
+    grid = nodes_with(tmp_path, own(), [str(f) for f in files])
+    assert serve(grid, own(), RunOptions(tmp_path / "run")).record.data.columns == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_a_node_whose_data_change_is_left_out(tmp_path: Path) -> None:
     """Also while it stays connected, and where their number stays."""
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
     experiment = own(flower={"deadline_seconds": 2.0, "poll_seconds": 0.01, "quorum": 0.4})
-    grid = placed(tmp_path, experiment, [str(f) for f in files])
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
 
     def changed(kind: str, reply: RecordDict) -> RecordDict:
         files[1].write_text(files[1].read_text().replace("0.", "1."))
-        grid.sites[101] = placed(tmp_path, experiment, [str(f) for f in files]).sites[101]
+        grid.nodes[101] = nodes_with(tmp_path, experiment, [str(f) for f in files]).nodes[101]
         return reply
 
-    grid.bends[101] = changed
-    row = serve(grid, experiment, Options(tmp_path / "run")).rows[-1]
+    grid.edits[101] = changed
+    row = serve(grid, experiment, RunOptions(tmp_path / "run")).rows[-1]
     assert row.clients == [0]
     assert any("not those that the run began with" in words for words in row.faults)
 
@@ -559,7 +344,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **data: o
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(tmp_path)
     experiment = own(data={"source": "nodes", "labels": ["no", "yes"], **data})
-    return site(experiment, {"partition-id": 0, "data": f"functions:{name}"}).prepared
+    return make_node(experiment, {"partition-id": 0, "data": f"functions:{name}"}).prepared
 
 
 def test_settings_of_the_data_hold_for_functions_too(
@@ -619,7 +404,9 @@ def test_statistics_of_the_nodes_own_are_measured_with(
     experiment = own(method="fedavg", model={"name": "normed:model", "buffers": "local"})
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
     rows = serve(
-        placed(tmp_path, experiment, [str(f) for f in files]), experiment, Options(tmp_path / "run")
+        nodes_with(tmp_path, experiment, [str(f) for f in files]),
+        experiment,
+        RunOptions(tmp_path / "run"),
     ).rows
     assert [row.test.examples for row in rows if row.test] == [14] * 3
     assert not any(row.faults for row in rows)
@@ -634,8 +421,10 @@ def test_one_client_alone_is_trained_as_if_its_data_were_the_federation(tmp_path
         partition={"kind": "nodes", "clients": 1},
     )
     file = table(tmp_path / "0.csv", 0)
-    node = site(experiment, {"partition-id": 0, "data": str(file), "state": str(tmp_path / "s")})
-    result = serve(Near({1: node}), experiment, Options(tmp_path / "run"))
+    node = make_node(
+        experiment, {"partition-id": 0, "data": str(file), "state": str(tmp_path / "s")}
+    )
+    result = serve(InProcessGrid({1: node}), experiment, RunOptions(tmp_path / "run"))
     setup = node.prepared.setup
     rows = torch.from_numpy(setup.federation.client(0))
     x, y = setup.federation.data.x[rows], setup.federation.data.y[rows]
@@ -656,26 +445,28 @@ def test_data_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "    return x, (x[:, 0] > 0).astype(int)\n"
     )
     monkeypatch.chdir(tmp_path)
-    grid = placed(tmp_path, own(), ["mine:load", str(table(tmp_path / "1.csv", 1))])
-    result = serve(grid, own(), Options(tmp_path / "run"))
+    grid = nodes_with(tmp_path, own(), ["mine:load", str(table(tmp_path / "1.csv", 1))])
+    result = serve(grid, own(), RunOptions(tmp_path / "run"))
     assert result.record.partition.sizes == [32, 32]
     with pytest.raises(DataError, match="no 'lod'"):
-        placed(tmp_path, own(), ["mine:lod", "x.csv"])
+        nodes_with(tmp_path, own(), ["mine:lod", "x.csv"])
 
 
 def test_labels_are_numbered_in_the_same_way_everywhere(tmp_path: Path) -> None:
     """Also on a node that has only one of them."""
     one = table(tmp_path / "1.csv", 1, labels=("yes",))
-    node = site(own(), {"partition-id": 1, "num-partitions": 2, "data": str(one), "state": "s"})
+    node = make_node(
+        own(), {"partition-id": 1, "num-partitions": 2, "data": str(one), "state": "s"}
+    )
     assert set(node.prepared.setup.federation.data.y.tolist()) == {1}
     strange = table(tmp_path / "2.csv", 1, labels=("yes", "perhaps"))
     with pytest.raises(DataError, match="a label that is not known"):
-        site(own(), {"partition-id": 1, "data": str(strange)})
+        make_node(own(), {"partition-id": 1, "data": str(strange)})
 
 
 def test_a_folder_below_the_home_of_who_runs_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert folder({"state": "~/states"}) == Path("/somewhere/states")
+    assert state_folder({"state": "~/states"}) == Path("/somewhere/states")
 
 
 def test_mistakes(tmp_path: Path) -> None:
@@ -691,18 +482,18 @@ def test_mistakes(tmp_path: Path) -> None:
     ]
     for node, words in wrong:
         with pytest.raises((ConfigError, DataError), match=words) as error:
-            site(own(), node)
+            make_node(own(), node)
         assert len(error.value.lines()) <= 4
     with pytest.raises(DataError, match="are on the nodes"):
         gather(own())
     with pytest.raises(DataError, match="takes no partition"):
-        away(own(partition={"kind": "nodes", "clients": 2, "holdout": 0.2}))
+        is_on_nodes(own(partition={"kind": "nodes", "clients": 2, "holdout": 0.2}))
     with pytest.raises(DataError, match="names 'yes' twice"):
-        away(own(data={**DATA, "labels": ["yes", "no", "yes"]}))
+        is_on_nodes(own(data={**DATA, "labels": ["yes", "no", "yes"]}))
     with pytest.raises(DataError, match=r"needs data\.source = 'nodes' and"):
-        away(own(partition={"kind": "iid", "clients": 2}))
+        is_on_nodes(own(partition={"kind": "iid", "clients": 2}))
     with pytest.raises(DataError, match=r"needs data\.labels"):
-        away(own(data={"source": "nodes"}))
+        is_on_nodes(own(data={"source": "nodes"}))
 
 
 def test_what_an_error_says_stays_on_the_node(
@@ -717,8 +508,8 @@ def test_what_an_error_says_stays_on_the_node(
     secret = tmp_path / "secret-patient.py"
     app = client_app(file)
     node = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "s")}
-    hello = RecordDict({HEAD: Head(format=FORMAT, run="", round=0).record()})
-    Near({})  # gives this process an identity
+    hello = RecordDict({HEADER: Header(format=FORMAT, run="", round=0).record()})
+    InProcessGrid({})  # gives this process an identity
     gap = tmp_path / "secret-patient.csv"
     gap.write_text(table(tmp_path / "b.csv", 0).read_text().replace(",", ",nan,", 1))
     for data, said in (
@@ -726,7 +517,7 @@ def test_what_an_error_says_stays_on_the_node(
         (str(gap), "DataError"),
         (str(table(tmp_path / "a.csv", 0)), "WireError"),
     ):
-        message = Message(hello, 1, "query.hello" if said == "DataError" else "train", ttl=60.0)
+        message = Message(hello, 1, "query.describe" if said == "DataError" else "train", ttl=60.0)
         context = Context(1, 1, {**node, "data": data}, RecordDict(), {})
         reply = app(message, context)
         assert reply.has_error()
@@ -739,7 +530,7 @@ def test_what_an_error_says_stays_on_the_node(
 
 def test_who_submitted_a_run_sees_its_faults_at_once() -> None:
     console = Console(file=StringIO())
-    with Faults(console) as watcher:
+    with LinesWithFaults(console) as watcher:
         watcher.begin("fedavg seed 0", 5, 0)
         watcher.row("fedavg seed 0", RoundRecord(1, faults={"no reply": [2, 3]}))
         watcher.end("fedavg seed 0", FINISHED)
@@ -766,13 +557,13 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
         data={**DATA, "normalize": "standardize"},
     )
     text = "own_rows:load" if function else str(file)
-    grid = placed(tmp_path, experiment, [text])
-    serve(grid, experiment, Options(tmp_path / "run"))
+    grid = nodes_with(tmp_path, experiment, [text])
+    serve(grid, experiment, RunOptions(tmp_path / "run"))
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     file_of_run = tmp_path / "s" / f"scale-0-{record['key']}.json"
     scale = json.loads(file_of_run.read_text())
     raw = np.genfromtxt(file, delimiter=",", skip_header=1, usecols=(0, 1, 2))
-    federation = grid.sites[100].prepared.setup.federation
+    federation = grid.nodes[100].prepared.setup.federation
     seen = federation.data.x.numpy()[: len(federation.rows)]
     made = (raw - scale["mean"]) / scale["deviation"]
     assert all(np.abs(made - one).max(axis=1).min() < 1e-5 for one in seen)
@@ -780,17 +571,19 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
     assert str(scale["mean"][0]) not in json.dumps(record)
     before = file_of_run.read_bytes()  # neither another run nor a node that is asked who it is
     table(file, 3)
-    placed(tmp_path, experiment, [text]).sites[100].hello()
-    serve(placed(tmp_path, experiment, [text]), experiment, Options(tmp_path / "second"))
+    nodes_with(tmp_path, experiment, [text]).nodes[100].describe()
+    serve(nodes_with(tmp_path, experiment, [text]), experiment, RunOptions(tmp_path / "second"))
     assert file_of_run.read_bytes() == before
     assert len(list((tmp_path / "s").glob("scale-0-*.json"))) == 2
 
 
 def test_the_largest_message(tmp_path: Path) -> None:
     experiment = own(flower={"deadline_seconds": 2.0, "message_mb": 0.0001})
-    grid = placed(tmp_path, experiment, [str(table(tmp_path / f"{i}.csv", i)) for i in range(2)])
+    grid = nodes_with(
+        tmp_path, experiment, [str(table(tmp_path / f"{i}.csv", i)) for i in range(2)]
+    )
     with pytest.raises(FedkeelError, match="too large"):
-        serve(grid, experiment, Options(tmp_path / "run"))
+        serve(grid, experiment, RunOptions(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("values", [{"method": "fedavgg"}, {"model": {"name": "mlpp"}}])
@@ -799,5 +592,5 @@ def test_a_mistake_in_the_settings_is_said_before_anybody_is_waited_for(
 ) -> None:
     """With data on the nodes it waited for them until the deadline, and then blamed them."""
     with pytest.raises(FedkeelError, match="did you mean"):
-        serve(Near({}), own(**values), Options(tmp_path / "run"))
+        serve(InProcessGrid({}), own(**values), RunOptions(tmp_path / "run"))
     assert "waiting" not in capsys.readouterr().out

@@ -1,0 +1,62 @@
+"""What both ends of a federation know of data that stays on the nodes."""
+
+from __future__ import annotations
+
+from fedkeel.config import Experiment
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.read.load import check_augment
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import DataError
+from fedkeel.runner.prepare import task
+
+NODES = "nodes"
+"""The value of ``data.source`` and ``partition.kind`` where data stays on the nodes."""
+
+
+def is_on_nodes(experiment: Experiment) -> bool:
+    """Return whether the data stays on the nodes.
+
+    Raises:
+        DataError: only one of ``data.source`` and ``partition.kind`` says so, the names of the
+            labels are missing or not different, or a holdout is asked for.
+    """
+    source, kind = experiment.data.source == NODES, experiment.partition.kind == NODES
+    if source != kind:
+        raise DataError(
+            "Data on the nodes needs data.source = 'nodes' and partition.kind = 'nodes'.",
+            got=f"{experiment.data.source!r} and {experiment.partition.kind!r}",
+        )
+    labels = experiment.data.labels
+    if source and not labels:
+        raise DataError(
+            "Data on the nodes needs data.labels, the names of the labels in their order.",
+            why="every node has to number the classes in the same way, also those it does not have",
+            do='set data.labels = ["benign", "malignant"], or ["0", "1", ...] for numbers',
+        )
+    if len(set(labels)) < len(labels):
+        repeated = next(name for name in labels if labels.count(name) > 1)
+        raise DataError(f"data.labels names {repeated!r} twice.", expected="each label once")
+    if source and experiment.partition.holdout:
+        raise DataError(
+            "Data on the nodes takes no partition.holdout.",
+            got=experiment.partition.holdout,
+            why="each node is evaluated on the share data.test_fraction of its own data",
+            do="leave it out, and set data.test_fraction",
+        )
+    return source
+
+
+def ingredients(experiment: Experiment, federation: Federation, test: Dataset) -> Ingredients:
+    """Return the ingredients of a run at either end.
+
+    Args:
+        experiment: what runs.
+        federation: the node's own data as one client, or the server's blank placeholder.
+        test: the test set of the same end.
+    """
+    data = federation.data
+    check_augment(experiment.data, images=len(data.shape) == 3)
+    augment = experiment.data.augment == "crop_flip"
+    return Ingredients(
+        task(experiment, data), lambda seed: federation, test, experiment.model.name, augment
+    )

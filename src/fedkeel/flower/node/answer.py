@@ -1,0 +1,38 @@
+"""The reply of a node's process to one message of Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import Context, Error, Message
+
+from fedkeel.config import Experiment
+from fedkeel.errors import FedkeelError, RunError
+from fedkeel.flower.node.configuration import make_node, state_folder
+from fedkeel.flower.node.log import log_error, public_reason
+from fedkeel.user_code import one_line
+
+CLIENT_APP_RAISED = 2
+"""Flower's code for a ClientApp that raised an exception."""
+
+
+def answer(read: Callable[[], Experiment], message: Message, context: Context) -> Message:
+    """Return the reply to a message, or a short reason why there is none.
+
+    Args:
+        read: reads the experiment.
+        message: from the server.
+        context: Flower's, with the node's configuration.
+    """
+    folder = state_folder(context.node_config)
+    try:
+        node = make_node(read(), dict(context.node_config))
+        content = node.reply(message.metadata.message_type, message.content)
+        return Message(content, reply_to=message)
+    except FedkeelError as error:
+        log_error(folder, error)
+        reason = public_reason(error)
+    except Exception as error:  # its message may hold data, so it stays here
+        log_error(folder, RunError("The node's app failed.", got=one_line(error)))
+        reason = type(error).__name__
+    return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)

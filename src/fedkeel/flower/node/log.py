@@ -1,0 +1,39 @@
+"""Errors on a node: in full in its log and its output, as a short reason for the server."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedkeel.errors import DataError, FedkeelError
+
+LOG = "node.log"
+"""File of the log in a node's folder."""
+
+MAX_LOG_BYTES = 1_000_000
+
+
+def log_error(folder: Path, error: FedkeelError) -> None:
+    """Write an error into the node's log and into the SuperNode's output.
+
+    The first megabyte of the log is kept. Where it cannot be written, the output says so too.
+    """
+    file, text = folder / LOG, "\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.stat().st_size < MAX_LOG_BYTES:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(text)
+    except OSError as refused:
+        text += f"{file} cannot be written to ({refused.strerror or type(refused).__name__})\n"
+    with suppress(OSError):  # the output may be on the same full disk
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def public_reason(error: FedkeelError) -> str:
+    """Return what the server may know of an error: a message about data may name a patient."""
+    if isinstance(error, DataError):
+        return f"DataError: the node's data cannot be used; its {LOG} says why"
+    return f"{type(error).__name__}: {error.what}"[:200]

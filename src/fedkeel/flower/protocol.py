@@ -1,0 +1,320 @@
+"""The messages between server and nodes: their kinds, headers and tensors.
+
+Both ends work out for themselves which tensors a message has, and on what they have to agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.reply_rows import SURVEY as SURVEY_PREFIX
+from fedkeel.engine.round_buffers import answered, flat
+from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.flower.wire import FORMAT, Header
+from fedkeel.method.plugins import fingerprint
+from fedkeel.method.server_round import server_message
+from fedkeel.task.network import Network
+from fedkeel.tree import walk
+from fedkeel.version import __version__
+
+TRAIN, SURVEY, EVALUATE, DESCRIBE = "train", "train.survey", "evaluate", "query.describe"
+"""Message types of Flower, with their actions."""
+
+OK, RESTARTED, LOST = "ok", "restarted", "lost"
+"""Statuses of a client after training: trained; trained without its lost client state; not trained,
+because its client state is lost. Any other status says what went wrong."""
+
+MAX_SIZE = 10**8
+"""Examples of a client, and numbers in an input, that the server accepts in a node's description.
+"""
+
+Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Digests of what server and nodes have to agree on.
+
+    Args:
+        experiment: of version, method, local training, seed and precision. Data are not part of it.
+        model: of the model that each end makes for itself: its code, and its numbers that are never
+            sent.
+    """
+
+    experiment: str
+    model: str
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> Agreement:
+        """Return the digests of a run."""
+        settings, network = prepared.settings, prepared.setup.training.network
+        facts = {
+            "version": __version__,
+            "method": prepared.plan.expression,
+            "user parts": fingerprint(prepared.plan.parts),
+            "weights": prepared.plan.weights,
+            "local": settings.local.model_dump(mode="json"),
+            "seed": settings.seed,
+            "dtype": settings.engine.dtype,
+            "buffers": prepared.setup.training.buffers,
+            "parameters": {k: list(v.shape) for k, v in network.params.items()},
+        }
+        experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)
+        return cls(experiment.hexdigest(), _model_digest(network, prepared))
+
+
+def _model_digest(network: Network, prepared: Prepared) -> str:
+    """Return a digest of a model, without the numbers that every message brings."""
+    local = {k: v for k, v in network.buffers.items() if k not in prepared.server.buffers}
+    digest = hashlib.blake2b(network.describe().encode(), digest_size=8)
+    for path, tensor in walk({"frozen": dict(network.frozen), "local": dict(local)}):
+        digest.update(path.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class MessageSpecs:
+    """Shape and type of each tensor of each message, by path.
+
+    Args:
+        training: what clients receive before they train.
+        survey: what they receive before a survey.
+        evaluation: what they receive to evaluate.
+        reply: what each sends after training.
+        diagnostics: the diagnostics that go with it.
+        answer: an answer to a survey.
+        client_state: what each keeps on its node.
+    """
+
+    training: Mapping[str, TensorSpec]
+    survey: Mapping[str, TensorSpec]
+    evaluation: Mapping[str, TensorSpec]
+    reply: Mapping[str, TensorSpec]
+    diagnostics: Mapping[str, TensorSpec]
+    answer: Mapping[str, TensorSpec]
+    client_state: Mapping[str, TensorSpec]
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> MessageSpecs:
+        """Return the specs of a run."""
+        message = server_message(prepared.plan, prepared.server, 1.0)
+        evaluation = replace(message, params=prepared.server.params, broadcast={})
+        reply = ["buffers/", "uploads/"]
+        if prepared.plan.codec is None:  # else the update is among the uploads
+            reply.append("update/")
+
+        def below(prefix: str) -> dict[str, TensorSpec]:
+            items = prepared.spec.items()
+            return {k.removeprefix(prefix): v for k, v in items if k.startswith(prefix)}
+
+        return cls(
+            training=specs_of(flat(answered(message, prepared.spec))),
+            survey=specs_of(flat(message)),
+            evaluation=specs_of(flat(evaluation)),
+            reply={k: v for k, v in prepared.spec.items() if k.startswith(tuple(reply))},
+            diagnostics=below("diagnostics/"),
+            answer=below(SURVEY_PREFIX),
+            client_state=below("client_state/"),
+        )
+
+
+@dataclass(frozen=True)
+class ClientRequest:
+    """What a request says of one client.
+
+    Args:
+        client: stable client index.
+        steps_done: local steps that it has made in earlier rounds.
+        state_round: the round after which the server last took its client state, 0 for none.
+        state_digest: digest of that client state, "" for none.
+        checkpoint_round: the same round at the server's last checkpoint, to which the server may
+            go back.
+    """
+
+    client: int
+    steps_done: int
+    state_round: int
+    state_digest: str
+    checkpoint_round: int
+
+
+class Request(Header):
+    """Header of what a node is asked to do. A column has one entry for each client.
+
+    Args:
+        experiment_digest: what server and node have to agree on, see `Agreement`.
+        model_digest: the same.
+        data_digest: digest of the node's data when the run began.
+        lr: local learning rate of the round.
+        clients: which clients are meant.
+        steps_done: see `ClientRequest`, as the columns that follow.
+    """
+
+    experiment_digest: str
+    model_digest: str
+    data_digest: str
+    lr: float
+    clients: tuple[int, ...]
+    steps_done: tuple[int, ...]
+    state_rounds: tuple[int, ...]
+    state_digests: tuple[str, ...]
+    checkpoint_rounds: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        run: str,
+        round: int,
+        agreement: Agreement,
+        data_digest: str,
+        lr: float,
+        rows: Sequence[ClientRequest],
+    ) -> Request:
+        """Return the header of a request for some clients."""
+        return cls(
+            format=FORMAT,
+            run=run,
+            round=round,
+            experiment_digest=agreement.experiment,
+            model_digest=agreement.model,
+            data_digest=data_digest,
+            lr=lr,
+            clients=tuple(row.client for row in rows),
+            steps_done=tuple(row.steps_done for row in rows),
+            state_rounds=tuple(row.state_round for row in rows),
+            state_digests=tuple(row.state_digest for row in rows),
+            checkpoint_rounds=tuple(row.checkpoint_round for row in rows),
+        )
+
+    @model_validator(mode="after")
+    def _columns(self) -> Self:
+        _same_length(
+            self.clients,
+            self.steps_done,
+            self.state_rounds,
+            self.state_digests,
+            self.checkpoint_rounds,
+        )
+        return self
+
+    def rows(self) -> list[ClientRequest]:
+        """Return what the request says of each client."""
+        columns = zip(
+            self.clients,
+            self.steps_done,
+            self.state_rounds,
+            self.state_digests,
+            self.checkpoint_rounds,
+            strict=True,
+        )
+        return [ClientRequest(*values) for values in columns]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a reply says of one client after training.
+
+    Args:
+        status: `OK`, `RESTARTED`, `LOST`, or what went wrong.
+        steps: local steps made.
+        examples: examples processed.
+        state_digest: digest of its new client state, "" for none.
+    """
+
+    status: str
+    steps: int = 0
+    examples: int = 0
+    state_digest: str = ""
+
+
+class TrainingReply(Header):
+    """Header of a node's reply after training. A column has one entry for each client.
+
+    Args:
+        clients: which clients.
+        statuses: see `ClientResult`, as the columns that follow.
+    """
+
+    clients: tuple[int, ...]
+    statuses: tuple[str, ...]
+    steps: tuple[int, ...]
+    examples: tuple[int, ...]
+    state_digests: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: Request, rows: Sequence[ClientResult]) -> TrainingReply:
+        """Return the header of a reply to a request."""
+        return cls(
+            format=FORMAT,
+            run=request.run,
+            round=request.round,
+            clients=request.clients,
+            statuses=tuple(row.status for row in rows),
+            steps=tuple(row.steps for row in rows),
+            examples=tuple(row.examples for row in rows),
+            state_digests=tuple(row.state_digest for row in rows),
+        )
+
+    @model_validator(mode="after")
+    def _columns(self) -> Self:
+        _same_length(self.clients, self.statuses, self.steps, self.examples, self.state_digests)
+        return self
+
+    def rows(self) -> list[ClientResult]:
+        """Return what the reply says of each client."""
+        columns = zip(self.statuses, self.steps, self.examples, self.state_digests, strict=True)
+        return [ClientResult(*values) for values in columns]
+
+
+class NodeDescription(Header):
+    """Header of what a node says of itself. Examples have one entry for each client.
+
+    Args:
+        clients: the clients that it plays.
+        train_examples: number of training examples of each client.
+        test_examples: number of examples of each client that are kept aside for evaluation.
+        shape: shape of one input.
+        classes: number of classes.
+        labels: names of the labels, empty where they are numbers.
+        columns: names of a table's columns, in the order of the inputs; else empty.
+        tokens: whether inputs are whole numbers that the model looks up.
+        data_digest: digest of its data.
+        name: the node's name, "" for none.
+        version: its version of fedkeel.
+        experiment_digest: what it has to agree on with the server, see `Agreement`.
+        model_digest: the same.
+    """
+
+    clients: tuple[Count, ...]
+    train_examples: tuple[Count, ...]
+    test_examples: tuple[Count, ...]
+    shape: tuple[Count, ...]
+    classes: int = Field(ge=1, le=10**6)
+    labels: tuple[str, ...]
+    columns: tuple[str, ...] = Field(max_length=MAX_SIZE)
+    tokens: bool
+    data_digest: str = Field(max_length=64)
+    name: str = Field(max_length=200)
+    version: str = Field(max_length=100)
+    experiment_digest: str = Field(max_length=100)
+    model_digest: str = Field(max_length=100)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if math.prod(self.shape) > MAX_SIZE:
+            raise ValueError(f"'shape' has more than {MAX_SIZE} numbers")
+        _same_length(self.clients, self.train_examples, self.test_examples)
+        return self
+
+
+def _same_length(*columns: Sequence[object]) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("columns differ in length")

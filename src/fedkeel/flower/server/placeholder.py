@@ -1,0 +1,114 @@
+"""The server's placeholder for data that only the nodes have.
+
+The nodes tell the server shapes, numbers of examples and digests. From that it makes a data set of
+two blank examples. It is enough to make the model, to rehearse a reply and to draw cohorts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+from fedkeel.config import Experiment
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import DataError
+from fedkeel.flower.data_on_nodes import NODES, ingredients
+from fedkeel.flower.protocol import MAX_SIZE, NodeDescription
+from fedkeel.runner.prepare import DTYPES
+
+
+def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescription]) -> Ingredients:
+    """Return the ingredients of the server.
+
+    Args:
+        experiment: what runs.
+        descriptions: what each client's node says of its data, for all clients.
+
+    Raises:
+        DataError: the nodes' data do not fit together.
+    """
+    nodes = [descriptions[client] for client in sorted(descriptions)]
+    first = nodes[0]
+    for client, node in enumerate(nodes):
+        if (node.shape, node.classes, node.tokens) != (first.shape, first.classes, first.tokens):
+            raise DataError(
+                f"The data of client {client} and client 0 differ in form.",
+                got=f"shape {list(node.shape)}, {node.classes} classes",
+                expected=f"shape {list(first.shape)}, {first.classes} classes",
+            )
+    columns = _common_columns(nodes)
+    train_sizes = [node.train_examples[0] for node in nodes]
+    test_sizes = [node.test_examples[0] for node in nodes]
+    if sum(train_sizes) + sum(test_sizes) > 3 * MAX_SIZE:
+        raise DataError(
+            "The nodes report more examples than is possible.",
+            got=sum(train_sizes) + sum(test_sizes),
+            expected=f"at most {3 * MAX_SIZE} in all",
+        )
+    digests = repr([node.data_digest for node in nodes]).encode()
+    digest = hashlib.blake2b(digests, digest_size=6).hexdigest()
+    names = _unique_names(nodes)
+    federation = Federation(
+        replace(_blank(experiment, first, 2, (f"nodes {digest}",)), columns=columns),
+        np.zeros(sum(train_sizes), dtype=np.int64),
+        np.cumsum([0, *train_sizes]),
+        {"kind": NODES},
+        names,
+        np.zeros(sum(test_sizes), dtype=np.int64),
+        np.cumsum([0, *test_sizes]),
+    )
+    test = replace(
+        _blank(experiment, first, sum(test_sizes), names),
+        source=np.repeat(np.arange(len(nodes)), test_sizes),
+    )
+    return ingredients(experiment, federation, test)
+
+
+def _unique_names(nodes: list[NodeDescription]) -> tuple[str, ...]:
+    """Return the clients' names, with a number where two nodes have the same name.
+
+    A name that already ends like that gets a number too, so that all names differ.
+    """
+    names = [node.name or f"client {client}" for client, node in enumerate(nodes)]
+    count = Counter(names)
+    return tuple(
+        name if count[name] == 1 and " (client " not in name else f"{name} (client {client})"
+        for client, name in enumerate(names)
+    )
+
+
+def _common_columns(nodes: list[NodeDescription]) -> tuple[str, ...]:
+    """Return the columns of the nodes' tables; refuse columns that differ."""
+    tables = [(client, node.columns) for client, node in enumerate(nodes) if node.columns]
+    first, expected = tables[0] if tables else (0, ())
+    for client, columns in tables:
+        for place, (name, other) in enumerate(zip_longest(columns, expected), start=1):
+            if name != other:
+                raise DataError(
+                    f"The columns of client {client} and client {first} differ.",
+                    got=f"{name!r} as column {place}",
+                    expected=f"{other!r}",
+                    why="an input is known by its place alone",
+                    do="write the same columns in the same order on every node, or use data.drop",
+                )
+    return expected
+
+
+def _blank(
+    experiment: Experiment, like: NodeDescription, count: int, sources: tuple[str, ...]
+) -> Dataset:
+    dtype = torch.int64 if like.tokens else DTYPES[experiment.engine.dtype]
+    return Dataset(
+        x=torch.zeros((), dtype=dtype).expand(count, *like.shape),
+        y=torch.zeros(count, dtype=torch.int64),
+        classes=like.classes,
+        sources=sources,
+        label_names=experiment.data.labels,
+    )
