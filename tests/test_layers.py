@@ -144,6 +144,35 @@ def test_the_cycle_within_method_is_for_types_only() -> None:
             assert file.relative_to(SOURCE).parts[0] == "method", file
 
 
+def imports_of(folder: str) -> set[str]:
+    """The modules of the package that the modules of a folder import, also in functions."""
+    names: set[str] = set()
+    for file in (SOURCE / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, file
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize(("folder", "other"), [("server", "node"), ("node", "server")])
+def test_the_ends_of_a_federation_are_apart(folder: str, other: str) -> None:
+    """Server and node share the protocol alone."""
+    names = imports_of(f"flower/{folder}")
+    assert any(name.startswith("fedkeel.flower.protocol.") for name in names)
+    for end in (other, "local"):
+        assert not [name for name in names if name.startswith(f"fedkeel.flower.{end}")]
+
+
+def test_the_apps_of_a_federation_import_each_end_when_it_is_made() -> None:
+    """A node's process does not import the server, nor the server a node."""
+    tree = ast.parse((SOURCE / "flower" / "apps.py").read_text(encoding="utf-8"))
+    names = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in names if str(name).startswith("fedkeel.flower")]
+
+
 PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn"}
 """Name that is imported -> name that is installed, where they differ."""
 
