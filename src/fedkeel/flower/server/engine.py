@@ -51,7 +51,7 @@ from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unp
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import least
-from fedkeel.tree import State, Tree, substate, substates, nbytes, walk
+from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
 
 STATE_ROUND, STATE_DIGEST = "nodes/kept", "nodes/digest"
 """Names in a checkpoint of the round and the digest of each client's state."""
