@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
 from fedkeel import matmul
-from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.compiler.compiled_function import CompiledFunction
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.runner.start import start
 from toys import of_sizes, prepared
@@ -26,21 +26,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 M, K, N = 64, 128, 200
-assert M * K * N >= matmul.LEAST
+assert M * K * N >= matmul.MIN_WORK
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the products that oneDNN makes, on a processor on which it is said to be faster."""
     made: list[tuple[int, ...]] = []
-    product = matmul._product
+    product = matmul._onednn_product
 
     def watched(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         made.append((*a.shape, b.shape[1]))
         return product(a, b, bias)
 
-    monkeypatch.setattr(matmul, "faster", lambda: True)
-    monkeypatch.setattr(matmul, "_product", watched)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(matmul, "_onednn_product", watched)
     return made
 
 
@@ -167,7 +167,7 @@ def test_a_recorded_step_is_the_step(calls: list[tuple[int, ...]]) -> None:
         return [p - rate * g for p, g in zip((weight, bias), grads, strict=True)]
 
     given = [drawn(N, K), drawn(N), drawn(M, K), torch.tensor(0.5)]
-    captured = Captured(step, given, rate=3, owned=frozenset([0, 1]))
+    captured = CompiledFunction(step, given, rate=3, owned=frozenset([0, 1]))
     found = captured(*[t.clone() for t in given])
     assert calls == [(M, K, N), (N, M, K)]
     for one, expected in zip(found, step(*[t.double() for t in given]), strict=True):
@@ -215,12 +215,12 @@ def test_which_processors(
     monkeypatch.setattr(matmul, "Path", lambda _: told)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    matmul.faster.cache_clear()
+    matmul.onednn_is_faster.cache_clear()
     try:
-        assert matmul.faster() is expected
+        assert matmul.onednn_is_faster() is expected
         told.unlink()
         monkeypatch.setattr(matmul.platform, "processor", lambda: f"Family 26, {maker}")
-        matmul.faster.cache_clear()
-        assert matmul.faster() is expected
+        matmul.onednn_is_faster.cache_clear()
+        assert matmul.onednn_is_faster() is expected
     finally:
-        matmul.faster.cache_clear()
+        matmul.onednn_is_faster.cache_clear()

@@ -1,12 +1,13 @@
-"""Products of matrices on a processor, by whichever of torch's two libraries is the faster one.
+"""Matrix products on a processor, by the faster one of torch's two libraries.
 
 By itself torch multiplies float32 matrices with MKL, which uses vectors of 512 bits on Intel's
-processors alone; oneDNN, with which torch convolves, uses them wherever they are. On an AMD EPYC of
-2024 (Zen 5) its products of middling and large matrices take half the time. Both work in float32
-throughout, and differ by rounding. Recorded steps and evaluations take the faster one; which that
-is follows from the processor and the shapes alone, so a run repeats bit for bit.
+processors alone. oneDNN, with which torch convolves, uses them wherever they exist: on an AMD EPYC
+of 2024 (Zen 5) its products of medium and large matrices take half the time. Both compute in
+float32 throughout and differ by rounding. Compiled steps and evaluations take the faster library.
+The choice follows from the processor and the shapes alone, so a run repeats bit for bit.
 
-A thin product that is added to a large matrix stays with MKL, which adds while it multiplies.
+A product with a small inner dimension that is added to a large matrix stays with MKL, which adds
+while it multiplies.
 """
 
 from __future__ import annotations
@@ -23,98 +24,100 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-LEAST = 1e6
-"""Multiply-adds of a product from which oneDNN's takes less time than MKL's. A call has a cost of
-its own of about ten microseconds, and both are equal at a million on that EPYC."""
+MIN_WORK = 1e6
+"""Multiply-adds of a product from which oneDNN takes less time than MKL. One call costs about ten
+microseconds by itself, and both libraries are equal at a million on that EPYC."""
 
-LEAST_OF_LANES = 3e6
-"""The same of each lane's, which are taken one after the other, where MKL takes all in one call."""
+MIN_WORK_BATCHED = 3e6
+"""The same for each of several products: oneDNN needs a call for each, MKL one call for all."""
 
-THICK = 16
-"""Least inner dimension of a product that is added to a matrix, so that making it first pays; of
-lanes' twice as many."""
+MIN_INNER = 16
+"""Inner dimension from which a product that is added to a matrix is computed first, by oneDNN;
+twice as much for several products."""
 
 
 @functools.cache
-def faster() -> bool:
+def onednn_is_faster() -> bool:
     """Return whether oneDNN's products are faster than MKL's on this processor."""
-    torchs: Any = torch.backends
-    capable = torchs.cpu.get_cpu_capability().startswith("AVX512")
-    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torchs.mkldnn, "matmul")
-    return capable and known and torchs.mkl.is_available() and not _by_intel()
+    backends: Any = torch.backends
+    has_avx512 = backends.cpu.get_cpu_capability().startswith("AVX512")
+    has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(
+        backends.mkldnn, "matmul"
+    )
+    return has_avx512 and has_onednn and backends.mkl.is_available() and not _is_intel()
 
 
-def _by_intel() -> bool:
-    """Return whether Intel has made the processor."""
-    told = Path("/proc/cpuinfo")
-    words = told.read_text() if told.is_file() else platform.processor()
-    return "GenuineIntel" in words
+def _is_intel() -> bool:
+    """Return whether Intel made the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.is_file() else platform.processor()
+    return "GenuineIntel" in text
 
 
 @contextmanager
-def by_torch() -> Iterator[None]:
-    """Leave all products to torch for a while: for comparing one with another, bit by bit."""
-    _left.append(True)
+def without_onednn() -> Iterator[None]:
+    """Leave all products to torch for a while, so that results can be compared."""
+    _disabled.append(True)
     try:
         yield
     finally:
-        _left.pop()
+        _disabled.pop()
 
 
-_left: list[bool] = []
+_disabled: list[bool] = []
 
 
 def mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the product of [M, K] and [K, N], in `out` where there is one."""
-    if a.shape[0] * b.numel() >= LEAST and _here(a):
-        found = _product(a, b)
-        return found if out is None else out.copy_(found)
+    """Return the product of [M, K] and [K, N], in `out` where one is given."""
+    if a.shape[0] * b.numel() >= MIN_WORK and _suits_onednn(a):
+        product = _onednn_product(a, b)
+        return product if out is None else out.copy_(product)
     return torch.mm(a, b, out=out)
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return a bias, [N] or [M, N], and the product of [M, K] and [K, N]."""
-    plain = bias.ndim == 1 and len(bias) == b.shape[1] and beta == alpha == 1
-    if plain and a.shape[0] * b.numel() >= LEAST and _here(a):
-        return _product(a, b, bias)
+    """Return the sum of a bias, [N] or [M, N], and the product of [M, K] and [K, N]."""
+    is_plain = bias.ndim == 1 and len(bias) == b.shape[1] and beta == alpha == 1
+    if is_plain and a.shape[0] * b.numel() >= MIN_WORK and _suits_onednn(a):
+        return _onednn_product(a, b, bias)
     return torch.addmm(bias, a, b, beta=beta, alpha=alpha)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Return the products of [n, M, K] and [n, K, N]."""
-    lanes, rows, _ = a.shape
-    if lanes and rows * b[0].numel() >= LEAST_OF_LANES and _here(a):
-        return torch.stack([_product(a[lane], b[lane]) for lane in range(lanes)])
+    count, rows, _ = a.shape
+    if count and rows * b[0].numel() >= MIN_WORK_BATCHED and _suits_onednn(a):
+        return torch.stack([_onednn_product(a[i], b[i]) for i in range(count)])
     return torch.bmm(a, b)
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """Add a multiple of a product, or of those of all lanes, to a matrix or to each lane's.
+    """Add a multiple of a matrix product to a matrix, or of n products to n matrices.
 
     Args:
         out: [..., M, N]; it is written over.
         a: [..., M, K].
         b: [..., K, N].
-        alpha: by which the product is multiplied.
+        alpha: the factor of the product.
 
     Returns:
         The same `out`.
     """
     inner, work = a.shape[-1], a.shape[-2] * a.shape[-1] * b.shape[-1]
     if a.ndim == 2:
-        if inner >= THICK and work >= LEAST and _here(a):
-            return out.add_(_product(a, b), alpha=alpha)
+        if inner >= MIN_INNER and work >= MIN_WORK and _suits_onednn(a):
+            return out.add_(_onednn_product(a, b), alpha=alpha)
         return out.addmm_(a, b, alpha=alpha)
-    if inner >= 2 * THICK and work >= LEAST_OF_LANES and _here(a):
-        for lane in range(len(a)):
-            out[lane].add_(_product(a[lane], b[lane]), alpha=alpha)
+    if inner >= 2 * MIN_INNER and work >= MIN_WORK_BATCHED and _suits_onednn(a):
+        for i in range(len(a)):
+            out[i].add_(_onednn_product(a[i], b[i]), alpha=alpha)
         return out
     return out.baddbmm_(a, b, alpha=alpha)
 
 
 def linear_layers() -> AbstractContextManager[Any]:
-    """Let modules that are called meanwhile, without gradients, choose their products too."""
-    return _LinearLayers() if faster() else nullcontext()
+    """Let linear layers choose their library too, where they are called without gradients."""
+    return _LinearLayers() if onednn_is_faster() else nullcontext()
 
 
 class _LinearLayers(TorchFunctionMode):
@@ -130,26 +133,26 @@ class _LinearLayers(TorchFunctionMode):
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what a linear layer makes of [..., K] inputs by [N, K] weights, [..., N]."""
-    work = input.numel() * len(weight)
-    if weight.ndim == 2 and work >= LEAST and _here(input) and not torch.is_grad_enabled():
-        return _product(input, weight.t(), bias)
+    """Return [..., N], what a linear layer of [N, K] weights makes of [..., K] inputs."""
+    is_large = weight.ndim == 2 and input.numel() * len(weight) >= MIN_WORK
+    if is_large and _suits_onednn(input) and not torch.is_grad_enabled():
+        return _onednn_product(input, weight.t(), bias)
     return F.linear(input, weight, bias)
 
 
-def _here(a: Tensor) -> bool:
-    """Return whether oneDNN is to multiply: not where factors may be rounded, which MKL heeds."""
-    if a.dtype is not torch.float32 or not a.is_cpu or _left or not faster():
+def _suits_onednn(a: Tensor) -> bool:
+    """Return whether oneDNN computes products of a tensor; MKL does where factors are rounded."""
+    if a.dtype is not torch.float32 or not a.is_cpu or _disabled or not onednn_is_faster():
         return False
-    torchs: Any = torch.backends
-    return bool(torchs.mkldnn.matmul.fp32_precision != "bf16")
+    backends: Any = torch.backends
+    return bool(backends.mkldnn.matmul.fp32_precision != "bf16")
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the product of [..., K] and [K, N], and a bias of [N]; in float32, on a processor."""
+def _onednn_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the float32 product of [..., K] and [K, N], plus a bias of [N]."""
     if not (b.is_contiguous() or b.t().is_contiguous()):
-        b = b.contiguous()  # or it takes a thousand times as long
+        b = b.contiguous()  # otherwise the call takes a thousand times as long
     if bias is not None:
-        bias = bias.contiguous()  # or its strides are not looked at
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
-    return found
+        bias = bias.contiguous()  # the call does not look at a bias's strides
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
+    return product

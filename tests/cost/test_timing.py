@@ -15,9 +15,11 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.cost import timing as module
 from fedkeel.cost.timing import EXACT
-from fedkeel.engine.base import Job
+from fedkeel.engine.base import Job, TrainingSetup
 from fedkeel.engine.local import SequentialTrainer
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.engine.vectorized.facts import establish
+from fedkeel.method.context import Ints
 from fedkeel.runner.prepare import prepare
 from toys import four_each
 
@@ -58,6 +60,14 @@ def test_engines_are_compared_by_the_same_work(
     assert first[1] == [38, 38, 38]
 
 
+def sizes_to_try(setup: TrainingSetup, per_round: int, workers: int, device: str) -> list[int]:
+    return module._sizes(setup, per_round, workers, device, establish(setup).pads)
+
+
+def forms(setup: TrainingSetup, clients: Ints, lanes: int = 1) -> int:
+    return module._forms(setup, clients, establish(setup).pads, lanes)
+
+
 def test_a_pause_is_not_the_engines() -> None:
     def train(*_: object) -> Iterator[None]:
         time.sleep(0.2)
@@ -68,16 +78,26 @@ def test_a_pause_is_not_the_engines() -> None:
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:
     dense = four_each(200).setup
-    assert module._sizes(dense, 200, 2, "cpu") == [25, 1, 100, 8]  # four chunks of 25, not 32
-    assert module._sizes(dense, 10, 2, "cpu") == [5, 1, 10]
-    assert module._sizes(dense, 20, 2, "cpu") == [10, 1, 5, 20]  # a share, before one does all
+    assert sizes_to_try(dense, 200, 2, "cpu") == [
+        25,
+        1,
+        100,
+        8,
+    ]  # four chunks of 25, not 32
+    assert sizes_to_try(dense, 10, 2, "cpu") == [5, 1, 10]
+    assert sizes_to_try(dense, 20, 2, "cpu") == [
+        10,
+        1,
+        5,
+        20,
+    ]  # a share, before one does all
     task = fk.Task(lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 6), nn.Flatten()))
     setup = four_each(200).setup
     other = prepare(
         four_each(200).settings,
         Ingredients(task, lambda _: setup.federation, setup.test, "net"),
     ).setup
-    assert module._sizes(other, 200, 2, "cpu") == [1, 8, 25, 100]
+    assert sizes_to_try(other, 200, 2, "cpu") == [1, 8, 25, 100]
 
 
 @pytest.mark.parametrize(("step", "tried"), [(8e-3, [EXACT, 1]), (1e-3, [EXACT, 1, 5, 10])])
@@ -100,9 +120,9 @@ def test_convolutions_that_fill_a_processor_are_not_tried_side_by_side(
 
 def test_a_gpu_is_given_as_many_lanes_as_there_are_first() -> None:
     dense = four_each(200).setup
-    assert module._sizes(dense, 50, 1, "cuda") == [50, 25, 8, 1]
-    assert module._sizes(dense, 1000, 1, "cuda") == [500, 125, 32, 8, 1]
-    assert module._sizes(dense, 1, 1, "cuda") == [1]
+    assert sizes_to_try(dense, 50, 1, "cuda") == [50, 25, 8, 1]
+    assert sizes_to_try(dense, 1000, 1, "cuda") == [500, 125, 32, 8, 1]
+    assert sizes_to_try(dense, 1, 1, "cuda") == [1]
 
 
 def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
@@ -117,15 +137,15 @@ def test_batch_normalisation_is_recorded_for_each_size_of_a_batch() -> None:
         prepare(settings, Ingredients(task, lambda _, f=f: f, data, "net")).setup
         for f in (ragged, even)
     )
-    assert module._forms(one, one.federation.sizes) == 4  # of 8, 3, 5 and 4 examples
-    assert module._forms(one, one.federation.sizes[:1]) == 2
-    assert module._forms(two, two.federation.sizes) == 2
-    assert module._sizes(one, 3, 1, "cpu") == [1]
-    assert module._sizes(two, 3, 1, "cpu") == [3, 1]
+    assert forms(one, one.federation.sizes) == 4  # of 8, 3, 5 and 4 examples
+    assert forms(one, one.federation.sizes[:1]) == 2
+    assert forms(two, two.federation.sizes) == 2
+    assert sizes_to_try(one, 3, 1, "cpu") == [1]
+    assert sizes_to_try(two, 3, 1, "cpu") == [3, 1]
     averaged = fk.Task(lambda: nn.Sequential(*layers), buffers="average")
     padded = prepare(settings, Ingredients(averaged, lambda _: ragged, data, "net")).setup
-    assert module._forms(padded, padded.federation.sizes) == 2  # of 8 and of 4
-    assert module._sizes(padded, 3, 1, "cpu") == [3, 1]
+    assert forms(padded, padded.federation.sizes) == 2  # of 8 and of 4
+    assert sizes_to_try(padded, 3, 1, "cpu") == [3, 1]
 
 
 def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
@@ -140,9 +160,9 @@ def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
     assert share == pytest.approx((50 + 30) / 2 / (155 / 6))
     assert len(module._chunk(setup, 8, 6)[0]) == 6
     sizes = setup.federation.sizes
-    assert module._forms(setup, sizes) == 3  # batches of 8, of 4, and of 2
-    assert module._forms(setup, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
-    assert module._forms(setup, sizes[:1], lanes=4) == 2
+    assert forms(setup, sizes) == 3  # batches of 8, of 4, and of 2
+    assert forms(setup, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
+    assert forms(setup, sizes[:1], lanes=4) == 2
 
 
 def test_clients_that_are_prepared_together_record_one_form(

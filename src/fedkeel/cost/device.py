@@ -6,6 +6,7 @@ import torch
 
 from fedkeel import config
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.vectorized.facts import few_examples
 from fedkeel.errors import RunError
 from fedkeel.task.network import Batch
 
@@ -45,7 +46,7 @@ def refusal(setup: TrainingSetup, device: torch.device) -> str:
 
     Modules and losses of one's own may make tensors on the processor, wherever their inputs are.
     """
-    few = setup.few
+    few = few_examples(setup)
     batch = Batch(few.x.to(device), few.y.to(device))
     drawing = [device] if device.type == "cuda" else []
     try:

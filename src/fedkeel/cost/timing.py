@@ -109,12 +109,15 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
     if times > 1:
         found.seconds[EXACT] = min(one, _seconds(exact, message, jobs[:few]) / shares[few])
     from fedkeel.engine.vectorized.engine import VectorizedTrainer, warm_up  # a slow import
+    from fedkeel.engine.vectorized.facts import establish
 
     warm_up()
+    facts = establish(setup)
     began = time.perf_counter()
-    slower, lane, chunks = 0, 0.0, VectorizedTrainer(setup, 1, device, exact.placed)
-    sizes, sums = _sizes(setup, per_round, workers, device), setup.training.plan.sums
-    while sizes and chunks.recorded:
+    slower, lane, chunks = 0, 0.0, VectorizedTrainer(setup, 1, device, exact.placed, facts)
+    sums = setup.training.plan.sums
+    sizes = _sizes(setup, per_round, workers, device, facts.pads)
+    while sizes and chunks.strategy.is_compiled:
         lanes = sizes.pop(0)
         spent = time.perf_counter() - began
         known = min(found.seconds.values())
@@ -129,7 +132,7 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
             continue
         if lanes > 1 and device == "cpu" and _heavy(setup, found):
             continue
-        chunks = VectorizedTrainer(setup, lanes, device, chunks.placed)
+        chunks = VectorizedTrainer(setup, lanes, device, chunks.placed, facts)
         some, share = jobs[:few], shares[few]
         if lanes > 1:
             some, share = _chunk(setup, lanes, per_round)
@@ -143,11 +146,13 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
         met = setup.federation.sizes[[job.client for job in some]]
         if lanes > 1 and setup.training.plan.preparations:  # padded to the longest of them
             met = met.max(keepdims=True)
-        forms = _forms(setup, setup.federation.sizes, lanes) / _forms(setup, met, lanes)
+        forms = _forms(setup, setup.federation.sizes, facts.pads, lanes) / _forms(
+            setup, met, facts.pads, lanes
+        )
         # once in a run each, by every process
         seconds += max(first - seconds, 0.0) * len(some) * forms * workers / clients
         found.reasons += [r for r in chunks.reasons if r not in found.reasons]
-        if not chunks.recorded:
+        if not chunks.strategy.is_compiled:
             break
         if chunks.parallel_clients != lanes:
             sizes = [size for size in sizes if size <= chunks.parallel_clients]
@@ -176,10 +181,9 @@ def _exact(setup: TrainingSetup, device: str) -> Trainer:
     if device == "cpu":
         return SequentialTrainer(setup)
     from fedkeel.engine.vectorized.engine import VectorizedTrainer
+    from fedkeel.engine.vectorized.strategy import ONE_BY_ONE
 
-    plain = VectorizedTrainer(setup, 1, device)
-    plain.recorded = False
-    return plain
+    return VectorizedTrainer(setup, 1, device, strategy=ONE_BY_ONE)
 
 
 def _work(setup: TrainingSetup) -> tuple[Ints, Floats]:
@@ -219,14 +223,16 @@ def _sample(setup: TrainingSetup) -> tuple[list[Job], dict[int, float]]:
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
-def _sizes(setup: TrainingSetup, per_round: int, workers: int, device: str) -> list[int]:
+def _sizes(
+    setup: TrainingSetup, per_round: int, workers: int, device: str, pads: bool
+) -> list[int]:
     """Return the sizes of chunks to try, the most promising first.
 
     A GPU wants as many clients as fit. On a processor convolutions get slow side by side, and the
     more so the more there are: then they are tried ascending. A worker's share is cut into chunks
     of about the same size, and it is this size that is tried: of 50 clients 25, not 32 and 18.
     """
-    if not setup.pads and len(np.unique(setup.federation.sizes)) > 1:
+    if not pads and len(np.unique(setup.federation.sizes)) > 1:
         return [1]  # few clients of a round agree in all their batches
     share = -(-per_round // workers)
     tried = [min(lanes, share) for lanes in (*LANES, MOST)]
@@ -241,7 +247,7 @@ def _sizes(setup: TrainingSetup, per_round: int, workers: int, device: str) -> l
     return [*sizes[:1], 1, *sizes[1:], *whole]
 
 
-def _forms(setup: TrainingSetup, clients: Ints, lanes: int = 1) -> int:
+def _forms(setup: TrainingSetup, clients: Ints, pads: bool, lanes: int = 1) -> int:
     """Return about how many forms of a step have to be recorded for clients of these sizes.
 
     Where batches can be padded, these are as wide as the widest, or a half of it, or a quarter; and
@@ -250,7 +256,7 @@ def _forms(setup: TrainingSetup, clients: Ints, lanes: int = 1) -> int:
     """
     local, kinds = setup.training.local, [int(n) for n in np.unique(clients[clients > 0])]
     wide = set().union(*(batches.batch_sizes(local, n) for n in kinds))
-    if not setup.pads:
+    if not pads:
         return len(wide)
     if setup.training.plan.preparations:
         return len({(n - 1).bit_length() for n in kinds})

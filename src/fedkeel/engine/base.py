@@ -14,14 +14,10 @@ from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
-from fedkeel.engine.compiler.dropout_masks import Masks, masks
-from fedkeel.engine.vectorized.padding import method_bears_padding, network_bears_padding
 from fedkeel.errors import RunError
-from fedkeel.method.context import ByPart, Floats, Ints, Message, Population
+from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import LocalTraining
-from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import Replies, raw_weights
-from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
 
 Split = Literal["test", "clients"]
@@ -63,38 +59,6 @@ class TrainingSetup:
         network = self.training.network
         small = network.has_cpu_convolutions and not network.batch_statistics
         return min(self.eval_batch, SMALL) if small else self.eval_batch
-
-    @cached_property
-    def draws(self) -> Masks | None:
-        """What the network draws in training; None where that is nothing."""
-        if (
-            self.training.network.traits.why_not_traceable
-        ):  # it is trained one by one, and not called in vain
-            return Masks(False)
-        return masks(self.training.network, self.few)
-
-    @cached_property
-    def pads(self) -> bool:
-        """Whether nothing sees padding: other examples, random numbers, parts of one's own."""
-        plan = self.training.plan
-        if self.draws is not None and plan.preparations:
-            return False
-        if not network_bears_padding(self.training.network, self.few, self.draws):
-            return False
-        if not fingerprint(plan.parts):
-            return True
-        clients = len(self.federation)
-        several = Population(clients, clients)
-        classes = self.federation.data.classes
-        return method_bears_padding(self.training, several, classes, self.few, self.draws)
-
-    @property
-    def few(self) -> Batch:
-        """Up to three examples, from all over the training set."""
-        data = self.federation.data
-        rows = np.unique(np.linspace(0, len(data) - 1, 3).astype(np.int64))
-        few = data.take(rows).to(self.training.network.dtype)
-        return Batch(few.x, few.y)
 
     def on(self, device: torch.device) -> TrainingSetup:
         """Return the world with network and data on a device.

@@ -1,4 +1,4 @@
-"""Recordings are tried before they are used: against the function, and for what they leave."""
+"""Compiled functions are compared with the functions themselves before they are used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch import fx
 
 from fedkeel import matmul
 from fedkeel.engine.compiler import passes
-from fedkeel.engine.compiler.cache import Flat, NotTheSame, Recordings
+from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
+from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.tree import State, leaf
 
 
@@ -16,9 +17,9 @@ def doubled(state: State) -> State:
     return {"y": (leaf(state, "x") + 1.0) * 2.0}
 
 
-def record() -> Flat:
-    given = Flat.of({"x": torch.arange(3.0)})
-    return Recordings().run("doubled", doubled, [given], varies=(0,), sources=None)
+def record() -> FlatState:
+    given = FlatState.of({"x": torch.arange(3.0)})
+    return CompileCache().run(Call("doubled", doubled, (0,)), Arguments([given], None))
 
 
 def test_a_recording_gives_what_the_function_gives() -> None:
@@ -39,21 +40,21 @@ def test_libraries_that_round_otherwise_make_no_other_recording(
     def shifted(a: torch.Tensor, b: torch.Tensor, bias: object = None) -> torch.Tensor:
         return torch.mm(a, b) + 1e-6
 
-    monkeypatch.setattr(matmul, "faster", lambda: True)
-    monkeypatch.setattr(matmul, "_product", shifted)
-    given = Flat.of({"x": x, "w": w, "z": known})
-    found = Recordings().run("jumps", jumps, [given], varies=(0,), sources=None)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(matmul, "_onednn_product", shifted)
+    given = FlatState.of({"x": x, "w": w, "z": known})
+    found = CompileCache().run(Call("jumps", jumps, (0,)), Arguments([given], None))
     assert (leaf(found.state, "y") > 0).any()  # what the recording gives, from the first time on
 
 
 def test_a_recording_that_writes_over_what_it_does_not_own_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = passes.reuse
+    own = passes.write_in_place
 
     def greedy(graph: fx.Graph, owned: set[fx.Node]) -> None:
         own(graph, {node for node in graph.nodes if node.op == "placeholder"})
 
-    monkeypatch.setattr(passes, "reuse", greedy)
-    with pytest.raises(NotTheSame, match="leaves something behind"):
+    monkeypatch.setattr(passes, "write_in_place", greedy)
+    with pytest.raises(CannotCompile, match="leaves something behind"):
         record()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeel.engine.compiler.cuda_graphs import Graphed
+from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
 
 
 def still(
@@ -34,7 +34,7 @@ def step(p: Tensor, m: Tensor, g: Tensor) -> list[Tensor]:
 
 def test_steps_by_a_graph_are_steps() -> None:
     p, m = torch.ones(3), torch.zeros(3)
-    graph = Graphed(step, (p, m, torch.zeros(3)), capture=still)
+    graph = CudaGraphFunction(step, (p, m, torch.zeros(3)), capture=still)
     assert torch.equal(p, torch.ones(3))
     own_p, own_m = p.clone(), m.clone()
     for number in range(4):
@@ -46,7 +46,7 @@ def test_steps_by_a_graph_are_steps() -> None:
 
 
 def test_another_start_is_copied_in() -> None:
-    graph = Graphed(step, (torch.ones(3), torch.zeros(3), torch.ones(3)), capture=still)
+    graph = CudaGraphFunction(step, (torch.ones(3), torch.zeros(3), torch.ones(3)), capture=still)
     first = graph(torch.ones(3), torch.zeros(3), torch.ones(3))[0].clone()
     again = graph(torch.full((3,), 5.0), torch.zeros(3), torch.ones(3))[0]
     assert torch.equal(first, torch.zeros(3))
@@ -57,7 +57,7 @@ def test_what_a_graph_reads_lives_as_long_as_the_graph() -> None:
     """A captured graph knows addresses; nothing else may keep a recording's constants alive."""
     layer = nn.Linear(3, 2)
     constant = weakref.ref(layer.weight)
-    graph = Graphed(lambda x, layer=layer: [layer(x)], [torch.ones(1, 3)], capture=still)
+    graph = CudaGraphFunction(lambda x, layer=layer: [layer(x)], [torch.ones(1, 3)], capture=still)
     del layer
     assert constant() is not None
     assert graph(torch.ones(1, 3))[0].shape == (1, 2)
@@ -67,7 +67,7 @@ def test_what_a_graph_reads_lives_as_long_as_the_graph() -> None:
 def test_a_captured_step_is_the_step() -> None:
     layer = nn.Linear(3, 2).cuda()
     x = torch.randn(4, 3, device="cuda")
-    graph = Graphed(lambda w, x: [torch.relu(x @ w.T)], (layer.weight.detach(), x))
+    graph = CudaGraphFunction(lambda w, x: [torch.relu(x @ w.T)], (layer.weight.detach(), x))
     other = torch.randn(4, 3, device="cuda")
     torch.testing.assert_close(
         graph(layer.weight.detach(), other)[0], torch.relu(other @ layer.weight.T)

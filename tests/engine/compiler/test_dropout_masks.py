@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.engine.compiler.dropout_masks import Draw, Drawn, masks
+from fedkeel.engine.compiler.dropout_masks import DrawnMasks, MaskSpec, random_draws
+from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.task.network import Batch, Network
 
 
@@ -19,33 +20,33 @@ def seeded(*seeds: int) -> list[torch.Generator]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(7,), (4, 3, 5, 5), (40, 50)])
 def test_masks_are_those_that_torch_draws(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    draw = Draw(shape, 0.3, dtype, torch.device("cpu"))
+    draw = MaskSpec(shape, 0.3, dtype, torch.device("cpu"))
     torch.manual_seed(3)
     expected = [torch.empty(shape, dtype=dtype).bernoulli_(0.3), torch.rand(3)]
     torch.manual_seed(3)
-    assert torch.equal(draw.make(None), expected[0])
+    assert torch.equal(draw.draw(None), expected[0])
     assert torch.equal(torch.rand(3), expected[1])
 
 
 def test_a_lane_draws_from_its_own_generator() -> None:
-    draw = Draw((3, 20), 0.5, torch.float32, torch.device("cpu"))
-    every, first = draw.make(seeded(1, 2, 3)), seeded(2)[0]
+    draw = MaskSpec((3, 20), 0.5, torch.float32, torch.device("cpu"))
+    every, first = draw.draw(seeded(1, 2, 3)), seeded(2)[0]
     assert torch.equal(every[1], torch.empty(20).bernoulli_(0.5, generator=first))
-    assert torch.equal(every[:2], Draw((2, 20), *vars_of(draw)).make(seeded(1, 2, 4)))
-    with pytest.raises(RuntimeError, match="random operation"):
-        draw.make(seeded(1))
+    assert torch.equal(every[:2], MaskSpec((2, 20), *vars_of(draw)).draw(seeded(1, 2, 4)))
+    with pytest.raises(CannotCompile, match="random numbers"):
+        draw.draw(seeded(1))
 
 
 def test_padding_draws_nothing() -> None:
-    draw = Draw((2, 5, 3), 0.5, torch.float32, torch.device("cpu"))
-    found = draw.make(seeded(1, 2), np.array([2, 4]))
+    draw = MaskSpec((2, 5, 3), 0.5, torch.float32, torch.device("cpu"))
+    found = draw.draw(seeded(1, 2), np.array([2, 4]))
     for lane, seed, real in ((0, 1, 2), (1, 2, 4)):
         own = torch.empty(real, 3).bernoulli_(0.5, generator=seeded(seed)[0])
         assert torch.equal(found[lane, :real], own)
         assert not found[lane, real:].any()
-    alone = Draw((5, 3), *vars_of(draw))
+    alone = MaskSpec((5, 3), *vars_of(draw))
     torch.manual_seed(3)
-    found = alone.make(None, np.array([2]))
+    found = alone.draw(None, np.array([2]))
     torch.manual_seed(3)
     assert torch.equal(found[:2], torch.empty(2, 3).bernoulli_(0.5))
     assert not found[2:].any()
@@ -82,13 +83,13 @@ def test_what_a_network_draws_is_found_out(module: nn.Module, expected: bool | N
     net = Network(nn.Sequential(nn.Linear(3, 3), layers))
     state = torch.random.get_rng_state()
     few = Batch(torch.randn(2, 3, generator=seeded(0)[0]), torch.tensor([0, 1]))
-    found = masks(net, few)
-    assert (None if found is None else found.by_example) is expected
+    found = random_draws(net, few)
+    assert (None if found is None else found.masks_by_example) is expected
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def vars_of(draw: Draw) -> tuple[float, torch.dtype, torch.device]:
-    return draw.chance, draw.dtype, draw.device
+def vars_of(draw: MaskSpec) -> tuple[float, torch.dtype, torch.device]:
+    return draw.probability, draw.dtype, draw.device
 
 
 def dropped(x: Tensor) -> Tensor:
@@ -100,18 +101,18 @@ def test_what_is_drawn_alone_is_what_torch_draws() -> None:
     torch.manual_seed(5)
     expected = dropped(x)
     torch.manual_seed(5)
-    drawn = Drawn(None)
-    with drawn.fresh():
+    drawn = DrawnMasks(None)
+    with drawn.drawing():
         assert torch.equal(dropped(x), expected)
-    with drawn.again(drawn.masks):
+    with drawn.replaying(drawn.masks):
         assert torch.equal(dropped(x), expected)
-    assert [one.chance for one in drawn.draws] == pytest.approx([0.8, 0.5])
+    assert [one.probability for one in drawn.specs] == pytest.approx([0.8, 0.5])
 
 
 def test_a_gpus_own_dropout_is_given_its_mask() -> None:
     x = torch.randn(30, 20)
-    drawn = Drawn(None)
-    with drawn.fresh():
+    drawn = DrawnMasks(None)
+    with drawn.drawing():
         out, mask = torch.ops.aten.native_dropout(x, 0.25, True)
         same = torch.ops.aten.native_dropout(x, 0.25, False)[0]
     assert torch.equal(mask, drawn.masks[0])
@@ -120,8 +121,8 @@ def test_a_gpus_own_dropout_is_given_its_mask() -> None:
 
 
 def test_lanes_refuse_what_is_no_mask() -> None:
-    drawing = Drawn(seeded(1)).fresh()
-    with drawing, pytest.raises(RuntimeError, match="random operation"):
+    drawing = DrawnMasks(seeded(1)).drawing()
+    with drawing, pytest.raises(CannotCompile, match="random numbers"):
         torch.randn_like(torch.ones(1, 3))
-    with Drawn(None).fresh():
+    with DrawnMasks(None).drawing():
         assert torch.randn_like(torch.ones(1, 3)).shape == (1, 3)

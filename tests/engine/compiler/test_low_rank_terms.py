@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.engine.compiler.low_rank_terms import Scale, Terms, added, entries, made, slim, times
+from fedkeel.engine.compiler.low_rank_terms import (
+    Scale,
+    Terms,
+    dense,
+    factors_or_dense,
+    multiply,
+    sum_of_entries,
+    weighted_sum,
+)
 
 LANES, BATCH, A, B = 3, 2, 5, 4
 
@@ -48,14 +56,14 @@ def close(one: Tensor, other: Tensor) -> bool:
 def test_terms_give_what_the_matrices_give() -> None:
     terms, sent, kept = sample()
     matrices = whole(terms)
-    assert close(made(terms), matrices)
+    assert close(dense(terms), matrices)
     x, y = normal(LANES, 6, A), normal(LANES, 6, B)
-    assert close(times(x, False, terms), torch.bmm(x, matrices))
-    assert close(times(y, True, terms), torch.bmm(y, matrices.mT))
+    assert close(multiply(x, False, terms), torch.bmm(x, matrices))
+    assert close(multiply(y, True, terms), torch.bmm(y, matrices.mT))
     weights = normal(1, LANES)
-    assert close(added(weights, terms), weights @ matrices.flatten(1))
+    assert close(weighted_sum(weights, terms), weights @ matrices.flatten(1))
     sums = (None, sent.sum(), kept.sum((1, 2)))
-    assert close(entries(terms, sums), matrices.sum((1, 2)))
+    assert close(sum_of_entries(terms, sums), matrices.sum((1, 2)))
 
 
 def scaffold(steps: int, rate: float, dtype: torch.dtype) -> tuple[Scale, ...]:
@@ -75,7 +83,7 @@ def test_what_cancels_is_not_looked_at(dtype: torch.dtype) -> None:
             total = sum(torch.as_tensor(n) * f[0] * f[1] for n, f in scales[1:]) + 1.0
             left += int(bool(torch.as_tensor(total).any()))
             kept = torch.full((LANES, A, B), float("inf"), dtype=dtype)
-            found = made(((product, ((1.0, ()),)), ((kept,), scales)))
+            found = dense(((product, ((1.0, ()),)), ((kept,), scales)))
             assert torch.equal(found, torch.bmm(*product))
     assert left > 5  # of 32
 
@@ -83,7 +91,7 @@ def test_what_cancels_is_not_looked_at(dtype: torch.dtype) -> None:
 def test_what_does_not_cancel_is() -> None:
     terms, _, kept = sample()
     small = torch.tensor([1e-9, 0.0, -1e-9], dtype=torch.float64).view(LANES, 1, 1)
-    found = made((*terms[:1], ((kept,), ((1.0, (small,)), (1e-12, (small,))))))
+    found = dense((*terms[:1], ((kept,), ((1.0, (small,)), (1e-12, (small,))))))
     assert close(found - whole(terms[:1]), kept * small)
     assert (found != whole(terms[:1]))[[0, 2]].any()
 
@@ -94,7 +102,7 @@ def test_what_is_returned_is_thin_where_the_next_round_can_begin_with_it(
 ) -> None:
     """With as much again a lane works: else thin and whole would take turns."""
     terms: Terms = (((normal(LANES, 10, rank), normal(LANES, rank, 8)), ((-1.0, (0.1,)),)),)
-    found = slim(terms)
+    found = factors_or_dense(terms)
     assert len(found) == parts
     product = found[0] if parts == 1 else torch.bmm(*found)
     assert close(product, -0.1 * torch.bmm(*terms[0][0]))

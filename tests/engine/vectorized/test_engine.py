@@ -14,14 +14,15 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.base import Job
-from fedkeel.engine.compiler.cache import Flat, Recordings
-from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
+from fedkeel.engine.compiler.compiled_function import CompiledFunction
+from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.local import Done, SequentialTrainer
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, SharedInputs
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
-from fedkeel.engine.vectorized.loop import Common, Lanes
 from fedkeel.engine.vectorized.low_rank import dense
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.server_round import server_message, server_round
@@ -142,10 +143,19 @@ def agree(p: Prepared, lanes: int) -> VectorizedTrainer:
 )
 def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> None:
     chunks = agree(ready(**given), lanes)
-    assert (chunks.parallel_clients, chunks.recorded, chunks.reasons) == (lanes, True, [])
+    assert (chunks.parallel_clients, chunks.strategy.is_compiled, chunks.reasons) == (
+        lanes,
+        True,
+        [],
+    )
 
 
 SHORT = (8, 8, 8, 8, 8)
+
+
+def has_whole_rounds(trainer: VectorizedTrainer) -> bool:
+    strategy = trainer.strategy
+    return strategy.whole_rounds_single and strategy.whole_rounds_side_by_side
 
 
 def wide() -> nn.Module:
@@ -173,8 +183,8 @@ def wide() -> nn.Module:
 def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int) -> None:
     p = ready(**{"model": wide, "sizes": SHORT, "epochs": 1, **given})
     chunks = agree(p, lanes)
-    assert (chunks._short, chunks.reasons) == ({True, False}, [])
-    assert {name.split("[")[0] for name, *_ in chunks._lanes.recordings._known} == {"round"}
+    assert (has_whole_rounds(chunks), chunks.reasons) == (True, [])
+    assert {name.split("[")[0] for name, *_ in chunks._loop.compiled._compiled} == {"round"}
 
 
 def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
@@ -216,10 +226,10 @@ def test_lanes_may_be_added_up_without_ever_being_made(
             torch.testing.assert_close(found[path], one, rtol=0, atol=1e-12, msg=path)
     code = next(
         one.program.code
-        for (name, *_), one in chunks._lanes.recordings._known.items()
+        for (name, *_), one in chunks._loop.compiled._compiled.items()
         if name.startswith("round") and chunks.parallel_clients == lanes
     )
-    assert (code.count("terms_times("), code.count("terms_made(")) == (times, made)
+    assert (code.count("terms_multiply("), code.count("terms_dense(")) == (times, made)
 
 
 def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
@@ -327,7 +337,7 @@ def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None
     chunks = VectorizedTrainer(p.setup, 1)
     expected = trained(SequentialTrainer(p.setup), p)
     found = trained(chunks, p)
-    assert (chunks._short, chunks.reasons) == ({True, False}, [])
+    assert (has_whole_rounds(chunks), chunks.reasons) == (True, [])
     for k, reply in expected.items():
         for path, one in reply.items():
             torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
@@ -339,16 +349,16 @@ def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
     """A process that had met the last client first went another way: a run that was killed had
     other bits."""
     p = ready(wide, SHORT, epochs=1)
-    chunks, genuine = VectorizedTrainer(p.setup, 2), Lanes.whole
+    chunks, genuine = VectorizedTrainer(p.setup, 2), CompiledLoop.whole_round
     ways = []
 
-    def once(self: Lanes, common: Common, *given: Any) -> State:
-        ways.append(common.single)
-        if common.single:
-            raise RuntimeError("not alone")
-        return genuine(self, common, *given)
+    def once(self: CompiledLoop, shared: SharedInputs, *given: Any) -> State:
+        ways.append(shared.is_single)
+        if shared.is_single:
+            raise CannotCompile("not alone")
+        return genuine(self, shared, *given)
 
-    monkeypatch.setattr(Lanes, "whole", once)
+    monkeypatch.setattr(CompiledLoop, "whole_round", once)
     jobs = [Job(k, k, 0) for k in range(3)]
     message = server_message(p.plan, p.server, 0.1)
     for one in (jobs[:1], jobs[:2], jobs[:1], jobs[:2]):
@@ -361,7 +371,7 @@ def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
 def test_prepared_examples_and_short_batches_are_recorded(lanes: int) -> None:
     """Where a batch is padded, so is what says which of the prepared examples it holds."""
     chunks = agree(ready(sizes=(11, 7, 15, 11, 3), method="fedreg", epochs=5, batch_size=4), lanes)
-    assert (chunks.recorded, chunks.reasons) == (True, [])
+    assert (chunks.strategy.is_compiled, chunks.reasons) == (True, [])
 
 
 class Dropped(nn.Module):
@@ -393,8 +403,12 @@ def test_dropout_draws_what_each_client_would_draw_by_itself(
 ) -> None:
     p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
     chunks = agree(p, lanes)
-    assert p.setup.draws
-    assert (chunks.parallel_clients, chunks.recorded, chunks.reasons) == (lanes, True, [])
+    assert chunks.facts.draws
+    assert (chunks.parallel_clients, chunks.strategy.is_compiled, chunks.reasons) == (
+        lanes,
+        True,
+        [],
+    )
 
 
 def test_padding_draws_nothing() -> None:
@@ -439,7 +453,7 @@ def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
     )
     p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
     chunks = agree(p, 3)
-    assert (chunks.parallel_clients, p.setup.pads, chunks.reasons) == (3, True, [])
+    assert (chunks.parallel_clients, chunks.facts.pads, chunks.reasons) == (3, True, [])
 
 
 class Noisy(nn.Module):
@@ -456,9 +470,9 @@ class Noisy(nn.Module):
 
 def test_other_random_numbers_are_drawn_in_one_lane() -> None:
     chunks = agree(ready(Noisy, ALIKE), 3)
-    assert chunks._setup.draws is not None
-    assert not chunks._setup.draws.by_example
-    assert (chunks.parallel_clients, chunks.recorded) == (1, True)
+    assert chunks.facts.draws is not None
+    assert not chunks.facts.draws.masks_by_example
+    assert (chunks.parallel_clients, chunks.strategy.is_compiled) == (1, True)
     assert chunks.reasons == [
         "clients are not trained side by side: the model draws random numbers, or may "
         "(attention does where it drops out)"
@@ -494,15 +508,15 @@ class Views(Branches):
 @pytest.mark.parametrize("model", [Branches, OutOfTorch])
 def test_what_cannot_be_recorded_is_trained_all_the_same(model: type[nn.Module]) -> None:
     chunks = agree(ready(model), 3)
-    assert not chunks.recorded
+    assert not chunks.strategy.is_compiled
     assert len(chunks.reasons) == 2
     assert chunks.reasons[0].startswith("clients are not trained side by side: ")
-    assert chunks.reasons[1].startswith("steps are not recorded: ")
+    assert chunks.reasons[1].startswith("steps are not compiled: ")
 
 
 def test_a_model_that_wants_the_usual_layout_gets_it() -> None:
     chunks = agree(ready(Views), 1)
-    assert chunks.recorded
+    assert chunks.strategy.is_compiled
     assert chunks.reasons == []
 
 
@@ -526,13 +540,13 @@ def test_a_models_own_error_names_the_client() -> None:
 def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each recording is compared with the step it was made of."""
 
-    class Off(Captured):
+    class Off(CompiledFunction):
         def __call__(self, *given: Tensor) -> list[Tensor]:
             return [t * 1.001 if t.is_floating_point() else t for t in super().__call__(*given)]
 
-    monkeypatch.setattr("fedkeel.engine.compiler.cache.Captured", Off)
+    monkeypatch.setattr("fedkeel.engine.compiler.cache.CompiledFunction", Off)
     chunks = agree(ready(), 1)
-    assert not chunks.recorded
+    assert not chunks.strategy.is_compiled
     assert "gives another" in chunks.reasons[0]
 
 
@@ -541,8 +555,8 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     sizes = []
 
     def short(self: VectorizedTrainer, message: Any, group: Any, *others: Any) -> list[Done]:
-        sizes.append(len(group.jobs))
-        if len(group.jobs) > 2:
+        sizes.append(len(group))
+        if len(group) > 2:
             raise torch.OutOfMemoryError("no room")
         return train(self, message, group, *others)
 
@@ -550,8 +564,10 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     chunks = agree(ready(), 5)
     assert sizes[:2] == [5, 2]
     assert chunks.parallel_clients == 2
-    assert chunks.recorded
-    assert chunks.reasons == ["chunks of 2: more does not fit into memory"]
+    assert chunks.strategy.is_compiled
+    assert chunks.reasons == [
+        "at most 2 clients are trained side by side: more does not fit into memory"
+    ]
 
 
 def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
@@ -600,13 +616,12 @@ def test_nothing_of_a_round_is_left_on_another_device(
     given: dict[str, Any], lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU that is not there: tensors without numbers, which know where they would be."""
-    monkeypatch.setattr(
-        Recordings,
-        "run",
-        lambda self, name, function, given, **more: Flat.of(
-            function(*(flat.state for flat in given), *rates(more))
-        ),
-    )
+
+    def run(self: CompileCache, call: Call, arguments: Arguments) -> FlatState:
+        rates = [] if arguments.rate is None else [arguments.rate]
+        return FlatState.of(call.function(*(s.state for s in arguments.states), *rates))
+
+    monkeypatch.setattr(CompileCache, "run", run)
     p = ready(**given)
     message = server_message(p.plan, p.server, 0.1)
     jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
@@ -632,10 +647,6 @@ def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.Mon
         VectorizedTrainer(ready().setup, 2, "cuda")
     assert "CUDA out of memory" in str(caught.value)
     assert "data.limit" in str(caught.value)
-
-
-def rates(more: dict[str, Any]) -> list[Tensor]:
-    return [more["rate"]] if "rate" in more else []
 
 
 @pytest.mark.parametrize("method", ["moon", "feddyn+gradma.w"])

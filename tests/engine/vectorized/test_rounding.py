@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.engine.compiler import cache
-from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.compiler.compiled_function import CompiledFunction
 from method.players import ENTRIES
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -44,12 +44,12 @@ def run(method: str, model: nn.Module) -> fk.Result:
 @pytest.fixture
 def _apart_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if in float32 nothing came out as it does by the function itself."""
-    close = cache._close
+    close = cache._are_close
 
     def apart(one: Tensor, other: Tensor, before: Tensor | None = None) -> bool:
         return one.dtype != torch.float32 and close(one, other, before)
 
-    monkeypatch.setattr(cache, "_close", apart)
+    monkeypatch.setattr(cache, "_are_close", apart)
 
 
 @pytest.mark.parametrize("method", ENTRIES)
@@ -66,10 +66,10 @@ def test_what_is_the_same_in_float64_is_recorded(
 
 
 def test_what_is_another_thing_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Off(Captured):
+    class Off(CompiledFunction):
         def __call__(self, *given: Tensor) -> list[Tensor]:
             return [t * 1.1 if t.is_floating_point() else t for t in super().__call__(*given)]
 
-    monkeypatch.setattr("fedkeel.engine.compiler.cache.Captured", Off)
+    monkeypatch.setattr("fedkeel.engine.compiler.cache.CompiledFunction", Off)
     found = run("fedavg", Net())
     assert any("gives another" in why for why in found.record.engine.reasons)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.vectorized.facts import establish
 from fedkeel.runner.start import start
 from toys import Net, of_sizes, prepared
 
@@ -45,7 +46,7 @@ class Share(Mine, GradientTransform, ClientState):
     gradient_stage: ClassVar[Stage] = Stage.CORRECT
     def transform_gradient(self, grads, params, step):
         scale = {"count": len(step.batch.y), "inputs": step.batch.x.mean() + 1.0}[self.how]
-        return {k: g + 0.1 * scale * step.mine["last"][k] for k, g in grads.items()}
+        return {k: g + 0.1 * scale * step.client_state["last"][k] for k, g in grads.items()}
     def init_client(self, start):
         return {"last": tree.zeros_like(start)}
     def next_client(self, round):
@@ -98,5 +99,5 @@ def test_engines_agree(method: str, model: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize("method", [*SEEN, *UNSEEN])
 def test_only_what_would_see_padding_goes_without(method: str) -> None:
     p = ready(method, kind="vectorized", parallel_clients=3)
-    assert p.setup.pads == (method in UNSEEN)
+    assert establish(p.setup).pads == (method in UNSEEN)
     assert not start(p).record.engine.reasons

@@ -1,4 +1,4 @@
-"""Functions of states, called by their recordings: one for each form of what they are given."""
+"""Keeps compiled functions of states, one for each form of their arguments."""
 
 from __future__ import annotations
 
@@ -14,65 +14,61 @@ from torch import Tensor
 
 from fedkeel import matmul
 from fedkeel.config import Precision
-from fedkeel.engine.compiler.capture import Captured
-from fedkeel.engine.compiler.cuda_graphs import Graphed
-from fedkeel.engine.compiler.dropout_masks import Draw, Drawn, Sources
+from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
+from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
+from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generators, MaskSpec
+from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.process import malloc
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.vectorized.low_rank import LowRank, Matrix, dense
 from fedkeel.method.context import Ints
 from fedkeel.tree import State, Tree, unwalk, walk
 
-MOST = 128
-"""Recordings that are kept."""
-
-
-class NotTheSame(Exception):  # noqa: N818 - a reason to do without a recording
-    """A recording gives another result than the function itself."""
+MAX_FUNCTIONS = 128
+"""Compiled functions that are kept, at most."""
 
 
 @dataclass(frozen=True)
-class Flat:
-    """A state as a list of values with their paths: what a compiled function takes and returns.
+class FlatState:
+    """A state as a list of values with their paths, as compiled functions take and return it.
 
     Args:
         paths: path of each value.
-        values: tensors; matrices of what clients keep may be low-rank.
+        values: tensors; matrices of client states may be low-rank.
     """
 
     paths: tuple[str, ...]
     values: Sequence[Matrix]
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor | State]) -> Flat:
+    def of(cls, state: Mapping[str, Tensor | State]) -> FlatState:
         """Return a state as a list."""
-        return cls.from_values(dict(walk(state)))
+        return cls.of_values(dict(walk(state)))
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Matrix]) -> Flat:
+    def of_values(cls, values: Mapping[str, Matrix]) -> FlatState:
         """Return values by path as a list."""
         return cls(tuple(values), list(values.values()))
 
     @classmethod
-    def returned(cls, paths: Sequence[str], values: Sequence[Tensor | tuple[Tensor, ...]]) -> Flat:
+    def of_results(cls, paths: Sequence[str], results: Sequence[Result]) -> FlatState:
         """Return what a compiled function returns: a tuple holds the factors of a matrix."""
-        return cls(tuple(paths), [v if isinstance(v, Tensor) else LowRank(*v) for v in values])
+        values = [r if isinstance(r, Tensor) else LowRank(*r) for r in results]
+        return cls(tuple(paths), values)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that a compiled function takes: of a low-rank matrix both factors."""
-        pairs = ((v,) if isinstance(v, Tensor) else (v.left, v.right) for v in self.values)
-        return [tensor for pair in pairs for tensor in pair]
-
-    def replace(self, tensors: Sequence[Tensor]) -> Flat:
-        """Return the same state with other tensors, as many as `tensors` has."""
-        rest = iter(tensors)
-        return self.map(lambda _: next(rest))
+        tensors: list[Tensor] = []
+        for value in self.values:
+            tensors += (value,) if isinstance(value, Tensor) else (value.left, value.right)
+        return tensors
 
     @property
-    def ranks(self) -> dict[str, int]:
-        """Ranks of the low-rank matrices, by path."""
-        return {path: v.rank for path, v in self.by_path.items() if isinstance(v, LowRank)}
+    def ranks(self) -> list[tuple[str, int]]:
+        """Paths and ranks of the low-rank matrices."""
+        pairs = zip(self.paths, self.values, strict=True)
+        return [(path, value.rank) for path, value in pairs if isinstance(value, LowRank)]
 
     @property
     def by_path(self) -> dict[str, Matrix]:
@@ -89,240 +85,280 @@ class Flat:
         """The nested state, with dense matrices."""
         return unwalk(self.dense)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Flat:
+    def map(self, change: Callable[[Tensor], Tensor]) -> FlatState:
         """Return it with every tensor changed."""
         values = [change(v) if isinstance(v, Tensor) else v.map(change) for v in self.values]
-        return Flat(self.paths, values)
+        return FlatState(self.paths, values)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> FlatState:
+        """Return the same state with other tensors, as many as `tensors` has."""
+        remaining = iter(tensors)
+        return self.map(lambda _: next(remaining))
 
 
 @dataclass(frozen=True)
-class _Recording:
-    """A recorded function, the paths of the state that it returns, and the masks that it takes."""
-
-    program: Callable[..., Sequence[Any]]
-    paths: tuple[str, ...]
-    draws: tuple[Draw, ...]
-
-
-class Recordings:
-    """Recordings of functions, by name and by the form of one of their states.
+class Call:
+    """A function of states and how it may be compiled.
 
     Args:
-        precision: of the factors of products.
-        orders: of the masks of one forward pass, as `Draw` has them.
+        name: of the function; functions of the same name differ only by shapes.
+        function: of states, and of the rate where there is one; returns a state.
+        shape_states: positions of the states by whose shapes compiled functions are told apart.
+        owned: position of the state that may be written over; None for none.
+        results_expire: whether the next call may write over the results.
+        low_rank: prefixes of paths under which matrices may be returned as factors.
+    """
+
+    name: str
+    function: Callable[..., State]
+    shape_states: Sequence[int]
+    owned: int | None = None
+    results_expire: bool = True
+    low_rank: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a function of states is called with.
+
+    Args:
+        states: the states.
+        generators: what dropout masks are drawn from.
+        rate: [] learning rate, on the CPU; None where the function takes none.
+        real_examples: [n] each client's examples that are no padding: masks are drawn for these
+            alone. None where all are real.
+    """
+
+    states: Sequence[FlatState]
+    generators: Generators
+    rate: Tensor | None = None
+    real_examples: Ints | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors in order, the rate last."""
+        tensors = [tensor for state in self.states for tensor in state.tensors]
+        return tensors if self.rate is None else [*tensors, self.rate]
+
+    @property
+    def starts(self) -> list[int]:
+        """Position of each state's first tensor among the values, and the end of the last one."""
+        return [int(n) for n in np.cumsum([0, *(len(state.tensors) for state in self.states)])]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A compiled function, the paths of its results, and the masks that it takes."""
+
+    program: Callable[..., Sequence[Result]]
+    paths: tuple[str, ...]
+    masks: tuple[MaskSpec, ...]
+
+
+class CompileCache:
+    """Compiled functions, by name and by the shapes of their arguments.
+
+    Args:
+        precision: of the factors of matrix products.
+        mask_orders: axis orders of the masks of one forward pass.
     """
 
     def __init__(
-        self, precision: Precision = "float32", orders: Sequence[tuple[int, ...]] = ()
+        self, precision: Precision = "float32", mask_orders: Sequence[AxisOrder] = ()
     ) -> None:
-        self._rounds, self._orders = precision != "float32", orders
-        self._known: dict[Any, _Recording] = {}
+        self._rounds_factors, self._mask_orders = precision != "float32", mask_orders
+        self._compiled: dict[Any, _Compiled] = {}
 
     def clear(self) -> None:
-        """Forget all."""
-        self._known.clear()
+        """Forget all compiled functions."""
+        self._compiled.clear()
 
-    def run(
-        self,
-        name: str,
-        function: Callable[..., State],
-        given: Sequence[Flat],
-        varies: Sequence[int],
-        sources: Sources,
-        real: Ints | None = None,
-        owned: int | None = None,
-        rate: Tensor | None = None,
-        again: bool = True,
-        thin: tuple[str, ...] = (),
-    ) -> Flat:
-        """Call a function by its recording, which is made, and tried, at the first such call.
-
-        Args:
-            name: what it is; of the same name there is one function, but for its shapes.
-            function: of states, and of the rate where one is given; returns a state.
-            given: the states.
-            varies: which states' shapes decide which recording it is.
-            sources: where masks come from.
-            real: [n] examples of each lane that are no padding, None where all are real: masks are
-                drawn for these alone.
-            owned: which state may be written over.
-            rate: [] learning rate, on the CPU.
-            again: whether what it gave is of no more use when it is called again.
-            thin: how paths begin at which a product of thin matrices may be returned as such.
+    def run(self, call: Call, arguments: Arguments) -> FlatState:
+        """Call a function; it is compiled and compared with itself at the first such call.
 
         Raises:
-            NotTheSame: the recording does not give what the function gives.
-            Exception: whatever is raised where a function cannot be recorded.
+            CannotCompile: the function cannot be compiled, or gives other results compiled.
         """
-        values = [tensor for flat in given for tensor in flat.tensors]
-        if rate is not None:
-            values.append(rate)
-        form: tuple[Any, ...] = (name,)
-        for decides in (given[at] for at in varies):
-            form = (*form, decides.paths, *[t.shape for t in decides.tensors])
-        form = (*form, *[(i, *flat.ranks.items()) for i, flat in enumerate(given) if flat.ranks])
-        on_gpu = values[0].is_cuda and again
-        if on_gpu:  # a graph has the rate built in, and room for tensors of one shape each
-            form = (*form, None if rate is None else float(rate), *[t.shape for t in values])
-            form = (*form, real is None)  # or masks are drawn outside of the graph
-        known = self._known.get(form)
-        if known is None:
-            if len(self._known) >= MOST:
-                self._known.clear()
-            drawn = Drawn(sources, real, self._orders)
-            known, found = _record(function, given, values, drawn, owned, self._rounds, thin)
-            if on_gpu and real is None:
-                known = _graphed(known, values, known.draws, sources)
-            elif on_gpu:
-                known = _graphed(known, [*values, *drawn.masks], (), sources)
-            self._known[form] = known
-            malloc.trim()  # the function itself made what its recording does not
-            return found
-        masks = [draw.make(sources, real) for draw in known.draws]
-        return Flat.returned(known.paths, known.program(*values, *masks))
+        values, real_examples = arguments.tensors, arguments.real_examples
+        key: tuple[Any, ...] = (call.name,)
+        for state in (arguments.states[position] for position in call.shape_states):
+            key = (*key, state.paths, *[t.shape for t in state.tensors])
+        key = (*key, *[(i, *state.ranks) for i, state in enumerate(arguments.states)])
+        as_graph = values[0].is_cuda and call.results_expire
+        if as_graph:  # a graph holds the rate as a number, and memory for one shape of each tensor
+            rate = None if arguments.rate is None else float(arguments.rate)
+            key = (*key, rate, *[t.shape for t in values])
+            key = (*key, real_examples is None)  # masks for some examples are drawn outside of it
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            if len(self._compiled) >= MAX_FUNCTIONS:
+                self._compiled.clear()
+            masks = DrawnMasks(arguments.generators, real_examples, self._mask_orders)
+            compiled, results = _compile(call, arguments, masks, self._rounds_factors)
+            if as_graph and real_examples is None:
+                compiled = _as_cuda_graph(compiled, values, compiled.masks, arguments.generators)
+            elif as_graph:
+                values = [*values, *masks.masks]
+                compiled = _as_cuda_graph(compiled, values, (), arguments.generators)
+            self._compiled[key] = compiled
+            malloc.trim()  # the function took memory that its compiled form does not need
+            return results
+        drawn = [mask.draw(arguments.generators, real_examples) for mask in compiled.masks]
+        return FlatState.of_results(compiled.paths, compiled.program(*values, *drawn))
 
 
-def _record(
-    function: Callable[..., State],
-    given: Sequence[Flat],
-    values: list[Tensor],
-    drawn: Drawn,
-    owned: int | None,
-    rounds: bool,
-    thin: tuple[str, ...],
-) -> tuple[_Recording, Flat]:
-    """Record a function; also return what it gives, which is compared with the function's own.
+def _compile(
+    call: Call, arguments: Arguments, masks: DrawnMasks, rounds_factors: bool
+) -> tuple[_Compiled, FlatState]:
+    """Compile a function and compare it with the function itself; also return its results.
 
-    For this comparison products are torch's own, with factors that are not rounded (`rounds`).
+    For the comparison matrix products are torch's own, with factors that are not rounded.
+
+    Args:
+        call: the function.
+        arguments: what it is called with.
+        masks: what it draws.
+        rounds_factors: whether factors of matrix products are rounded in training.
     """
-    starts = [int(n) for n in np.cumsum([0, *(len(flat.tensors) for flat in given)])]
+    values, starts = arguments.tensors, arguments.starts
     paths: list[str] = []
 
-    def of_tensors(*own: Tensor) -> list[Tensor]:
+    def of_tensors(*tensors: Tensor) -> list[Tensor]:
         states = [
-            flat.replace(own[a:b]).state
-            for flat, a, b in zip(given, starts[:-1], starts[1:], strict=True)
+            state.with_tensors(tensors[start:end]).state
+            for state, start, end in zip(arguments.states, starts[:-1], starts[1:], strict=True)
         ]
-        found = Flat.of(function(*states, *own[starts[-1] : len(values)]))
-        paths[:] = found.paths
-        return list(found.tensors)
+        result = FlatState.of(call.function(*states, *tensors[starts[-1] : len(values)]))
+        paths[:] = result.paths
+        return list(result.tensors)
 
-    def with_masks(*own: Tensor) -> list[Tensor]:
-        with drawn.again(own[len(values) :]):
-            return of_tensors(*own)
+    def of_tensors_and_masks(*tensors: Tensor) -> list[Tensor]:
+        with masks.replaying(tensors[len(values) :]):
+            return of_tensors(*tensors)
 
-    rate = starts[-1] if len(values) > starts[-1] else None
-    before: dict[str, int] = {}
-    if owned is not None:
-        before = {path: starts[owned] + i for i, path in enumerate(given[owned].paths)}
-    mine = frozenset(before.values())
-    state = torch.random.get_rng_state()  # what is drawn elsewhere than for masks, both draw alike
-    with arithmetic("float32"), matmul.by_torch():
-        with drawn.fresh():
+    rate = None if arguments.rate is None else starts[-1]
+    before: dict[str, int] = {}  # position of the tensor that a result of the same path replaces
+    if call.owned is not None:
+        owned_paths = arguments.states[call.owned].paths
+        before = {path: starts[call.owned] + i for i, path in enumerate(owned_paths)}
+    owned = frozenset(before.values())
+    rng_state = torch.random.get_rng_state()  # both runs draw the same beside the masks
+    with arithmetic("float32"), matmul.without_onednn():
+        with tracing(), masks.drawing():
             expected = of_tensors(*values)
-        if drawn.draws and not drawn.ordered:
-            raise NotTheSame("how the masks lie in memory is not known")
-        if drawn.draws and drawn.others:  # of which masks, drawn beforehand, would now come first
-            raise NotTheSame("masks and other random numbers are drawn in turn")
-        after, every = torch.random.get_rng_state(), [*values, *drawn.masks]
-        fresh = frozenset(range(len(values), len(every)))
-        slim = frozenset(i for i, path in enumerate(paths) if path.startswith(thin))
-        program = Captured(with_masks, every, rate, mine, fresh, slim)
+        if masks.specs and not masks.orders:
+            raise CannotCompile("how the masks lie in memory is not known")
+        if masks.specs and masks.other_draws:  # masks that are drawn first would change these
+            raise CannotCompile("masks and other random numbers are drawn in turn")
+        rng_state_after = torch.random.get_rng_state()
+        inputs = [*values, *masks.masks]
+        temporary = frozenset(range(len(values), len(inputs)))
+        low_rank = frozenset(i for i, path in enumerate(paths) if path.startswith(call.low_rank))
+        program = CompiledFunction(of_tensors_and_masks, inputs, rate, owned, temporary, low_rank)
 
-        def recorded() -> Sequence[Tensor | tuple[Tensor, ...]]:
-            torch.random.set_rng_state(state)
-            return program(*[t.clone() if i in mine | fresh else t for i, t in enumerate(every)])
+        def trial() -> Sequence[Result]:
+            torch.random.set_rng_state(rng_state)
+            with tracing():
+                return program(
+                    *[t.clone() if i in owned | temporary else t for i, t in enumerate(inputs)]
+                )
 
         @cache
-        def in_float64() -> bool:
-            return _agree_in_float64(of_tensors, values, rate, mine, before, paths)
+        def agrees_in_float64() -> bool:
+            return _agrees_in_float64(of_tensors, values, rate, before, paths)
 
-        stays = [t for i, t in enumerate(every) if i not in mine | fresh] + program.constants
-        versions = [t._version for t in stays]  # how often each has been written to
-        found = recorded()
-        made = Flat.returned(paths, found).dense
-        for name, one in zip(paths, expected, strict=True):
-            if _close(one, made[name], values[before[name]] if name in before else None):
+        unowned = [t for i, t in enumerate(inputs) if i not in owned | temporary]
+        unowned += program.constants
+        versions = [t._version for t in unowned]  # how often each has been written to
+        results = trial()
+        state = FlatState.of_results(paths, results).dense
+        for path, tensor in zip(paths, expected, strict=True):
+            old = values[before[path]] if path in before else None
+            if _are_close(tensor, state[path], old):
                 continue
-            as_finite = torch.equal(torch.isfinite(one), torch.isfinite(made[name]))
-            if drawn.draws or not as_finite or not in_float64():
-                raise NotTheSame(f"a recorded step gives another {name.split('/')[0]}")
-        if versions != [t._version for t in stays]:
-            raise NotTheSame("a recorded step leaves something behind")
-    # what the recording gives, also this time: a run that goes on makes it anew
-    found = recorded() if rounds or matmul.faster() else found
-    torch.random.set_rng_state(after)
-    recording = _Recording(program, tuple(paths), tuple(drawn.draws))
-    return recording, Flat.returned(paths, found)
+            same_finite = torch.equal(torch.isfinite(tensor), torch.isfinite(state[path]))
+            if masks.specs or not same_finite or not agrees_in_float64():
+                raise CannotCompile(f"a compiled step gives another {path.split('/')[0]}")
+        if versions != [t._version for t in unowned]:
+            raise CannotCompile("a compiled step leaves something behind")
+    # later calls choose libraries and round factors, so a run that is resumed needs this one to
+    results = trial() if rounds_factors or matmul.onednn_is_faster() else results
+    torch.random.set_rng_state(rng_state_after)
+    compiled = _Compiled(program, tuple(paths), tuple(masks.specs))
+    return compiled, FlatState.of_results(paths, results)
 
 
-def _agree_in_float64(
+def _agrees_in_float64(
     function: Callable[..., list[Tensor]],
     values: Sequence[Tensor],
     rate: int | None,
-    mine: frozenset[int],
     before: Mapping[str, int],
     paths: Sequence[str],
 ) -> bool:
-    """Return whether a function and its recording are the same in float64.
+    """Return whether a function gives the same compiled as by itself in float64.
 
-    Where they are, and are not in float32, it is rounding that makes them differ: the method takes
-    the sign of a slope that is nearly 0, or divides by one, and neither is nearer to the truth.
+    If so, and it does not in float32, rounding makes the difference: the method takes the sign of a
+    slope that is nearly 0, or divides by one, and neither result is nearer to the truth.
 
     Args:
         function: of `values`.
-        values: what it is given.
-        rate: which of them is the learning rate, None none.
-        mine: those that may be written over.
-        before: which of them become what has their name, as in `_close`.
-        paths: names of what the function gives.
+        values: its arguments.
+        rate: position of the learning rate; None for none.
+        before: position of the tensor that a result replaces, by the result's path.
+        paths: of the results.
     """
     wide = [t.double() if t.is_floating_point() else t for t in values]
-    if all(one is other for one, other in zip(wide, values, strict=True)):
+    if all(t is value for t, value in zip(wide, values, strict=True)):
         return False
+    owned = frozenset(before.values())
     try:
-        expected = function(*wide)
-        program = Captured(function, wide, rate, mine)
-        found = program(*[t.clone() if i in mine else t for i, t in enumerate(wide)])
-    except Exception:  # it holds numbers in float32, or there is no room
+        with tracing():
+            expected = function(*wide)
+            program = CompiledFunction(function, wide, rate, owned)
+            results = program(*[t.clone() if i in owned else t for i, t in enumerate(wide)])
+    except (CannotCompile, torch.OutOfMemoryError):  # e.g. the model holds numbers in float32
         return False
-    made = Flat.returned(paths, found).dense
+    state = FlatState.of_results(paths, results).dense
     return all(
-        _close(one, made[name], wide[before[name]] if name in before else None)
-        for name, one in zip(paths, expected, strict=True)
+        _are_close(tensor, state[path], wide[before[path]] if path in before else None)
+        for path, tensor in zip(paths, expected, strict=True)
     )
 
 
-def _graphed(
-    known: _Recording, values: Sequence[Tensor], inside: Sequence[Draw], sources: Sources
-) -> _Recording:
-    """Return a recording as a graph, or as it is where the GPU's libraries cannot capture it.
+def _as_cuda_graph(
+    compiled: _Compiled,
+    values: Sequence[Tensor],
+    masks_inside: Sequence[MaskSpec],
+    generators: Generators,
+) -> _Compiled:
+    """Return a compiled function as a CUDA graph, or unchanged where CUDA cannot capture it.
 
-    Some of its masks are drawn `inside` the graph, the others are among the values.
+    Masks inside are drawn by the graph; the others are among the values.
     """
     try:
-        graph = Graphed(known.program, values, inside, sources)
+        graph = CudaGraphFunction(compiled.program, values, masks_inside, generators)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
-        return known
-    return _Recording(graph, known.paths, known.draws[len(inside) :])
+        return compiled
+    return _Compiled(graph, compiled.paths, compiled.masks[len(masks_inside) :])
 
 
-def _close(one: Tensor, other: Tensor, before: Tensor | None = None) -> bool:
+def _are_close(first: Tensor, second: Tensor, before: Tensor | None = None) -> bool:
     """Return whether two tensors are the same up to rounding, whatever is not finite.
 
-    Where they are said to come from one `before`, so must be the changes: these may be far smaller.
+    Where both come from a tensor `before`, their changes are compared: these may be far smaller.
     """
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if not one.is_floating_point() or not one.numel():
-        return bool(torch.equal(one, other))
-    size, apart = float(one.abs().max()), float((one - other).abs().max())
+    if not first.is_floating_point() or not first.numel():
+        return bool(torch.equal(first, second))
+    size, difference = float(first.abs().max()), float((first - second).abs().max())
     if not math.isfinite(size):
-        return bool(torch.equal(torch.isfinite(one), torch.isfinite(other)))
-    eps = torch.finfo(one.dtype).eps
+        return bool(torch.equal(torch.isfinite(first), torch.isfinite(second)))
+    eps = torch.finfo(first.dtype).eps
     allowed = size * math.sqrt(eps)
-    if before is not None and before.shape == one.shape:
-        allowed = min(allowed, float((one - before).abs().max()) * eps**0.25 + 8 * eps * size)
-    return apart <= allowed
+    if before is not None and before.shape == first.shape:
+        change = float((first - before).abs().max())
+        allowed = min(allowed, change * eps**0.25 + 8 * eps * size)
+    return difference <= allowed

@@ -1,7 +1,7 @@
-"""A recording as one graph on a GPU: its tensors lie still, and a call is one launch.
+"""Runs a compiled function as one CUDA graph: its tensors keep their places in memory.
 
-A step of a small network is dozens of kernels of some microseconds, and starting each takes as long
-as running it. A captured graph starts them all at once.
+A step of a small network is dozens of kernels of some microseconds each, and starting a kernel
+takes as long as running it. A captured graph starts them all at once.
 """
 
 from __future__ import annotations
@@ -11,80 +11,80 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedkeel.engine.compiler.dropout_masks import Draw, Sources
+from fedkeel.engine.compiler.compiled_function import Result
+from fedkeel.engine.compiler.dropout_masks import Generators, MaskSpec
 
-Run = Callable[[], Sequence[Tensor]]
-Capture = Callable[[Run, Sources], tuple[Callable[[], None], Sequence[Tensor]]]
-"""What is run, and the generators that it draws from -> what runs it again, and the tensors that
-each run writes."""
+Run = Callable[[], Sequence[Result]]
+Capture = Callable[[Run, Generators], tuple[Callable[[], None], Sequence[Result]]]
+"""(what is run, the generators it draws from) -> (what runs it again, the tensors that each run
+writes)."""
 
 
-class Graphed:
+class CudaGraphFunction:
     """A function of tensors whose arguments and results keep their places in memory.
 
     A result that lies in an argument's memory needs no copy when it is the argument of the next
-    call, as a model is from step to step. Results are overwritten by the next call.
+    call, as a model is from step to step. The next call overwrites the results.
 
     Args:
-        function: of tensors, and of masks after them.
+        function: of tensors, followed by dropout masks.
         values: arguments, which are copied.
-        draws: the masks, which each call draws anew.
-        sources: what from; the same generators at each call.
-        capture: what makes a graph of a run.
+        masks: the masks, which each call draws anew.
+        generators: what the masks are drawn from, the same at each call.
+        capture: makes a graph of a run.
     """
 
     def __init__(
         self,
-        function: Callable[..., Sequence[Tensor]],
+        function: Callable[..., Sequence[Result]],
         values: Sequence[Tensor],
-        draws: Sequence[Draw] = (),
-        sources: Sources = None,
+        masks: Sequence[MaskSpec] = (),
+        generators: Generators = None,
         capture: Capture | None = None,
     ) -> None:
-        self._function = function  # with its constants, of which a graph knows the addresses alone
+        self._function = function  # keeps its constants alive: a graph knows only addresses
         self._inputs = [t.clone() for t in values]
 
-        def run() -> Sequence[Tensor]:
-            return function(*self._inputs, *(draw.make(sources) for draw in draws))
+        def run() -> Sequence[Result]:
+            return function(*self._inputs, *(mask.draw(generators) for mask in masks))
 
-        self._replay, self._outputs = (capture or on_cuda)(run, sources)
+        self._replay, self._outputs = (capture or capture_on_gpu)(run, generators)
 
-    def __call__(self, *values: Tensor) -> Sequence[Tensor]:
+    def __call__(self, *values: Tensor) -> Sequence[Result]:
         """Return what the function returns."""
-        moved: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for own, given in zip(self._inputs, values, strict=True):
-            if own.data_ptr() != given.data_ptr():
-                to, what = moved.setdefault((given.device, own.dtype), ([], []))
-                to.append(own)
-                what.append(given)
-        for to, what in moved.values():  # all of a kind by one launch
-            torch._foreach_copy_(to, what)
+        copies: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+        for place, value in zip(self._inputs, values, strict=True):
+            if place.data_ptr() != value.data_ptr():
+                places, sources = copies.setdefault((value.device, place.dtype), ([], []))
+                places.append(place)
+                sources.append(value)
+        for places, sources in copies.values():  # all of a kind by one launch
+            torch._foreach_copy_(places, sources)
         self._replay()
         return self._outputs
 
 
-def on_cuda(run: Run, sources: Sources) -> tuple[Callable[[], None], Sequence[Tensor]]:
-    """Capture a run on the current GPU, after the runs that libraries need to set themselves up.
+def capture_on_gpu(run: Run, generators: Generators) -> tuple[Callable[[], None], Sequence[Result]]:
+    """Capture a run on the current GPU, after three runs in which libraries set themselves up.
 
-    Generators are as they were, afterwards.
+    The generators' states are restored afterwards.
     """
     graph = torch.cuda.CUDAGraph()
-    own = sources or []
-    for source in own:
-        graph.register_generator_state(source)
-    states = [source.get_state() for source in own]
-    default = torch.cuda.get_rng_state()
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
+    for generator in generators or ():
+        graph.register_generator_state(generator)
+    states = [generator.get_state() for generator in generators or ()]
+    default_state = torch.cuda.get_rng_state()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(aside):
+        with torch.cuda.stream(stream):
             for _ in range(3):
                 run()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph):
             outputs = run()
     finally:
-        torch.cuda.set_rng_state(default)
-        for source, state in zip(own, states, strict=True):
-            source.set_state(state)
+        torch.cuda.set_rng_state(default_state)
+        for generator, state in zip(generators or (), states, strict=True):
+            generator.set_state(state)
     return graph.replay, outputs

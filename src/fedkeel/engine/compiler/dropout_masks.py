@@ -1,8 +1,8 @@
-"""What modules draw in training, dropout's masks, apart from the steps that use them.
+"""Draws dropout masks before the compiled steps that use them.
 
-A lane has a generator of its own, seeded as its client's is when it trains alone. So the numbers
-depend neither on the other lanes nor on their number; and a recorded step, which is given the
-masks, draws nothing itself.
+Each client has a generator of its own, seeded as when the client trains alone. So the masks depend
+neither on the other clients nor on their number, and a compiled step, which gets the masks as
+arguments, draws nothing itself.
 """
 
 from __future__ import annotations
@@ -16,78 +16,107 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeel.engine.compiler.errors import CannotCompile, first_line
 from fedkeel.method.context import Ints
 from fedkeel.task.network import Batch, Network
 
 aten = torch.ops.aten
 
-Sources = Sequence[torch.Generator] | None
-"""Generators of lanes, on the leading axis; None for a lone lane without one, which draws from
-torch's own; none at all where nothing is expected to be drawn."""
+AxisOrder = tuple[int, ...]
+"""A mask's axes, without the client axis, from the slowest to the fastest in memory."""
+
+Generators = Sequence[torch.Generator] | None
+"""One generator for each client on the client axis; none where no random numbers are expected. None
+stands for a single client without a client axis, which draws from torch's default generator."""
 
 
 @dataclass(frozen=True)
-class Draw:
-    """The form of one mask.
+class MaskSpec:
+    """The form of a dropout mask.
 
     Args:
-        shape: of the mask, with the axis of lanes where there are any.
-        chance: of a one, in [0, 1].
+        shape: of the mask, with the client axis where there is one.
+        probability: of a one, in [0, 1].
         dtype: of its zeros and ones.
         device: where it lies.
-        order: its axes, but that of lanes, from the slowest to the fastest in memory, which is how
-            torch fills it; () in their own order.
+        order: the order in which torch fills it; () for the axes' own order.
     """
 
     shape: tuple[int, ...]
-    chance: float
+    probability: float
     dtype: torch.dtype
     device: torch.device
-    order: tuple[int, ...] = ()
+    order: AxisOrder = ()
 
-    def make(self, sources: Sources, real: Ints | None = None) -> Tensor:
+    def draw(self, generators: Generators, real_examples: Ints | None = None) -> Tensor:
         """Return a mask.
 
         Args:
-            sources: what it is drawn from.
-            real: [n] examples of each lane that are no padding, for which alone it is drawn; None
-                where all are real.
+            generators: what it is drawn from.
+            real_examples: [n] each client's examples that are no padding; the mask is drawn for
+                these alone. None where all are real.
 
         Raises:
-            RuntimeError: there is no generator for each lane.
+            CannotCompile: there is no generator for each client.
         """
-        new = torch.empty if real is None else torch.zeros
+        new = torch.empty if real_examples is None else torch.zeros
         out = new(self.shape, dtype=self.dtype, device=self.device)
-        if sources is None:
-            self._fill(out if real is None else out[: real[0]], None)
+        if generators is None:
+            self._fill(out if real_examples is None else out[: real_examples[0]], None)
             return out
-        if len(sources) < len(out):
-            raise RuntimeError("unexpected random operation: a mask")
-        for number, (lane, source) in enumerate(zip(out, sources, strict=False)):
-            self._fill(lane if real is None else lane[: real[number]], source)
+        if len(generators) < len(out):
+            raise CannotCompile(DRAWS)
+        for i, (mask, generator) in enumerate(zip(out, generators, strict=False)):
+            self._fill(mask if real_examples is None else mask[: real_examples[i]], generator)
         return out
 
-    def _fill(self, out: Tensor, source: torch.Generator | None) -> None:
+    def _fill(self, out: Tensor, generator: torch.Generator | None) -> None:
         order = self.order
-        if order == tuple(sorted(order)):
-            _fill(out, self.chance, source)
-            return
-        turned = out.new_empty([out.shape[axis] for axis in order])
-        lies = turned.permute([order.index(axis) for axis in range(out.ndim)])
-        out.copy_(lies.bernoulli_(self.chance, generator=source))
+        if order != tuple(sorted(order)):
+            reordered = out.new_empty([out.shape[axis] for axis in order])
+            as_filled = reordered.permute([order.index(axis) for axis in range(out.ndim)])
+            out.copy_(as_filled.bernoulli_(self.probability, generator=generator))
+        elif out.device.type == "cpu" and _draws_as_torch(
+            tuple(out.shape), self.probability, out.dtype
+        ):
+            _fill_by_comparison(out, self.probability, generator)
+        else:
+            out.bernoulli_(self.probability, generator=generator)
 
 
-class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives modules their masks.
+DRAWS = "the model draws random numbers, or may (attention does where it drops out)"
+
+
+def _fill_by_comparison(
+    out: Tensor, probability: float, generator: torch.Generator | None
+) -> Tensor:
+    """Fill a mask by comparing uniform numbers: it takes two thirds of the time of `bernoulli_`."""
+    uniform = torch.rand(out.shape, dtype=torch.float64, generator=generator)
+    return torch.lt(uniform, probability, out=out)
+
+
+@cache
+def _draws_as_torch(shape: tuple[int, ...], probability: float, dtype: torch.dtype) -> bool:
+    """Return whether `_fill_by_comparison` draws what torch draws: builds of torch differ."""
+    first, second = (torch.Generator().manual_seed(1) for _ in range(2))
+    expected = torch.empty(shape, dtype=dtype).bernoulli_(probability, generator=first)
+    mask = _fill_by_comparison(torch.empty(shape, dtype=dtype), probability, second)
+    return torch.equal(expected, mask) and torch.equal(first.get_state(), second.get_state())
+
+
+class MaskMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces the drawing of dropout masks.
 
     Args:
-        give: returns a mask that may be written over.
-        other: is told of other random operations before they are done.
+        mask_for: returns a mask that may be written over.
+        on_other_draw: is called with any other random operation before it is done.
     """
 
-    def __init__(self, give: Callable[[Draw], Tensor], other: Callable[[Any], None]) -> None:
+    def __init__(
+        self, mask_for: Callable[[MaskSpec], Tensor], on_other_draw: Callable[[], None]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._give, self._other = give, other
+        self._mask_for, self._on_other_draw = mask_for, on_other_draw
 
     def __torch_dispatch__(
         self,
@@ -96,132 +125,112 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Do an operation; of a random one, what follows of its mask."""
+        """Do an operation, a random one with the mask that it is given."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         if func in (aten.bernoulli.p, aten.bernoulli_.float) and not kwargs:
-            like, chance = (*args, 0.5)[:2]  # which is not handed on where it is a half
-            mask = self._mask(like, chance, like.dtype)
+            like, probability = (*args, 0.5)[:2]  # a probability of a half is not passed on
+            mask = self._mask(like, probability, like.dtype)
             return mask if func is aten.bernoulli.p else like.copy_(mask)
         if func is aten.native_dropout.default and args[2]:  # on a GPU
-            x, chance, _ = args
-            mask = self._mask(x, 1.0 - chance, torch.bool)
-            return x * mask * (1.0 / (1.0 - chance)), mask
-        self._other(func)
+            x, rate, _ = args
+            mask = self._mask(x, 1.0 - rate, torch.bool)
+            return x * mask * (1.0 / (1.0 - rate)), mask
+        self._on_other_draw()
         return func(*args, **kwargs)
 
-    def _mask(self, like: Tensor, chance: float, dtype: torch.dtype) -> Tensor:
+    def _mask(self, like: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
         strides = like.stride()
         order = tuple(sorted(range(like.ndim), key=lambda axis: -strides[axis]))
-        return self._give(Draw(tuple(like.shape), chance, dtype, like.device, order))
+        return self._mask_for(MaskSpec(tuple(like.shape), probability, dtype, like.device, order))
 
 
-class Drawn:
-    """The masks that a function has asked for, in order.
+class DrawnMasks:
+    """The masks that a function asks for, in order.
 
     Args:
-        sources: what they are drawn from.
-        real: as `Draw.make` means it.
-        orders: of the masks of one forward pass, as `Draw` has them; () as they come.
+        generators: what they are drawn from.
+        real_examples: as in `MaskSpec.draw`.
+        orders: axis orders of the masks of one forward pass; () keeps the order of each mask.
     """
 
     def __init__(
-        self, sources: Sources, real: Ints | None = None, orders: Sequence[tuple[int, ...]] = ()
+        self,
+        generators: Generators,
+        real_examples: Ints | None = None,
+        orders: Sequence[AxisOrder] = (),
     ) -> None:
-        self.draws: list[Draw] = []
+        self.specs: list[MaskSpec] = []
         self.masks: list[Tensor] = []
-        self.others = 0  # random operations that make no mask
-        self._sources, self._real, self._orders = sources, real, orders
+        self.other_draws = 0  # random operations that make no mask
+        self.orders = orders
+        self._generators, self._real_examples = generators, real_examples
 
-    @property
-    def ordered(self) -> bool:
-        """Whether it is known how masks lie in memory where a client trains alone."""
-        return bool(self._orders)
+    def drawing(self) -> MaskMode:
+        """Return the mode that draws masks and keeps them."""
 
-    def fresh(self) -> Drawing:
-        """Return what draws masks and notes them."""
-
-        def give(draw: Draw) -> Tensor:
-            if self._orders:  # recorded steps may lay out what they drop from in another way
-                draw = replace(draw, order=self._orders[len(self.draws) % len(self._orders)])
-            self.draws.append(draw)
-            self.masks.append(draw.make(self._sources, self._real))
+        def draw(spec: MaskSpec) -> Tensor:
+            if self.orders:  # a compiled step may lay out in another way what it drops from
+                spec = replace(spec, order=self.orders[len(self.specs) % len(self.orders)])
+            self.specs.append(spec)
+            self.masks.append(spec.draw(self._generators, self._real_examples))
             return self.masks[-1].clone()
 
-        return Drawing(give, self._another)
+        return MaskMode(draw, self._on_other_draw)
 
-    def again(self, masks: Sequence[Tensor]) -> Drawing:
-        """Return what gives these masks in the same order."""
-        left: Iterator[Tensor] = iter(masks)
-        return Drawing(lambda _: next(left), self._another)
+    def replaying(self, masks: Sequence[Tensor]) -> MaskMode:
+        """Return the mode that gives these masks in the same order."""
+        remaining: Iterator[Tensor] = iter(masks)
+        return MaskMode(lambda _: next(remaining), self._on_other_draw)
 
-    def _another(self, func: Any) -> None:  # noqa: ANN401
-        if self._sources is not None:
-            raise RuntimeError(f"unexpected random operation: {func}")
-        self.others += 1
+    def _on_other_draw(self) -> None:
+        if self._generators is not None:
+            raise CannotCompile(DRAWS)
+        self.other_draws += 1
 
 
 @dataclass(frozen=True)
-class Masks:
-    """What a network and its loss draw in training, in one forward pass.
+class RandomDraws:
+    """What a network and its loss draw in training in one forward pass.
 
     Args:
-        by_example: whether all of it is masks, each example's for itself.
-        orders: of each mask, as `Draw` has them.
+        masks_by_example: whether they draw masks alone, each with a row for every example.
+        orders: axis orders of the masks.
+        reason: why it is not known what they draw, "" where it is known.
     """
 
-    by_example: bool
-    orders: tuple[tuple[int, ...], ...] = ()
+    masks_by_example: bool
+    orders: tuple[AxisOrder, ...] = ()
+    reason: str = ""
 
 
-def masks(network: Network, batch: Batch) -> Masks | None:
-    """Return what a network draws in training; None where that is nothing.
+def random_draws(network: Network, batch: Batch) -> RandomDraws | None:
+    """Return what a network draws in training, None where it draws nothing.
 
     Args:
         network: the model.
         batch: a few examples.
     """
-    found: list[Drawn] = []
-    twice = Batch(torch.cat([batch.x, batch.x]), torch.cat([batch.y, batch.y]))
+    passes: list[DrawnMasks] = []
+    doubled = Batch(torch.cat([batch.x, batch.x]), torch.cat([batch.y, batch.y]))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for one in (batch, twice):
-            found.append(Drawn(None))
+        for examples in (batch, doubled):
+            passes.append(DrawnMasks(None))
             try:
-                with found[-1].fresh():
-                    network.loss(network.params, network.copy_buffers(network.buffers), one)
-            except Exception:  # whatever a module does with so few examples
-                return Masks(False)
-    few, more = (each.draws for each in found)
-    orders = tuple(draw.order for draw in few)
-    if found[0].others or len(few) != len(more):
-        return Masks(False, orders)
-    if not few:
+                with passes[-1].drawing():
+                    network.loss(network.params, network.copy_buffers(network.buffers), examples)
+            except Exception as error:  # a module may do without so few examples; not established
+                return RandomDraws(False, reason=f"a few examples raise {first_line(error)}")
+    once, twice = (drawn.specs for drawn in passes)
+    orders = tuple(spec.order for spec in once)
+    if passes[0].other_draws or len(once) != len(twice):
+        return RandomDraws(False, orders)
+    if not once:
         return None
-    b = len(batch.x)
-    each = all(m.shape == (b, *m.shape[1:]) for m in few) and all(
-        n.shape == (2 * b, *m.shape[1:]) for m, n in zip(few, more, strict=True)
+    count = len(batch.x)
+    by_example = all(
+        spec.shape == (count, *spec.shape[1:]) and other.shape == (2 * count, *spec.shape[1:])
+        for spec, other in zip(once, twice, strict=True)
     )
-    return Masks(each, orders)
-
-
-def _fill(out: Tensor, chance: float, source: torch.Generator | None) -> Tensor:
-    """Write ones with a chance, else zeros: what torch draws there, generator and all."""
-    shape = tuple(out.shape)
-    if out.device.type == "cpu" and _draws_alike(shape, chance, out.dtype):
-        return _compared(out, chance, source)
-    return out.bernoulli_(chance, generator=source)
-
-
-def _compared(out: Tensor, chance: float, source: torch.Generator | None) -> Tensor:
-    """Draw numbers and compare them: two thirds of the time that `bernoulli_` takes."""
-    return torch.lt(torch.rand(out.shape, dtype=torch.float64, generator=source), chance, out=out)
-
-
-@cache
-def _draws_alike(shape: tuple[int, ...], chance: float, dtype: torch.dtype) -> bool:
-    """Return whether `_compared` draws what torch draws: builds of torch differ."""
-    one, other = (torch.Generator().manual_seed(1) for _ in range(2))
-    usual = torch.empty(shape, dtype=dtype).bernoulli_(chance, generator=one)
-    own = _compared(torch.empty(shape, dtype=dtype), chance, other)
-    return torch.equal(usual, own) and torch.equal(one.get_state(), other.get_state())
+    return RandomDraws(by_example, orders)

@@ -1,7 +1,8 @@
-"""Where a recorded round can work with sums in place of matrices: see `recording.factors`.
+"""Finds where a compiled round can use low-rank terms in place of clients' matrices.
 
-What is followed is a model's way from what all lanes received through its steps, and what is made
-of it in the end: differences, and multiples by a number or by one for each lane.
+`low_rank_terms.py` says what the terms are. The pass follows a model from what all clients received
+through its steps, and what is made of it at the end: differences, and multiples by a number or by
+one number for each client.
 """
 
 from __future__ import annotations
@@ -10,290 +11,320 @@ from collections.abc import Set
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from fedkeel.engine.compiler.fuse_updates import accumulate
-from fedkeel.engine.compiler.graph_nodes import SIGNS, base, form, mutates
-from fedkeel.engine.compiler.low_rank_terms import Scale, added, entries, made, slim, times
+from fedkeel.engine.compiler.fuse_updates import apply_update
+from fedkeel.engine.compiler.graph_nodes import (
+    SIGNS,
+    is_mutating,
+    layout,
+    output_node,
+    shape_of,
+    view_base,
+)
+from fedkeel.engine.compiler.low_rank_terms import (
+    Scale,
+    dense,
+    factors_or_dense,
+    multiply,
+    sum_of_entries,
+    weighted_sum,
+)
 
 aten = torch.ops.aten
 
 Key = tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]
-"""The parts of a term, and the nodes by which it is multiplied."""
+"""The tensors of a term (one, or two that stand for their product), and the nodes it is scaled by.
+"""
 
 Sum = dict[Key, float]
 """Terms, with the numbers by which they are multiplied."""
 
-LANES = 2
-"""Tensors [n, a, b] in a sum, at most: a step reads each of them."""
+MAX_CLIENT_MATRICES = 2
+"""Terms [n, a, b] in a sum, at most: each step reads all of them."""
+
+Use = tuple[fx.Node, str]
+"""A node that uses a sum, and how: ``entries``, ``multiply``, ``transposed`` or ``weighted``."""
 
 
-def expand(graph: fx.Graph, thin: Set[int] = frozenset()) -> None:
-    """Work with the terms of sums where that is less work.
+def use_low_rank_terms(graph: fx.Graph, low_rank: Set[int] = frozenset()) -> None:
+    """Compute with the terms of sums in place of matrices where that is less work.
 
     Args:
-        graph: recorded; its updates have been made calls of `accumulate`.
-        thin: places of what is returned at which the factors of a matrix will do, as a tuple.
+        graph: traced; its updates have become calls of `apply_update`.
+        low_rank: positions of results that may be returned as a tuple of two factors.
     """
-    banned: set[fx.Node] = set()
+    excluded: set[fx.Node] = set()
     while True:
-        sums = _Sums(graph, banned)
-        known = sums.known
-        asked = {_root(node) for node in known if node.target is accumulate and _asked(node, known)}
-        made_anyway = sums.unfit | asked
-        if not made_anyway:
+        finder = _SumFinder(graph, excluded)
+        sums = finder.sums
+        needed_dense = {
+            _root(node)
+            for node in sums
+            if node.target is apply_update and _is_needed_dense(node, sums)
+        }
+        new = finder.unsuitable | needed_dense
+        if not new:
             break
-        banned |= made_anyway
-    _replace(graph, known, thin)
+        excluded |= new
+    _replace_uses(graph, sums)
+    _replace_results(graph, sums, low_rank)
 
 
-class _Sums:
-    """The nodes of a graph that are sums with thin products among their terms.
+class _SumFinder:
+    """Finds the nodes of a graph that are sums with low-rank products among their terms.
 
     Args:
-        graph: recorded.
-        banned: models that begin there are left alone.
+        graph: traced.
+        excluded: models that begin at these nodes are left alone.
 
     Attributes:
-        known: what was found.
-        unfit: where models begin of which a step is no such sum, or for which it does not pay.
+        sums: the sums, by node.
+        unsuitable: nodes at which models begin that are no such sum after a step, or for which
+            sums do not save work.
     """
 
-    def __init__(self, graph: fx.Graph, banned: set[fx.Node]) -> None:
-        self.known: dict[fx.Node, Sum] = {}
-        self.unfit: set[fx.Node] = set()
-        self._others: dict[fx.Node, Sum | None] = {}
-        self._written = {base(one) for n in graph.nodes if mutates(n) for one in n.all_input_nodes}
+    def __init__(self, graph: fx.Graph, excluded: set[fx.Node]) -> None:
+        self.sums: dict[fx.Node, Sum] = {}
+        self.unsuitable: set[fx.Node] = set()
+        self._other_sums: dict[fx.Node, Sum | None] = {}
+        self._overwritten = {
+            view_base(source)
+            for node in graph.nodes
+            if is_mutating(node)
+            for source in node.all_input_nodes
+        }
         for node in graph.nodes:
-            if node.op != "call_function" or len(_shape(node)) != 3:
+            if node.op != "call_function" or len(shape_of(node)) != 3:
                 continue
-            if node.target is accumulate:
+            if node.target is apply_update:
                 root = _root(node)
-                if root in banned or _shape(root) != _shape(node)[1:]:
+                if root in excluded or shape_of(root) != shape_of(node)[1:]:
                     continue
-                found = self._accumulated(node)
-                if not _pays(found, node):
-                    self.unfit.add(root)
-            elif any(one in self.known for one in node.all_input_nodes):
-                found = self._combined(node)
+                terms = self._after_update(node)
+                if not _saves_work(terms, node):
+                    self.unsuitable.add(root)
+            elif any(source in self.sums for source in node.all_input_nodes):
+                terms = self._combined(node)
             else:
                 continue
-            if found is not None and _pays(found, node):
-                self.known[node] = found
+            if terms is not None and _saves_work(terms, node):
+                self.sums[node] = terms
 
-    def _of(self, node: Any, like: fx.Node) -> Sum | None:  # noqa: ANN401
-        """Return the sum that a node is, or itself as a term; None of what cannot be one."""
+    def _sum_of(self, node: Any, result: fx.Node) -> Sum | None:  # noqa: ANN401
+        """Return the sum that an argument is, or itself as a term; None if it can be neither."""
         if not isinstance(node, fx.Node):
             return None
-        if node in self.known:
-            return self.known[node]
-        if _nothing(node):
+        if node in self.sums:
+            return self.sums[node]
+        if _is_zero(node):
             return {}
-        own, whole = form(node), form(like)
-        if own is None or whole is None or own[2] != whole[2]:
+        own, wanted = layout(node), layout(result)
+        if own is None or wanted is None or own[2] != wanted[2]:
             return None
-        if own[0] not in (whole[0], whole[0][1:]):
+        if own[0] not in (wanted[0], wanted[0][1:]):
             return None
-        if node not in self._others:
-            args: Any = node.args
-            parts = tuple(args) if node.target is aten.bmm.default else (node,)
-            lasts = not any(self._fleeting(base(part)) for part in parts)
-            itself: Sum | None = {(parts, ()): 1.0} if lasts else None
-            # of what a lane keeps and what all were sent, say
-            self._others[node] = self._combined(node) or itself
-        return self._others[node]
+        if node not in self._other_sums:
+            parts: Any = tuple(node.args) if node.target is aten.bmm.default else (node,)
+            stays = not any(self._may_be_overwritten(view_base(part)) for part in parts)
+            itself: Sum | None = {(parts, ()): 1.0} if stays else None
+            # e.g. a sum of what a client keeps and of what all were sent
+            self._other_sums[node] = self._combined(node) or itself
+        return self._other_sums[node]
 
-    def _fleeting(self, node: fx.Node) -> bool:
-        """Return whether a tensor may be written over before a term is looked at."""
-        return node.target is accumulate or node in self._written
+    def _may_be_overwritten(self, node: fx.Node) -> bool:
+        """Return whether a tensor may be written over before a term is used."""
+        return node.target is apply_update or node in self._overwritten
 
-    def _accumulated(self, node: fx.Node) -> Sum | None:
+    def _after_update(self, node: fx.Node) -> Sum | None:
         """Return a model after a step."""
         args: Any = node.args
         target, rate, pull, terms, _ = args
-        found = self._of(target, node)
-        if found is None or not isinstance(rate, fx.Node):
+        before = self._sum_of(target, node)
+        if before is None or not isinstance(rate, fx.Node):
             return None
-        out = dict(found)
+        total = dict(before)
         if pull is not None:
             factor, other = pull
-            towards = self._of(other, node)
-            if towards is None:
+            other_sum = self._sum_of(other, node)
+            if other_sum is None:
                 return None
-            _add(out, found, -factor, (rate,))
-            _add(out, towards, factor, (rate,))
-        for number, parts in terms:
+            _add(total, before, -factor, (rate,))
+            _add(total, other_sum, factor, (rate,))
+        for factor, parts in terms:
             product: Sum = {(tuple(parts), ()): 1.0}
-            one = product if len(parts) == 2 else self._of(parts[0], node)
-            if one is None:
+            term = product if len(parts) == 2 else self._sum_of(parts[0], node)
+            if term is None:
                 return None
-            _add(out, one, -number, (rate,))
-        return out
+            _add(total, term, -factor, (rate,))
+        return total
 
     def _combined(self, node: fx.Node) -> Sum | None:
-        """Return a sum, a difference, or a multiple by a number or by one for each lane."""
+        """Return a sum, a difference, or a multiple by a number or by one for each client."""
         args: Any = node.args
-        out: Sum = {}
+        total: Sum = {}
         if len(args) != 2:
             return None
         if node.target in SIGNS:
-            first, second = self._of(args[0], node), self._of(args[1], node)
+            first, second = self._sum_of(args[0], node), self._sum_of(args[1], node)
             alpha = node.kwargs.get("alpha", 1)
             if first is None or second is None or not isinstance(alpha, (int, float)):
                 return None
-            _add(out, first, 1.0)
-            _add(out, second, SIGNS[node.target] * alpha)
-            return out
+            _add(total, first, 1.0)
+            _add(total, second, SIGNS[node.target] * alpha)
+            return total
         if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
             return None
-        one, factor = args if _shape(args[0]) == _shape(node) else reversed(args)
-        found = self._of(one, node)
-        if found is None:
+        matrix, factor = args if shape_of(args[0]) == shape_of(node) else reversed(args)
+        terms = self._sum_of(matrix, node)
+        if terms is None:
             return None
         if isinstance(factor, (int, float)):
-            _add(out, found, float(factor))
-            return out
-        scales = len(_shape(node)) == 3 and _shape(factor) == (_shape(node)[0], 1, 1)
-        if not scales or factor.meta["val"].dtype != node.meta["val"].dtype:
+            _add(total, terms, float(factor))
+            return total
+        shape = shape_of(node)
+        is_per_client = len(shape) == 3 and shape_of(factor) == (shape[0], 1, 1)
+        if not is_per_client or factor.meta["val"].dtype != node.meta["val"].dtype:
             return None
-        _add(out, found, 1.0, (factor,))
-        return out
+        _add(total, terms, 1.0, (factor,))
+        return total
 
 
-def _shape(node: object) -> tuple[int, ...]:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def _root(node: Any) -> fx.Node:  # noqa: ANN401 - any argument of an operation
-    """Return what the first of a chain of accumulations begins with."""
-    while node.target is accumulate:
+def _root(node: Any) -> fx.Node:  # noqa: ANN401
+    """Return the node that the first of a chain of updates begins with."""
+    while node.target is apply_update:
         node = node.args[0]
-    found: fx.Node = node
-    return found
+    root: fx.Node = node
+    return root
 
 
-def _add(out: Sum, other: Sum, number: float, scales: tuple[fx.Node, ...] = ()) -> None:
-    """Add a multiple of a sum; what cancels exactly is left out."""
-    for (parts, known), own in other.items():
-        key = parts, tuple(sorted((*known, *scales), key=lambda one: one.name))
-        out[key] = out.get(key, 0.0) + number * own
-        if out[key] == 0.0:
-            del out[key]
+def _add(total: Sum, terms: Sum, number: float, scales: tuple[fx.Node, ...] = ()) -> None:
+    """Add a multiple of a sum; terms that cancel exactly are removed."""
+    for (parts, factors), value in terms.items():
+        key = parts, tuple(sorted((*factors, *scales), key=lambda node: node.name))
+        total[key] = total.get(key, 0.0) + number * value
+        if total[key] == 0.0:
+            del total[key]
 
 
-def _nothing(node: fx.Node) -> bool:
+def _is_zero(node: fx.Node) -> bool:
     """Return whether a tensor is made of zeros, such as a momentum at the start."""
     if node.op == "get_attr":
         return not node.meta["constant"].any()
     return node.target in (aten.zeros_like.default, aten.new_zeros.default)
 
 
-def _pays(found: Sum | None, node: fx.Node) -> bool:
-    """Return whether working with the terms of a matrix is less work than with the matrix."""
-    if found is None:
+def _saves_work(terms: Sum | None, node: fx.Node) -> bool:
+    """Return whether computing with a matrix's terms is less work than with the matrix."""
+    if terms is None:
         return False
-    every = {parts for parts, _ in found}
-    thin = sum(_shape(parts[0])[2] for parts in every if len(parts) == 2)
-    lanes = sum(len(parts) == 1 and len(_shape(parts[0])) == 3 for parts in every)
-    _, a, b = _shape(node)
-    return 0 < 2 * thin * (a + b) <= a * b and lanes <= LANES
+    tensors = {parts for parts, _ in terms}
+    rank = sum(shape_of(parts[0])[2] for parts in tensors if len(parts) == 2)
+    per_client = sum(len(parts) == 1 and len(shape_of(parts[0])) == 3 for parts in tensors)
+    _, a, b = shape_of(node)
+    return 0 < 2 * rank * (a + b) <= a * b and per_client <= MAX_CLIENT_MATRICES
 
 
-# ---- what is done with them ----------------------------------------------------------------------
+# ---- what uses the sums --------------------------------------------------------------------------
 
 
-def _asked(node: fx.Node, known: dict[fx.Node, Sum]) -> bool:
-    """Return whether a node is used in a way that wants it whole."""
-    return any(user not in known and not _uses(node, user, known[node]) for user in node.users)
+def _is_needed_dense(node: fx.Node, sums: dict[fx.Node, Sum]) -> bool:
+    """Return whether something uses a node that cannot use its terms."""
+    return any(user not in sums and not _uses(node, user, sums[node]) for user in node.users)
 
 
-def _uses(node: fx.Node, user: fx.Node, found: Sum) -> list[tuple[fx.Node, str]]:
-    """Return what is done with a node, through one view at most; nothing if terms will not do."""
+def _uses(node: fx.Node, user: fx.Node, terms: Sum) -> list[Use]:
+    """Return what uses a sum, through one view at most; nothing where terms do not suffice."""
     args: Any = user.args
     if user.target is aten.sum.dim_IntList and list(args[1:]) == [[1, 2]]:
         return [(user, "entries")]
-    through = [(one, user) for one in user.users]
+    users = [(after_view, user) for after_view in user.users]
     if user.target is aten.bmm.default:
-        through, kind, how = [(user, node)], aten.bmm.default, "times"
+        users, operation, how = [(user, node)], aten.bmm.default, "multiply"
     elif user.target is aten.transpose.int and sorted(args[1:]) == [1, 2]:
-        kind, how = aten.bmm.default, "turned"
-    elif user.target is aten.view.default and len(_shape(user)) == 2:
-        kind, how = aten.mm.default, "added"
+        operation, how = aten.bmm.default, "transposed"
+    elif user.target is aten.view.default and len(shape_of(user)) == 2:
+        operation, how = aten.mm.default, "weighted"
     else:
         return []
-    for one, seen in through:
-        if one.target is not kind or one.args[1] is not seen or one.args[0] is seen:
+    for after_view, matrix in users:
+        is_second = after_view.args[1:2] == (matrix,) and after_view.args[0] is not matrix
+        if after_view.target is not operation or not is_second:
             return []
-        if how == "added" and _shape(one.args[0]) != (1, _shape(node)[0]):
+        if how == "weighted" and shape_of(after_view.args[0]) != (1, shape_of(node)[0]):
             return []
-    if how != "added" and not any(_alike(*key) for key in found):
+    if how != "weighted" and not any(_is_common(*key) for key in terms):
         return []
-    return [(one, how) for one, _ in through]
+    return [(after_view, how) for after_view, _ in users]
 
 
-def _alike(parts: tuple[fx.Node, ...], scales: tuple[fx.Node, ...]) -> bool:
-    """Return whether a term is the same for all lanes."""
-    return len(_shape(parts[0])) == 2 and not any(len(_shape(one)) == 3 for one in scales)
+def _is_common(parts: tuple[fx.Node, ...], scales: tuple[fx.Node, ...]) -> bool:
+    """Return whether a term is the same for all clients."""
+    return len(shape_of(parts[0])) == 2 and not any(len(shape_of(s)) == 3 for s in scales)
 
 
-def _replace(graph: fx.Graph, known: dict[fx.Node, Sum], thin: Set[int]) -> None:
-    """Do with terms what is done with nodes, and make what is wanted whole."""
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    found = [
+def _replace_uses(graph: fx.Graph, sums: dict[fx.Node, Sum]) -> None:
+    """Compute with terms what is computed with sums."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    uses = [
         (use, how, node)
-        for node, own in known.items()
+        for node, terms in sums.items()
         for user in node.users
-        if user not in known
-        for use, how in _uses(node, user, own)
+        if user not in sums
+        for use, how in _uses(node, user, terms)
     ]
     totals: dict[fx.Node, fx.Node] = {}
-    for use, how, node in sorted(found, key=lambda one: order[one[0]]):
-        terms = _terms(known[node])
+    for use, how, node in sorted(uses, key=lambda item: order[item[0]]):
+        terms = _as_arguments(sums[node])
         with graph.inserting_before(use):
             if how == "entries":
-                sums = tuple(_total(graph, parts, totals) for parts, _ in terms)
-                other = graph.call_function(entries, (terms, sums))
-            elif how == "added":
-                other = graph.call_function(added, (use.args[0], terms))
+                entry_sums = tuple(_sum_of_tensor(graph, parts, totals) for parts, _ in terms)
+                new = graph.call_function(sum_of_entries, (terms, entry_sums))
+            elif how == "weighted":
+                new = graph.call_function(weighted_sum, (use.args[0], terms))
             else:
-                other = graph.call_function(times, (use.args[0], how == "turned", terms))
-        other.meta.update(use.meta)
-        use.replace_all_uses_with(other)
+                new = graph.call_function(multiply, (use.args[0], how == "transposed", terms))
+        new.meta.update(use.meta)
+        use.replace_all_uses_with(new)
     graph.eliminate_dead_code()
-    output = next(node for node in graph.nodes if node.op == "output")
+
+
+def _replace_results(graph: fx.Graph, sums: dict[fx.Node, Sum], low_rank: Set[int]) -> None:
+    """Compute the matrices that are needed, or their factors where these may be returned."""
+    output = output_node(graph)
     returned: Any = output.args[0]
-    for node in [one for one in graph.nodes if one in known]:
-        users = [user for user in node.users if user not in known]
+    for node in [node for node in graph.nodes if node in sums]:
+        users = [user for user in node.users if user not in sums]
         if users:
-            places = {place for place, one in enumerate(returned) if one is node}
-            way = slim if users == [output] and places <= thin else made
+            positions = {i for i, result in enumerate(returned) if result is node}
+            may_be_factors = users == [output] and positions <= low_rank
+            function = factors_or_dense if may_be_factors else dense
             with graph.inserting_before(node):
-                whole = graph.call_function(way, (_terms(known[node]),))
-            whole.meta.update(node.meta)
+                result = graph.call_function(function, (_as_arguments(sums[node]),))
+            result.meta.update(node.meta)
             for user in users:
-                user.replace_input_with(node, whole)
+                user.replace_input_with(node, result)
     graph.eliminate_dead_code()
 
 
-def _terms(found: Sum) -> tuple[Any, ...]:
-    """Return a sum as `recording.factors` takes it: the scales of the same parts together."""
-    out: dict[tuple[fx.Node, ...], list[Scale]] = {}
-    for (parts, scales), number in found.items():
-        out.setdefault(parts, []).append((number, scales))
-    return tuple((parts, tuple(scales)) for parts, scales in out.items())
+def _as_arguments(terms: Sum) -> tuple[Any, ...]:
+    """Return a sum as `low_rank_terms` takes it: the scales of the same tensors together."""
+    scales_by_parts: dict[tuple[fx.Node, ...], list[Scale]] = {}
+    for (parts, factors), number in terms.items():
+        scales_by_parts.setdefault(parts, []).append((number, factors))
+    return tuple((parts, tuple(scales)) for parts, scales in scales_by_parts.items())
 
 
-def _total(
+def _sum_of_tensor(
     graph: fx.Graph, parts: tuple[fx.Node, ...], known: dict[fx.Node, fx.Node]
 ) -> fx.Node | None:
     """Return the sum of the entries of a term of one tensor, made once; None of a product."""
-    one = parts[0]
+    tensor = parts[0]
     if len(parts) == 2:
         return None
-    if one not in known:
-        axes = ([1, 2],) if len(_shape(one)) == 3 else ()
+    if tensor not in known:
+        axes = ([1, 2],) if len(shape_of(tensor)) == 3 else ()
         target = aten.sum.dim_IntList if axes else aten.sum.default
-        known[one] = graph.call_function(target, (one, *axes))
-        known[one].meta["val"] = target(one.meta["val"], *axes)
-    return known[one]
+        known[tensor] = graph.call_function(target, (tensor, *axes))
+        known[tensor].meta["val"] = target(tensor.meta["val"], *axes)
+    return known[tensor]

@@ -1,13 +1,13 @@
-"""Matrices of lanes that are kept as sums, and never made: each lane's model, update and memory.
+"""Computes with clients' matrices that are sums of terms, without making the matrices.
 
-After a few steps from a common model P, a lane's matrix is P - rate * sum of A B, where A and B are
-as thin as a batch is small; corrections and memories of methods add multiples of what the server
-sent and of what the client keeps. As long as that is so, the sum is kept as its terms. Inputs are
-multiplied by the terms: by what all lanes have in common in one product, by thin factors, and by
-what belongs to a lane. The weighted sum of the lanes is taken term by term too. What is wanted
-whole in the end is made once. `recording.expand` finds where this can be done.
+After a few steps from a common model P, a client's matrix is P - rate * sum of A B, where A and B
+have as small a rank as a batch has examples. Corrections and client states of methods add multiples
+of what the server sent and of what the client keeps. As long as this holds, the sum is kept as its
+terms. Inputs are multiplied by the terms: by what all clients have in common in one product, by the
+factors, and by what belongs to each client. The weighted sum over clients is taken term by term.
+What is needed as a matrix at the end is made once. `low_rank_pass.py` finds where this saves work.
 
-Letters: n lanes, B rows of a batch, r the thin side, a x b the matrix.
+Letters: n clients, B rows of a batch, r the rank, a x b the matrix.
 """
 
 from __future__ import annotations
@@ -22,75 +22,77 @@ from fedkeel.engine.vectorized.low_rank import saves_work
 from fedkeel.matmul import add_product, bmm, mm
 
 Scale = tuple[float, tuple[Any, ...]]
-"""A number, and others by which it is multiplied: the learning rate, or [n, 1, 1] of the lanes."""
+"""A number and the values it is multiplied by: the learning rate, or [n, 1, 1] one per client."""
 
 Terms = Sequence[tuple[tuple[Tensor, ...], Sequence[Scale]]]
-"""One tensor, [a, b] or [n, a, b], or two whose product is meant, [n, a, r] and [n, r, b]; and the
-scales whose sum it is multiplied by."""
+"""Of each term: one tensor, [a, b] or [n, a, b], or two that stand for their product, [n, a, r] and
+[n, r, b]; and the scales whose sum it is multiplied by."""
 
+ValuedTerms = list[tuple[tuple[Tensor, ...], float | Tensor]]
+"""Of each term: its tensors, and the number or the [n, 1, 1] it is multiplied by."""
 
 ROUNDING = 4.0
-"""What is left of a sum of scales that cancels, at most, in units of its terms' last place."""
+"""What rounding leaves of scales that cancel, at most, in units of their last place."""
 
 
-def times(x: Tensor, turned: bool, terms: Terms) -> Tensor:
-    """Return x times each lane's matrix, or its transpose where `turned`.
+def multiply(x: Tensor, transposed: bool, terms: Terms) -> Tensor:
+    """Return x times each client's matrix, or its transpose.
 
     Args:
-        x: [n, B, a], or [n, B, b] where turned.
-        turned: whether the matrices are transposed.
-        terms: of the matrices; one of them is the same for all lanes.
+        x: [n, B, a], or [n, B, b] for the transpose.
+        transposed: whether the matrices are transposed.
+        terms: of the matrices; at least one is the same for all clients.
     """
-    alike: list[tuple[Tensor, float]] = []
-    others = []
-    for parts, scale in _valued(terms):
+    common_terms: list[tuple[Tensor, float]] = []
+    other_terms: ValuedTerms = []
+    for parts, scale in _with_values(terms):
         if parts[0].ndim == 2 and not isinstance(scale, Tensor):
-            alike.append((parts[0], scale))
+            common_terms.append((parts[0], scale))
         else:
-            others.append((parts, scale))
-    (first, number), *more = alike
+            other_terms.append((parts, scale))
+    (first, number), *more = common_terms
     common = first if number == 1.0 else first * number
-    for part, number in more:
-        common = torch.add(common, part, alpha=number)
-    flat = x.reshape(-1, x.shape[2])
-    out = mm(flat, common.t() if turned else common).view(*x.shape[:2], -1)
-    for parts, scale in others:
-        ways = [part.mT for part in reversed(parts)] if turned else list(parts)
-        if ways[0].ndim == 2:
-            out.addcmul_(mm(flat, ways[0]).view(out.shape), torch.as_tensor(scale))
+    for matrix, number in more:
+        common = torch.add(common, matrix, alpha=number)
+    rows = x.reshape(-1, x.shape[2])
+    out = mm(rows, common.t() if transposed else common).view(*x.shape[:2], -1)
+    for parts, scale in other_terms:
+        factors = [part.mT for part in reversed(parts)] if transposed else list(parts)
+        if factors[0].ndim == 2:
+            out.addcmul_(mm(rows, factors[0]).view(out.shape), torch.as_tensor(scale))
             continue
-        seen = x if len(ways) == 1 else bmm(x, ways[0])
+        inputs = x if len(factors) == 1 else bmm(x, factors[0])
         if isinstance(scale, Tensor):
-            add_product(out, seen * scale, ways[-1], 1.0)
+            add_product(out, inputs * scale, factors[-1], 1.0)
         else:
-            add_product(out, seen, ways[-1], scale)
+            add_product(out, inputs, factors[-1], scale)
     return out
 
 
-def entries(terms: Terms, sums: Sequence[Tensor | None]) -> Tensor:
-    """Return [n] the sum of all entries of each lane's matrix.
+def sum_of_entries(terms: Terms, entry_sums: Sequence[Tensor | None]) -> Tensor:
+    """Return [n] the sum of all entries of each client's matrix.
 
     Args:
-        terms: of the matrices, a product among them.
-        sums: of the entries of each term of one tensor, [] or [n].
+        terms: of the matrices, at least one of them a product.
+        entry_sums: the sum of the entries of each term, [] or [n]; None for a product.
     """
-    found = []
-    for (parts, scales), known in zip(terms, sums, strict=True):
+    totals = []
+    for (parts, scales), known in zip(terms, entry_sums, strict=True):
         scale = _value(scales)
-        one = (parts[0].sum(1) * parts[-1].sum(2)).sum(1) if known is None else known
-        found.append(one * (scale.view(-1) if isinstance(scale, Tensor) else scale))
-    return torch.stack(torch.broadcast_tensors(*found)).sum(0)  # type: ignore[no-untyped-call]
+        total = (parts[0].sum(1) * parts[-1].sum(2)).sum(1) if known is None else known
+        totals.append(total * (scale.view(-1) if isinstance(scale, Tensor) else scale))
+    return torch.stack(torch.broadcast_tensors(*totals)).sum(0)  # type: ignore[no-untyped-call]
 
 
-def added(weights: Tensor, terms: Terms) -> Tensor:
-    """Return [1, a * b] the sum of the lanes' matrices, by weights [1, n]."""
-    first, *_ = (parts for parts, _ in terms if len(parts) == 2)
-    total = weights.new_zeros(first[0].shape[1], first[1].shape[2])
-    for parts, scale in _valued(terms):
+def weighted_sum(weights: Tensor, terms: Terms) -> Tensor:
+    """Return [1, a * b] the sum of the clients' matrices, by weights [1, n]."""
+    left, right = next(parts for parts, _ in terms if len(parts) == 2)
+    total = weights.new_zeros(left.shape[1], right.shape[2])
+    for parts, scale in _with_values(terms):
         factors = weights * (scale.view(1, -1) if isinstance(scale, Tensor) else scale)
         if len(parts) == 2:
-            left = (parts[0].mT * factors.view(-1, 1, 1)).flatten(0, 1).t()
-            add_product(total, left, parts[1].reshape(-1, parts[1].shape[2]), 1.0)
+            weighted = (parts[0].mT * factors.view(-1, 1, 1)).flatten(0, 1).t()
+            add_product(total, weighted, parts[1].reshape(-1, parts[1].shape[2]), 1.0)
         elif parts[0].ndim == 3:
             total.view(1, -1).addmm_(factors, parts[0].reshape(len(parts[0]), -1))
         else:
@@ -98,10 +100,10 @@ def added(weights: Tensor, terms: Terms) -> Tensor:
     return total.view(1, -1)
 
 
-def made(terms: Terms) -> Tensor:
-    """Return the matrices themselves, [n, a, b]; there is a product among the terms."""
-    valued = _valued(terms)
-    out = bmm(*_joined(valued))
+def dense(terms: Terms) -> Tensor:
+    """Return the matrices, [n, a, b], of terms with a product among them."""
+    valued = _with_values(terms)
+    out = bmm(*_joined_factors(valued))
     for parts, scale in valued:
         if len(parts) == 2:
             continue
@@ -112,47 +114,52 @@ def made(terms: Terms) -> Tensor:
     return out
 
 
-def slim(terms: Terms) -> tuple[Tensor, ...]:
-    """Return factors of the matrices, [n, a, r] and [n, r, b], where that pays, or themselves."""
-    some = [(parts, scale) for parts, scale in _valued(terms) if not _nobody(scale)]
-    if not some or any(len(parts) == 1 for parts, _ in some):
-        return (made(terms),)
-    side = sum(parts[0].shape[2] for parts, _ in some)
-    (left, right), _ = some[0]
-    return _joined(some) if saves_work(side, left.shape[1], right.shape[2]) else (made(terms),)
+def factors_or_dense(terms: Terms) -> tuple[Tensor, ...]:
+    """Return the factors of the matrices, [n, a, r] and [n, r, b], or the matrices alone.
+
+    Factors are returned where every term is a product and they are less work in the next round.
+    """
+    nonzero = [(parts, scale) for parts, scale in _with_values(terms) if not _is_zero(scale)]
+    if not nonzero or any(len(parts) == 1 for parts, _ in nonzero):
+        return (dense(terms),)
+    rank = sum(parts[0].shape[2] for parts, _ in nonzero)
+    (left, right), _ = nonzero[0]
+    if not saves_work(rank, left.shape[1], right.shape[2]):
+        return (dense(terms),)
+    return _joined_factors(nonzero)
 
 
-def _joined(valued: Sequence[tuple[tuple[Tensor, ...], float | Tensor]]) -> tuple[Tensor, Tensor]:
+def _joined_factors(valued: ValuedTerms) -> tuple[Tensor, Tensor]:
     """Return the factors of all products among terms, one beside the other."""
-    thin = [(parts[0] * scale, parts[1]) for parts, scale in valued if len(parts) == 2]
-    left = torch.cat([one for one, _ in thin], dim=2)
-    return left, torch.cat([other for _, other in thin], dim=1)
+    pairs = [(parts[0] * scale, parts[1]) for parts, scale in valued if len(parts) == 2]
+    left = torch.cat([left for left, _ in pairs], dim=2)
+    return left, torch.cat([right for _, right in pairs], dim=1)
 
 
-def _valued(terms: Terms) -> list[tuple[tuple[Tensor, ...], float | Tensor]]:
-    """Return the terms with their scales, without tensors that no lane has anything of."""
-    found = [(parts, _value(scales)) for parts, scales in terms]
-    return [(parts, scale) for parts, scale in found if len(parts) == 2 or not _nobody(scale)]
+def _with_values(terms: Terms) -> ValuedTerms:
+    """Return the terms with their scales' values, without matrices that are scaled by zero."""
+    valued = [(parts, _value(scales)) for parts, scales in terms]
+    return [(parts, scale) for parts, scale in valued if len(parts) == 2 or not _is_zero(scale)]
 
 
-def _nobody(scale: float | Tensor) -> bool:
-    """Return whether no lane has anything of a term."""
+def _is_zero(scale: float | Tensor) -> bool:
+    """Return whether a scale is zero for every client, as far as that is known on the CPU."""
     return isinstance(scale, Tensor) and scale.device.type == "cpu" and not scale.any()
 
 
 def _value(scales: Sequence[Scale]) -> float | Tensor:
-    """Return the sum of scales: a number, or [n, 1, 1].
+    """Return the sum of scales, a number or [n, 1, 1]; 0 where they cancel up to rounding.
 
-    What cancels is 0, not what rounding leaves of it: SCAFFOLD's c_k less S times lr c_k / (S lr).
+    SCAFFOLD's new c_k is c_k less S times lr c_k / (S lr): rounding would leave something of it.
     """
     total: float | Tensor = 0.0
     size: float | Tensor = 0.0
     for number, factors in scales:
-        one: float | Tensor = number
+        value: float | Tensor = number
         for factor in factors:
-            one = factor * one
-        total = one + total
-        size = (one.abs() if isinstance(one, Tensor) else abs(one)) + size
+            value = factor * value
+        total = value + total
+        size = (value.abs() if isinstance(value, Tensor) else abs(value)) + size
     if isinstance(total, Tensor) and len(scales) > 1:
         return total * (total.abs() > ROUNDING * torch.finfo(total.dtype).eps * size)
     return total

@@ -1,6 +1,6 @@
-"""What lanes see in each step: batches of several clients as one tensor, padded where they differ.
+"""Batches of several clients as one tensor for each step, padded where clients differ.
 
-n is the number of lanes, B the width of a batch. A single lane has no leading axis.
+Letters: n clients, B examples of a batch, S steps. A single client has no client axis.
 """
 
 from __future__ import annotations
@@ -23,290 +23,330 @@ from fedkeel.tree import State
 
 
 @dataclass(frozen=True)
-class Group:
+class ClientGroup:
     """Clients that are trained side by side, those with the most steps first.
 
     Args:
         jobs: the n clients.
-        planned: positions, within each client's examples, of each of its mini-batches.
-        used: distinct positions of each, where a part prepares examples.
+        batches: of each client, positions of each mini-batch among its examples.
+        distinct: of each client, the distinct positions in its round; None where no part prepares
+            examples.
     """
 
     jobs: Sequence[Job]
-    planned: Sequence[list[Ints]]
-    used: Sequence[Ints] | None
+    batches: Sequence[list[Ints]]
+    distinct: Sequence[Ints] | None
 
     @classmethod
-    def each(cls, setup: TrainingSetup, message: Message, jobs: Sequence[Job]) -> list[Group]:
-        """Return every client by itself, with its round planned."""
+    def single_clients(
+        cls, setup: TrainingSetup, message: Message, jobs: Sequence[Job]
+    ) -> list[ClientGroup]:
+        """Return a group for each client, with the batches of its round."""
         prepares = bool(setup.training.plan.preparations)
         return [
-            cls([job], [planned], [np.unique(np.concatenate(planned))] if prepares else None)
-            for job, planned in zip(jobs, plans(setup, message, jobs), strict=True)
+            cls([job], [batches], [np.unique(np.concatenate(batches))] if prepares else None)
+            for job, batches in zip(jobs, plans(setup, message, jobs), strict=True)
         ]
 
     @classmethod
-    def join(cls, groups: Sequence[Group]) -> Group:
-        """Return the clients of several groups as one."""
-        used = [own for group in groups for own in group.used or ()]
+    def join(cls, groups: Sequence[ClientGroup]) -> ClientGroup:
+        """Return the clients of several groups as one group."""
+        distinct = [positions for group in groups for positions in group.distinct or ()]
         return cls(
             [job for group in groups for job in group.jobs],
-            [planned for group in groups for planned in group.planned],
-            used or None,
+            [batches for group in groups for batches in group.batches],
+            distinct or None,
         )
 
-    def part(self, lanes: slice) -> Group:
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.jobs)
+
+    def __getitem__(self, clients: slice) -> ClientGroup:
         """Return some of the clients."""
-        used = None if self.used is None else self.used[lanes]
-        return Group(self.jobs[lanes], self.planned[lanes], used)
+        distinct = None if self.distinct is None else self.distinct[clients]
+        return ClientGroup(self.jobs[clients], self.batches[clients], distinct)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one client, which has no client axis."""
+        return len(self.jobs) == 1
 
     @property
     def steps(self) -> list[int]:
         """[n] steps of each client."""
-        return [len(one) for one in self.planned]
+        return [len(batches) for batches in self.batches]
 
     @property
-    def seen(self) -> list[int]:
+    def processed(self) -> list[int]:
         """[n] examples that each client processes."""
-        return [sum(map(len, one)) for one in self.planned]
+        return [sum(map(len, batches)) for batches in self.batches]
 
     @property
-    def widths(self) -> list[tuple[int, ...]]:
-        """[n] size of each of a client's batches."""
-        return [tuple(map(len, one)) for one in self.planned]
+    def batch_sizes(self) -> list[tuple[int, ...]]:
+        """[n] sizes of each client's batches."""
+        return [tuple(map(len, batches)) for batches in self.batches]
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """Sizes of all batches, and how many distinct examples parts prepare for each client."""
-        return (*self.widths, *map(len, self.used or ()))
+    def shape(self) -> tuple[object, ...]:
+        """Sizes of all batches, and of each client's distinct examples where parts prepare them."""
+        return (*self.batch_sizes, *map(len, self.distinct or ()))
 
 
-class Examples:
+class TrainingExamples:
     """The training set, from which batches are taken by row.
 
     Args:
-        data: the training set.
-        dtype: type of the weights.
+        data: the training set, where clients train.
+        dtype: type of the examples' weights.
     """
 
     def __init__(self, data: Dataset, dtype: torch.dtype) -> None:
         self._data = data
-        self._flat = data.x.reshape(len(data), -1)  # rows of one axis are taken faster
+        self._flat_x = data.x.reshape(len(data), -1)  # rows of one axis are taken faster
         self._dtype = dtype
-        self.channels_last = True
 
-    def placed(self, table: np.ndarray) -> Tensor:
-        """Return a table as a tensor where the training set lies."""
-        return torch.from_numpy(table).to(self._flat.device)
+    def on_device(self, table: np.ndarray) -> Tensor:
+        """Return an array as a tensor where the training set lies."""
+        return torch.from_numpy(table).to(self._flat_x.device)
 
-    def take(self, rows: Tensor, weight: Tensor | None, single: bool) -> State:
-        """Return ``x``, ``y`` and where given ``weight`` of rows [n, B], on the device.
+    def take(
+        self, rows: Tensor, is_real: Tensor | None, single: bool, channels_last: bool = False
+    ) -> State:
+        """Return ``x``, ``y`` and, where some are padding, ``weight`` of examples.
 
-        Rows may have more axes before these, unless it is for a single lane.
+        Args:
+            rows: [n, B] rows of the training set; several clients may have more leading axes.
+            is_real: [n, B] which of them are no padding; None where all are real.
+            single: whether there is one client, whose examples get no client axis.
+            channels_last: whether images of a single client are laid out with channels last.
         """
         index = rows.reshape(-1)
-        lead = rows.shape[1:] if single else rows.shape
-        x = self._flat.index_select(0, index).view(*lead, *self._data.x.shape[1:])
-        if single and x.ndim == 4 and self.channels_last:
-            x = channels_last(x)
-        out: State = {"x": x, "y": self._data.y.index_select(0, index).view(lead)}
-        if weight is not None:
-            real = weight.to(self._dtype)
-            out["weight"] = real[0] if single else real
-        return out
+        shape = rows.shape[1:] if single else rows.shape
+        x = self._flat_x.index_select(0, index).view(*shape, *self._data.x.shape[1:])
+        if single and channels_last and x.ndim == 4:
+            x = with_channels_last(x)
+        examples: State = {"x": x, "y": self._data.y.index_select(0, index).view(shape)}
+        if is_real is not None:
+            weight = is_real.to(self._dtype)
+            examples["weight"] = weight[0] if single else weight
+        return examples
 
 
-class Feed:
-    """The batches of a group, step by step.
+class GroupBatches:
+    """The batches of a group of clients, step by step.
 
     Args:
         setup: method, model, data and seed.
         examples: the training set.
         message: what the server sent.
         group: the clients.
+        pads: whether batches may be padded; otherwise clients agree in the sizes of their batches.
+        channels_last: whether images of a single client are laid out with channels last.
     """
 
     def __init__(
-        self, setup: TrainingSetup, examples: Examples, message: Message, group: Group
+        self,
+        setup: TrainingSetup,
+        examples: TrainingExamples,
+        message: Message,
+        group: ClientGroup,
+        pads: bool,
+        channels_last: bool,
     ) -> None:
         self._setup, self._examples, self._group = setup, examples, group
-        self._single = len(group.jobs) == 1
-        pairs = list(zip(group.jobs, group.planned, strict=True))
-        rows, self._sizes = _table([(setup.federation.client(j.client), p) for j, p in pairs])
-        # all tables of a round go to the device at once: it would be waited for in each step
-        self._rows, self._real = examples.placed(rows), examples.placed(self._sizes)
+        self._pads, self._channels_last = pads, channels_last
+        pairs = list(zip(group.jobs, group.batches, strict=True))
         clients = [job.client for job in group.jobs]
+        rows, self._sizes = _row_table(
+            [(setup.federation.client(job.client), batches) for job, batches in pairs]
+        )
+        # all tables of a round go to the device at once, so that no step waits for one
+        self._rows, self._sizes_there = examples.on_device(rows), examples.on_device(self._sizes)
         if setup.augment:
-            draws = [generator(setup.seed, "augment", message.round, k) for k in clients]
-            self._offsets, self._mirrored = map(examples.placed, _crops(group, draws, rows.shape))
-        if group.used is not None:
-            turns = [passes(setup, job, planned) for job, planned in pairs]
-            self._places = examples.placed(_places(group, turns, rows.shape))
+            streams = [generator(setup.seed, "augment", message.round, k) for k in clients]
+            tables = _crop_tables(group, streams, rows.shape)
+            self._offsets, self._mirrored = map(examples.on_device, tables)
+        if group.distinct is not None:
+            first_passes = [passes(setup, job, batches) for job, batches in pairs]
+            table = _prepared_rows(group, first_passes, rows.shape)
+            self._prepared_rows = examples.on_device(table)
         self._noise = [noise(setup, message, k) for k in clients]
         self._taken: list[State] = []
 
-    def batches(self, steps: int, pads: bool) -> State:
-        """Return what all lanes see in each of the first steps, by its number. See `batch`.
+    def all_steps(self, steps: int) -> State:
+        """Return the batches of each of the first steps, by its number. See `batch`.
 
         Where nothing is padded their examples are taken at once.
         """
-        live = len(self._group.jobs)
-        if not self._single and (self._sizes[:steps] == self._rows.shape[2]).all():
+        n = len(self._group)
+        if not self._group.is_single and (self._sizes[:steps] == self._rows.shape[2]).all():
             taken = tree.tensors(self._examples.take(self._rows[:steps], None, False))
             self._taken = [{k: t[step] for k, t in taken.items()} for step in range(steps)]
-        return {str(step): self.batch(step, live, live, pads) for step in range(steps)}
+        return {str(step): self.batch(step, n, n) for step in range(steps)}
 
-    def batch(self, step: int, live: int, going: int, pads: bool) -> State:
-        """Return what the first `live` lanes see in a step; the first `going` of them train.
+    def batch(self, step: int, n: int, active: int) -> State:
+        """Return what the first n clients see in a step; the first `active` of them train.
 
         Beside the examples, where they are wanted: ``active`` [n], ``rows`` and ``first`` [n, B] as
-        `client_step` means them, and ``noise``. Where the model must see no padding (`pads` is
-        false), lanes have to agree in the size of their batches.
+        `client_step` means them, and ``noise``.
         """
-        sizes = self._sizes[step, :live]
-        width = self._width(sizes[:going], pads)
-        rows, weight = self._rows[step, :live, :width], None
+        single, sizes = self._group.is_single, self._sizes[step, :n]
+        width = self._padded_size(sizes[:active])
+        rows, is_real = self._rows[step, :n, :width], None
         if (sizes < width).any():
-            weight = torch.arange(width, device=rows.device) < self._real[step, :live, None]
-        taken = self._taken[step : step + 1]
-        out = taken[0] if taken else self._examples.take(rows, weight, self._single)
-        x = tree.leaf(out, "x")
-        if going < live:
-            out["active"] = torch.arange(live, device=x.device) < going
+            is_real = torch.arange(width, device=rows.device) < self._sizes_there[step, :n, None]
+        if self._taken:
+            batch = self._taken[step]
+        else:
+            batch = self._examples.take(rows, is_real, single, self._channels_last)
+        x = tree.leaf(batch, "x")
+        if active < n:
+            batch["active"] = torch.arange(n, device=x.device) < active
         if self._setup.augment:
-            out["x"] = self._augmented(x, step, live, width)
-        if self._group.used is not None:
-            places = self._places[step, :, 0 if self._single else slice(live), ..., :width]
-            out["rows"], out["first"] = places.contiguous()
-        drawn = [one for draw in self._noise[:live] if (one := draw()) is not None]
-        if drawn:
-            normal: State = dict(drawn[0]) if self._single else tree.stack(drawn)
-            out["noise"] = tree.map_tensors(lambda t: t.to(x.device), normal)
-        return out
+            batch["x"] = self._augmented(x, step, n, width)
+        if self._group.distinct is not None:
+            clients = 0 if single else slice(n)
+            prepared_rows = self._prepared_rows[step, :, clients, ..., :width]
+            batch["rows"], batch["first"] = prepared_rows.contiguous()
+        normal = [noise_ for draw in self._noise[:n] if (noise_ := draw()) is not None]
+        if normal:
+            stacked: State = dict(normal[0]) if single else tree.stack(normal)
+            batch["noise"] = tree.map_tensors(lambda t: t.to(x.device), stacked)
+        return batch
 
-    def real(self, step: int, batch: State, going: int) -> Ints | None:
-        """Return [n] examples of each lane that are no padding in a batch; None: all are real.
+    def real_examples(self, step: int, batch: State, active: int) -> Ints | None:
+        """Return [n] how many of each client's examples are no padding; None: all are real.
 
-        A lane that has ended has none: what it draws at the end follows its own last step.
+        A client that has ended has none: what it draws at the end follows its own last step.
         """
-        live = 1 if self._single else len(tree.leaf(batch, "y"))
-        if "weight" not in batch and going == live:
+        n = 1 if self._group.is_single else len(tree.leaf(batch, "y"))
+        if "weight" not in batch and active == n:
             return None
-        return np.where(np.arange(live) < going, self._sizes[step, :live], 0)
+        return np.where(np.arange(n) < active, self._sizes[step, :n], 0)
 
-    def prepared(self, pads: bool) -> State:
-        """Return the distinct examples of each lane's round, for parts that prepare them.
+    def distinct_examples(self) -> State:
+        """Return the distinct examples of each client's round; none where no part prepares them.
 
-        With `pads` there are 2^n of them, so that clients of many sizes share a few recordings.
+        Where batches may be padded, there are 2^k of them, so that clients of many sizes share a
+        few compiled functions.
         """
-        pairs = zip(self._group.jobs, self._group.used or (), strict=True)
-        rows, sizes = _table([(self._setup.federation.client(j.client), [p]) for j, p in pairs])
-        rows, most = rows[0], rows.shape[2]
-        width = 1 << (most - 1).bit_length() if pads else most
-        rows = np.concatenate([rows, np.repeat(rows[:, :1], width - most, axis=1)], axis=1)
-        weight = None if (sizes[0] == width).all() else np.arange(width) < sizes[0][:, None]
-        placed = self._examples.placed
-        real = None if weight is None else placed(weight)
-        return self._examples.take(placed(rows), real, self._single)
+        if self._group.distinct is None:
+            return {}
+        pairs = zip(self._group.jobs, self._group.distinct, strict=True)
+        table, sizes = _row_table(
+            [(self._setup.federation.client(job.client), [distinct]) for job, distinct in pairs]
+        )
+        rows, largest = table[0], table.shape[2]
+        width = 1 << (largest - 1).bit_length() if self._pads else largest
+        rows = np.concatenate([rows, np.repeat(rows[:, :1], width - largest, axis=1)], axis=1)
+        is_real = None
+        if (sizes[0] < width).any():
+            is_real = self._examples.on_device(np.arange(width) < sizes[0][:, None])
+        on_device = self._examples.on_device(rows)
+        return self._examples.take(on_device, is_real, self._group.is_single, self._channels_last)
 
-    def _width(self, sizes: Ints, pads: bool) -> int:
-        """Return how wide the batch is: one of a few widths, so that few steps are recorded."""
-        most, width = int(sizes.max()), self._rows.shape[2]
-        if not pads or int(sizes.min()) == width:
-            return most
-        while width // 2 >= most:
+    def _padded_size(self, sizes: Ints) -> int:
+        """Return the size of a padded batch: one of a few, so that few steps are compiled."""
+        largest, width = int(sizes.max()), self._rows.shape[2]
+        if not self._pads or int(sizes.min()) == width:
+            return largest
+        while width // 2 >= largest:
             width //= 2
         return width
 
-    def _augmented(self, x: Tensor, step: int, live: int, width: int) -> Tensor:
-        offsets = self._offsets[step, :, :live, :width].reshape(2, -1)
-        where = Crops(offsets, self._mirrored[step, :live, :width].reshape(-1))
-        images = x if self._single else x.flatten(0, 1)
-        changed = crop_flip(images, where).reshape(x.shape)
-        return channels_last(changed) if self._single and self._examples.channels_last else changed
+    def _augmented(self, x: Tensor, step: int, n: int, width: int) -> Tensor:
+        offsets = self._offsets[step, :, :n, :width].reshape(2, -1)
+        places = Crops(offsets, self._mirrored[step, :n, :width].reshape(-1))
+        single = self._group.is_single
+        augmented = crop_flip(x if single else x.flatten(0, 1), places).reshape(x.shape)
+        return with_channels_last(augmented) if single and self._channels_last else augmented
 
 
-def _crops(
-    group: Group, draws: Sequence[np.random.Generator], shape: tuple[int, ...]
+def _crop_tables(
+    group: ClientGroup, streams: Sequence[np.random.Generator], shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw where all images of all steps are cropped, and which are mirrored.
 
     Returns:
         [S, 2, n, B], as `Crops` has them, and [S, n, B]; of padding 0 and false.
     """
-    steps, lanes, width = shape
-    offsets = np.zeros((steps, 2, lanes, width), dtype=np.int64)
+    steps, n, width = shape
+    offsets = np.zeros((steps, 2, n, width), dtype=np.int64)
     mirrored = np.zeros(shape, dtype=np.bool_)
-    for lane, (source, planned) in enumerate(zip(draws, group.planned, strict=True)):
-        for step, size in enumerate(map(len, planned)):
-            drawn = crops(source, size)
-            offsets[step, :, lane, :size] = drawn.offsets
-            mirrored[step, lane, :size] = drawn.mirrored
+    for i, (stream, sizes) in enumerate(zip(streams, group.batch_sizes, strict=True)):
+        for step, size in enumerate(sizes):
+            drawn = crops(stream, size)
+            offsets[step, :, i, :size] = drawn.offsets
+            mirrored[step, i, :size] = drawn.mirrored
     return offsets, mirrored
 
 
-def _places(group: Group, turns: Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
-    """Return where examples stand among those that parts have prepared.
+def _prepared_rows(
+    group: ClientGroup, first_passes: Sequence[int], shape: tuple[int, ...]
+) -> np.ndarray:
+    """Return the rows of examples among those that parts have prepared.
 
     Args:
         group: the clients.
-        turns: [n] mini-batches in the first pass of each.
+        first_passes: [n] mini-batches in the first pass of each client.
         shape: S, n, B.
 
     Returns:
         [S, 2, n, B] of each step's own examples, and of those of the same step of the first pass.
     """
-    steps, lanes, width = shape
-    found = np.zeros((steps, 2, lanes, width), dtype=np.int64)
-    for lane, (planned, turn) in enumerate(zip(group.planned, turns, strict=True)):
-        used = (group.used or ())[lane]
-        places = [np.searchsorted(used, positions) for positions in planned]
+    steps, n, width = shape
+    table = np.zeros((steps, 2, n, width), dtype=np.int64)
+    for i, (batches, first_pass) in enumerate(zip(group.batches, first_passes, strict=True)):
+        distinct = (group.distinct or ())[i]
+        rows = [np.searchsorted(distinct, positions) for positions in batches]
         for step in range(steps):
-            for which, one in enumerate((places[min(step, len(places) - 1)], places[step % turn])):
-                found[step, which, lane, : len(one)] = one
-    return found
+            own, first = rows[min(step, len(rows) - 1)], rows[step % first_pass]
+            table[step, 0, i, : len(own)] = own
+            table[step, 1, i, : len(first)] = first
+    return table
 
 
-def _table(lanes: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:
-    """Return the rows of all batches of all lanes, [S, n, B], and the batches' sizes, [S, n].
+def _row_table(clients: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, Ints]:
+    """Return the rows of all batches of all clients, [S, n, B], and the batches' sizes, [S, n].
 
-    A short batch is filled up with its first row; after its last one, a lane repeats it.
+    A short batch is filled up with its first row; after its last batch a client repeats that.
 
     Args:
-        lanes: of each, the rows of its examples, and the positions of each batch among these.
+        clients: of each, the rows of its examples, and the positions of each batch among these.
     """
-    lengths = [tuple(map(len, planned)) for _, planned in lanes]
-    if len({*lengths}) == len({*lengths[0]}) == 1:  # all alike
-        steps, width = len(lengths[0]), lengths[0][0]
-        positions = np.concatenate([batch for _, planned in lanes for batch in planned])
-        order = positions.reshape(len(lanes), -1)
-        rows = np.stack([own[one] for (own, _), one in zip(lanes, order, strict=True)])
-        table = rows.reshape(len(lanes), steps, width).transpose(1, 0, 2)
-        return table, np.full((steps, len(lanes)), width)
-    sizes = [np.array(one) for one in lengths]
-    steps, width = max(map(len, sizes)), max(map(max, lengths))
-    table = np.empty((steps, len(lanes), width), dtype=np.int64)
-    counts = np.empty((steps, len(lanes)), dtype=np.int64)
-    for lane, ((own, planned), size) in enumerate(zip(lanes, sizes, strict=True)):
-        rows, last = own[np.concatenate(planned)], len(size)
-        real = np.arange(width) < size[:, None]
-        if real.all():
-            table[:last, lane] = rows.reshape(last, width)
+    all_sizes = [tuple(map(len, batches)) for _, batches in clients]
+    if len({*all_sizes}) == len({*all_sizes[0]}) == 1:  # all batches are alike
+        steps, width = len(all_sizes[0]), all_sizes[0][0]
+        positions = np.concatenate([batch for _, batches in clients for batch in batches])
+        by_client = positions.reshape(len(clients), -1)
+        rows = np.stack([own[p] for (own, _), p in zip(clients, by_client, strict=True)])
+        table = rows.reshape(len(clients), steps, width).transpose(1, 0, 2)
+        return table, np.full((steps, len(clients)), width)
+    steps, width = max(map(len, all_sizes)), max(map(max, all_sizes))
+    table = np.empty((steps, len(clients), width), dtype=np.int64)
+    size_table = np.empty((steps, len(clients)), dtype=np.int64)
+    for i, ((own, batches), counts) in enumerate(zip(clients, all_sizes, strict=True)):
+        sizes, rows, last = np.array(counts), own[np.concatenate(batches)], len(counts)
+        is_real = np.arange(width) < sizes[:, None]
+        if is_real.all():
+            table[:last, i] = rows.reshape(last, width)
         else:
-            filled = np.broadcast_to(rows[np.cumsum(size) - size, None], real.shape).copy()
-            filled[real] = rows
-            table[:last, lane] = filled
-        table[last:, lane], counts[:last, lane] = table[last - 1, lane], size
-        counts[last:, lane] = size[-1]
-    return table, counts
+            first_rows = rows[np.cumsum(sizes) - sizes, None]
+            filled = np.broadcast_to(first_rows, is_real.shape).copy()
+            filled[is_real] = rows
+            table[:last, i] = filled
+        table[last:, i], size_table[:last, i] = table[last - 1, i], sizes
+        size_table[last:, i] = sizes[-1]
+    return table, size_table
 
 
-def channels_last(x: Tensor) -> Tensor:
+def with_channels_last(x: Tensor) -> Tensor:
     """Return images [B, C, H, W] with the channels of a pixel side by side in memory.
 
-    Convolutions and poolings on a processor are faster so, and what they return is laid out alike.
+    Convolutions and poolings on a processor are faster so, and their results are laid out alike.
     """
     _, channels, height, width = x.shape
-    if channels == 1:  # the same memory, but torch has to be told
+    if channels == 1:  # the memory is the same, but torch has to be told
         return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
     return x.contiguous(memory_format=torch.channels_last)

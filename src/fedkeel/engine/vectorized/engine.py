@@ -1,12 +1,12 @@
-"""Clients trained side by side, by recorded steps: what the vectorized engine does with a chunk.
+"""Trains several clients side by side by compiled steps, as the vectorized engine does.
 
-Clients lie on a leading axis of lanes. The longest come first, so that those which still train are
-always the first lanes; when half of them have ended, the others go on in half as many lanes. In
-between, steps of lanes that have ended are masked, and batches shorter than others are padded with
-examples of weight 0.
+Clients lie on a leading axis, those with the most steps first: the clients that still train are
+always the first ones. When half of a group has ended, the others go on as a group of half the size.
+In between, steps of clients that have ended are masked, and batches shorter than others are padded
+with examples of weight 0.
 
-One lane has no leading axis at all. It is what large models on a processor want: their arithmetic
-fills the machine, and a recorded step saves the rest.
+A single client has no leading axis. A large model on a processor is trained so: its arithmetic
+fills the machine, and compiled steps save the rest.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedkeel import tree
 from fedkeel.clock import Clock
-from fedkeel.data import batches
 from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.compiler.cache import Flat
-from fedkeel.engine.compiler.capture import warm_up as warm_up
+from fedkeel.engine.compiler.cache import FlatState
+from fedkeel.engine.compiler.compiled_function import warm_up as warm_up
+from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.local import Done, ReadRecord, SequentialTrainer, carry_on, client_info, seed
 from fedkeel.engine.store.record import ClientRecord
-from fedkeel.engine.vectorized.batching import Examples, Feed, Group
-from fedkeel.engine.vectorized.loop import Common, Lanes
+from fedkeel.engine.vectorized.batching import ClientGroup, GroupBatches, TrainingExamples
+from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, SharedInputs
+from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
+from fedkeel.engine.vectorized.strategy import Strategy
+from fedkeel.method.checks import raised_in
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import kept, path
 from fedkeel.rng import torch_seeds
@@ -37,343 +39,395 @@ from fedkeel.tree import State, map_tensors, substate, substates, tensors, unwal
 CLIENT_STATE = "client_state/"
 """Prefix of the paths of what a client keeps."""
 
-SHORT = 8
-"""Steps of a round that is recorded as a whole, at most."""
+MAX_REASON = 160
+"""Characters of a reason in the run record."""
 
 
 class VectorizedTrainer:
     """A `Trainer` that trains clients side by side.
 
-    What cannot be trained side by side, or recorded, is trained one by one; `reasons` says why.
+    What cannot be trained side by side, or compiled, is trained in a plainer way; `reasons` says
+    why.
 
     Args:
         setup: method, model, data and seed.
-        lanes: clients on the leading axis, at most.
+        parallel_clients: clients that are trained side by side, at most.
         device: where they train.
-        placed: `setup` with network and data there, where it is at hand.
+        placed: `setup` with network and data on the device, if there is one already.
+        facts: what is known about the setup, if it has been established already.
+        strategy: how clients are trained at first; None for the fastest way that facts allow.
     """
 
     def __init__(
         self,
         setup: TrainingSetup,
-        lanes: int,
+        parallel_clients: int,
         device: str = "cpu",
         placed: TrainingSetup | None = None,
+        facts: SetupFacts | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
-        self.parallel_clients = lanes
         self.device = torch.device(device)
-        self.recorded = True
-        self.reasons: list[str] = []
-        self._setup = setup
         self.placed = placed or setup.on(self.device)
+        self.facts = facts or establish(setup)
+        self.strategy = strategy or Strategy.choose(self.facts, parallel_clients)
+        self.reasons: list[str] = []
+        if self.facts.not_compilable:
+            self.reasons.append(f"steps are not compiled: {self.facts.not_compilable}")
+        self._setup = setup
         network = self.placed.training.network.for_tracing()
         self._training = replace(self.placed.training, network=network, autograd="functional")
         self._plain = SequentialTrainer(self.placed)
-        self._lanes = Lanes(self._training, setup.precision, setup.draws)
-        self._examples = Examples(self.placed.federation.data, setup.training.network.dtype)
-        self._sources: list[torch.Generator] = []  # of lanes: graphs know these, and no others
-        self._short = {True, False} if _short(setup) else set()  # alone, and side by side
-        traits = setup.training.network.traits
-        if traits.why_not_traceable:
-            self.parallel_clients, self.recorded = 1, False
-            self.reasons.append(f"steps are not recorded: {traits.why_not_traceable}")
+        self._loop = CompiledLoop(self._training, setup.precision, self.facts.draws)
+        self._examples = TrainingExamples(self.placed.federation.data, setup.training.network.dtype)
+        self._generators: list[torch.Generator] = []  # CUDA graphs draw from these very objects
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave recordings behind: another process makes its own."""
-        return VectorizedTrainer, (self._setup, self.parallel_clients, str(self.device))
+        """Leave compiled functions behind: another process compiles its own."""
+        device = str(self.device)
+        return VectorizedTrainer, (self._setup, self.parallel_clients, device, None, self.facts)
+
+    @property
+    def parallel_clients(self) -> int:
+        """Clients that are trained side by side, at most."""
+        return self.strategy.parallel_clients
 
     def __call__(
         self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
     ) -> Iterator[Done]:
         """Train clients from a message."""
         clock = Clock()
-        message = self._placed_message(message)
-        left = Group.each(self._setup, message, jobs)
-        own = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own), torch.no_grad():
-            while left and self.recorded:
-                group, rest = self._next(left)
+        message = self._message_on_device(message)
+        read = self._records_on_device(kept)
+        waiting = ClientGroup.single_clients(self._setup, message, jobs)
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            while waiting and self.strategy.is_compiled:
+                group, rest = self._next_group(waiting)
+                refusal: CannotCompile | None = None
                 try:
-                    found = self._train(message, group, kept, clock, sums)
+                    done = self._train(message, group, read, clock, sums)
                 except torch.OutOfMemoryError:
-                    self._halve(group)
-                except Exception as error:  # whatever a module may do that cannot be recorded
-                    self._give_up(error, group)
-                else:
-                    left = rest
-                    yield from found[:-1]
-                    yield replace(found[-1], seconds=clock.seconds)
-                    clock = Clock()
-            yield from self._plain(message, [group.jobs[0] for group in left], self._placing(kept))
+                    self._use_less_memory(len(group))
+                    continue
+                except CannotCompile as error:
+                    refusal = error
+                if refusal is None:
+                    yield from done[:-1]
+                    yield replace(done[-1], seconds=clock.seconds)
+                    clock, waiting = Clock(), rest
+                    continue
+                if refusal.raised is not None:  # raised again here if it is the user's own error
+                    yield from self._plain(message, group.jobs, read)
+                    clock, waiting = Clock(), rest
+                self._use_plainer_strategy(len(group), refusal.reason)
+            yield from self._plain(message, [group.jobs[0] for group in waiting], read)
 
-    def _placed_message(self, message: Message) -> Message:
+    def _use_plainer_strategy(self, clients: int, reason: str) -> None:
+        before, self.strategy = self.strategy, self.strategy.lowered(clients)
+        if before.parallel_clients != self.strategy.parallel_clients:
+            self.reasons.append(f"clients are not trained side by side: {reason[:MAX_REASON]}")
+        elif not self.strategy.is_compiled:
+            self.reasons.append(f"steps are not compiled: {reason[:MAX_REASON]}")
+
+    def _use_less_memory(self, clients: int) -> None:
+        self._loop.compiled.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.strategy = self.strategy.with_less_memory(clients)
+        if self.strategy.is_compiled:
+            plainer = f"at most {self.parallel_clients} clients are trained side by side"
+        else:
+            plainer = "steps are not compiled"
+        self.reasons.append(f"{plainer}: more does not fit into memory")
+
+    # ---- where tensors lie ------------------------------------------------------------------
+
+    def _on_device(self, state: State) -> State:
+        return map_tensors(lambda t: t.to(self.device), state)
+
+    def _message_on_device(self, message: Message) -> Message:
         return replace(
             message,
-            params=tensors(self._place(dict(message.params))),
-            buffers=tensors(self._place(dict(message.buffers))),
-            broadcast=substates(self._place(dict(message.broadcast))),
+            params=tensors(self._on_device(dict(message.params))),
+            buffers=tensors(self._on_device(dict(message.buffers))),
+            broadcast=substates(self._on_device(dict(message.broadcast))),
         )
 
-    def _placing(self, kept: ReadRecord) -> ReadRecord:
-        """Return what reads clients' records and places them on the device."""
+    def _records_on_device(self, read: ReadRecord) -> ReadRecord:
+        """Return what reads clients' records and puts them on the device."""
 
-        def placed(client: int) -> ClientRecord | None:
-            record = kept(client)
+        def read_there(client: int) -> ClientRecord | None:
+            record = read(client)
             if record is None:
                 return None
             return ClientRecord({k: v.to(self.device) for k, v in record.values.items()})
 
-        return placed
+        return read_there
 
-    def _place(self, state: State) -> State:
-        return map_tensors(lambda t: t.to(self.device), state)
-
-    def _next(self, left: list[Group]) -> tuple[Group, list[Group]]:
-        """Return the clients that are trained next, side by side, and the others."""
-        if self.parallel_clients == 1 or len(left) == 1:
-            return left[0], left[1:]
-        ordered = sorted(left, key=lambda group: -group.steps[0])  # stable
-        if self._setup.pads:
-            return Group.join(ordered[: self.parallel_clients]), ordered[self.parallel_clients :]
-        alike = [g for g in ordered if g.form == ordered[0].form]  # the others see padding
-        rest = [g for g in ordered if g.form != ordered[0].form]
-        return Group.join(alike[: self.parallel_clients]), alike[self.parallel_clients :] + rest
-
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         """Wait for a GPU, whose seconds would count for whatever asks for its results."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _halve(self, group: Group) -> None:
-        """Use half as many lanes after memory has run out."""
-        self._lanes.recordings.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.parallel_clients = max(1, len(group.jobs) // 2)
-        self.recorded = len(group.jobs) > 1
-        found = (
-            f"chunks of {self.parallel_clients}" if self.recorded else "steps that are not recorded"
-        )
-        self.reasons.append(f"{found}: more does not fit into memory")
+    # ---- one group --------------------------------------------------------------------------
 
-    def _give_up(self, error: Exception, group: Group) -> None:
-        """Train in a plainer way from now on."""
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if "random operation" in first:
-            first = "the model draws random numbers, or may (attention does where it drops out)"
-        if len(group.jobs) > 1:
-            self.parallel_clients = 1
-            self.reasons.append(f"clients are not trained side by side: {first[:160]}")
-        elif self._examples.channels_last:
-            self._examples.channels_last = False  # a module may want the usual layout
-        else:
-            self.recorded = False
-            self.reasons.append(f"steps are not recorded: {first[:160]}")
-
-    # ---- one group ------------------------------------------------------------------------------
+    def _next_group(self, waiting: list[ClientGroup]) -> tuple[ClientGroup, list[ClientGroup]]:
+        """Return the clients that are trained next, side by side, and the others."""
+        n = self.parallel_clients
+        if n == 1 or len(waiting) == 1:
+            return waiting[0], waiting[1:]
+        ordered = sorted(waiting, key=lambda group: -group.steps[0])  # stable
+        if self.facts.pads:
+            return ClientGroup.join(ordered[:n]), ordered[n:]
+        alike = [group for group in ordered if group.shape == ordered[0].shape]
+        others = [group for group in ordered if group.shape != ordered[0].shape]
+        return ClientGroup.join(alike[:n]), alike[n:] + others
 
     def _train(
-        self, message: Message, group: Group, kept: ReadRecord, clock: Clock, sums: bool
+        self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool
     ) -> list[Done]:
-        """Train a group, on lanes where there are several clients."""
-        alike = self._setup.draws is None or len(set(group.widths)) == 1
-        if (len(group.jobs) == 1) in self._short and len(set(group.steps)) == 1 and alike:
-            held = self._held(message, group, kept, thin=self.device.type == "cpu")
-            done = self._at_once(message, group, held, clock, sums and len(group.jobs) > 1)
-            if done is not None:
-                return [done]
-            del held  # before it is read again
-        return self._by_steps(message, group, self._held(message, group, kept), clock)
+        """Train a group by a whole compiled round where that is possible, else by steps."""
+        is_alike = len(set(group.steps)) == 1
+        if self.facts.draws is not None:
+            is_alike = is_alike and len(set(group.batch_sizes)) == 1
+        if self.strategy.compiles_whole_round(len(group)) and is_alike:
+            try:
+                done = self._train_whole_round(message, group, read, clock, sums)
+            except CannotCompile:  # perhaps steps can be compiled; if not, they say why
+                self.strategy = self.strategy.without_whole_rounds(len(group))
+            else:
+                if done is not None:
+                    return [done]
+        return self._train_by_steps(message, group, read, clock)
 
-    def _begin(self, message: Message, group: Group) -> tuple[Common, Feed]:
-        """Return what the lanes see, with all random numbers of their rounds yet to be drawn."""
-        feed = Feed(self._setup, self._examples, message, group)
-        alone = len(group.jobs) == 1
-        drawing = group.jobs if alone or self._setup.draws is not None else []
-        clients = [job.client for job in drawing]
+    def _begin(
+        self, message: Message, group: ClientGroup, pads: bool
+    ) -> tuple[SharedInputs, GroupBatches]:
+        """Return what the clients see, with all random numbers of their rounds yet to be drawn."""
+        channels_last = self.strategy.channels_last
+        batches = GroupBatches(self._setup, self._examples, message, group, pads, channels_last)
+        draws = group.is_single or self.facts.draws is not None
+        clients = [job.client for job in group.jobs] if draws else []
         seeds = torch_seeds(self._setup.seed, "torch", message.round, clients)
-        if alone:
+        if group.is_single:
             seed(seeds[0])
-            return Common.of(message, None), feed
-        missing = len(seeds) - len(self._sources)
-        self._sources += [torch.Generator(self.device) for _ in range(missing)]
-        sources = self._sources[: len(seeds)]
-        for source, one in zip(sources, seeds, strict=True):
-            source.manual_seed(one)
-        return Common.of(message, sources), feed
+            return SharedInputs.of(message, None), batches
+        missing = len(seeds) - len(self._generators)
+        self._generators += [torch.Generator(self.device) for _ in range(missing)]
+        generators = self._generators[: len(seeds)]
+        for generator, number in zip(generators, seeds, strict=True):
+            generator.manual_seed(number)
+        return SharedInputs.of(message, generators), batches
 
-    def _at_once(
-        self, message: Message, group: Group, held: Flat, clock: Clock, sums: bool
+    def _train_whole_round(
+        self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool
     ) -> Done | None:
-        """Train lanes of short rounds of equal length; None where that cannot be."""
-        common, feed = self._begin(message, group)
-        weights = None
-        if sums:
-            weights = torch.from_numpy(self._setup.raw_weights(group.jobs, group.seen))
-            weights = weights.to(self.device, self._training.network.dtype)
-        pads = self._setup.pads and self._setup.draws is None
-        seen = feed.batches(group.steps[0], pads)
-        prepared = feed.prepared(self._setup.pads) if group.used else {}
-        clock.lap("data")
-        about = self._about(common, group)
-        try:
-            found = self._lanes.whole(common, held, prepared, seen, about, weights)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # step by step it may be possible, or is known why not
-            self._short.discard(len(group.jobs) == 1)
-            return None
-        self._wait()
-        clock.lap("steps")
-        if len(group.jobs) > 1 and not bool(dense(found.by_path["finite"]).all()):
-            return None  # it spoils a sum, and may be finite by itself: terms overflow earlier
-        return replace(_done(group, found), added=sums)
+        """Train a group whose clients make as many steps; None where a result is not finite.
 
-    def _by_steps(self, message: Message, group: Group, held: Flat, clock: Clock) -> list[Done]:
-        """Train lanes step by step; as they end, the others go on in half as many."""
-        common, feed = self._begin(message, group)
+        A sum would be spoilt by one client, which may be finite by itself: low-rank terms overflow
+        earlier than the matrices that they make.
+        """
+        client_data = self._client_data(message, group, read, low_rank=self.device.type == "cpu")
+        pads = self.facts.pads and self.facts.draws is None  # masks are drawn for whole batches
+        shared, batches = self._begin(message, group, pads)
+        weights = None
+        if sums and not group.is_single:
+            weights = torch.from_numpy(self._setup.raw_weights(group.jobs, group.processed))
+            weights = weights.to(self.device, self._training.network.dtype)
+        every_batch = batches.all_steps(group.steps[0])
+        distinct = batches.distinct_examples()
         clock.lap("data")
-        prepared = feed.prepared(self._setup.pads) if group.used else {}
-        held, moving = self._lanes.start(common, held, prepared)
+        end_info = self._end_info(shared, group)
+        result = self._loop.whole_round(
+            shared, client_data, distinct, every_batch, end_info, weights
+        )
+        self._synchronize()
+        clock.lap("steps")
+        if not group.is_single and not bool(dense(result.by_path["finite"]).all()):
+            return None
+        return replace(_as_done(group, result), added=weights is not None)
+
+    def _train_by_steps(
+        self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock
+    ) -> list[Done]:
+        """Train a group step by step; as clients end, the others go on as a smaller group."""
+        client_data = self._client_data(message, group, read)
+        shared, batches = self._begin(message, group, self.facts.pads)
+        clock.lap("data")
+        distinct = batches.distinct_examples()
+        client_data, progress = self._loop.start(shared, client_data, distinct)
         done: list[Done] = []
-        live, left = len(group.jobs), group
+        n = len(group)
         clock.lap("steps")
         for step in range(group.steps[0]):
-            going = sum(steps > step for steps in left.steps)
-            if not common.single and going <= live // 2:
-                while live // 2 >= going:
-                    live //= 2
-                self._wait()
+            active = sum(steps > step for steps in group.steps)
+            if not shared.is_single and active <= n // 2:
+                while n // 2 >= active:
+                    n //= 2
+                self._synchronize()
                 clock.lap("steps")
-                done.append(self._finish(common, left, held, moving, live))
+                done.append(self._finish(shared, group, client_data, progress, n))
                 clock.lap("upload")
-                left = left.part(slice(live))
-                held, moving = (flat.map(lambda t, n=live: t[:n]) for flat in (held, moving))  # type: ignore[misc]
-            batch = feed.batch(step, live, going, self._setup.pads)
+                group = group[:n]
+                client_data, progress = _clients(slice(n), client_data, progress)
+            batch = batches.batch(step, n, active)
             clock.lap("data")
-            real = None if self._setup.draws is None else feed.real(step, batch, going)
-            moving = self._lanes.step(common, held, moving, batch, real)
+            real_examples = None
+            if self.facts.draws is not None:
+                real_examples = batches.real_examples(step, batch, active)
+            progress = self._loop.step(shared, client_data, progress, batch, real_examples)
             clock.lap("steps")
-        self._wait()
+        self._synchronize()
         clock.lap("steps")
-        done.append(self._finish(common, left, held, moving, 0))
+        done.append(self._finish(shared, group, client_data, progress))
         clock.lap("upload")
         return done
 
-    def _held(self, message: Message, group: Group, get: ReadRecord, thin: bool = False) -> Flat:
-        """Return what stays the same in each lane: what it keeps, and facts about it.
+    # ---- what clients begin with ------------------------------------------------------------
 
-        Matrices of what it keeps are products where they may be (`thin`) and come as such.
+    def _client_data(
+        self, message: Message, group: ClientGroup, read: ReadRecord, low_rank: bool = False
+    ) -> FlatState:
+        """Return what stays the same for each client in a round: its state, and its information.
+
+        With `low_rank`, matrices of client states come as their factors where they may.
         """
-        values = self._client_state(message, group, self._placing(get), thin)
-        about = [client_info(self._setup, job.client) for job in group.jobs]
-        told: State = {
-            "client": torch.tensor([one.client for one in about]),
-            "examples": torch.tensor([one.examples for one in about]),
+        values = self._client_state(message, group, read, low_rank)
+        infos = [client_info(self._setup, job.client) for job in group.jobs]
+        info: State = {
+            "client": torch.tensor([info.client for info in infos]),
+            "examples": torch.tensor([info.examples for info in infos]),
         }
-        counts = [one.class_counts for one in about if one.class_counts is not None]
+        counts = [info.class_counts for info in infos if info.class_counts is not None]
         if counts:
-            told["counts"] = torch.stack(counts)
-        if len(group.jobs) == 1:
-            told = map_tensors(lambda t: t[0], told)
-        held = {CLIENT_STATE + path: value for path, value in values.items()}
-        return Flat.from_values({**held, **dict(walk({"facts": told}))}).map(
-            lambda t: t.to(self.device)
-        )
+            info["counts"] = torch.stack(counts)
+        if group.is_single:
+            info = map_tensors(lambda t: t[0], info)
+        data: dict[str, Matrix] = {CLIENT_STATE + path: value for path, value in values.items()}
+        data.update(walk({"client_info": info}))
+        return FlatState.of_values(data).map(lambda t: t.to(self.device))
 
     def _client_state(
-        self, message: Message, group: Group, get: ReadRecord, thin: bool
+        self, message: Message, group: ClientGroup, read: ReadRecord, low_rank: bool
     ) -> dict[str, Matrix]:
-        """Return what each lane keeps by path; clients are read one after the other."""
+        """Return what the clients keep, by path; they are read one after the other."""
         if not self._training.stateful:
             return {}
-        records = self._records(message, group, get)
-        if len(group.jobs) == 1:
+        records = self._records(message, group, read)
+        if group.is_single:
             return {path: dense(value) for path, value in next(records).values.items()}
-        parts = self._training.plan.renewed if thin else ()
-        seen = sum(max(sizes) for sizes in zip(*group.widths, strict=True)) if parts else 0
-        return stack_records(records, len(group.jobs), seen, parts)
+        parts = self._training.plan.renewed if low_rank else ()
+        rank = sum(max(sizes) for sizes in zip(*group.batch_sizes, strict=True)) if parts else 0
+        return stack_records(records, len(group), rank, parts)
 
-    def _records(self, message: Message, group: Group, get: ReadRecord) -> Iterator[ClientRecord]:
+    def _records(
+        self, message: Message, group: ClientGroup, read: ReadRecord
+    ) -> Iterator[ClientRecord]:
         """Yield what each client keeps."""
-        fresh: ClientRecord | None = None
+        initial: ClientRecord | None = None
         for job in group.jobs:
-            record = get(job.client)
+            record = read(job.client)
             if record is None:
-                if fresh is None:  # which may be empty, and is made once
-                    fresh = ClientRecord.of(dict(kept(self._training, message, None)[0]))
-                record = fresh
+                if initial is None:
+                    initial = ClientRecord.of(dict(kept(self._training, message, None)[0]))
+                record = initial
             yield record
 
-    def _finish(self, common: Common, group: Group, held: Flat, moving: Flat, start: int) -> Done:
-        """End the round of the lanes from `start` on."""
-        if start:
-            held, moving = (flat.map(lambda t: t[start:]) for flat in (held, moving))
-            group = group.part(slice(start, None))
-        found = self._lanes.end(common, held, moving, self._about(common, group))
-        if found is None:
-            each = []
-            for lane in range(len(group.jobs)):
-                own = [held.state, moving.state]
-                if not common.single:
-                    own = [map_tensors(lambda t, i=lane: t[i], state) for state in own]  # type: ignore[misc]
-                if common.sources:  # what is drawn at the end follows what the steps have drawn
-                    carry_on(common.sources[start + lane])
-                each.append(self._alone(common.message, group, lane, *own))
-            found = tree.stack(each)
-        return _done(group, Flat.of(found))
+    # ---- the end of a round -----------------------------------------------------------------
 
-    def _about(self, common: Common, group: Group) -> State:
-        """Return what the end of a round has to know of each lane."""
+    def _finish(
+        self,
+        shared: SharedInputs,
+        group: ClientGroup,
+        client_data: FlatState,
+        progress: FlatState,
+        first: int = 0,
+    ) -> Done:
+        """End the round of the clients from `first` on."""
+        if first:
+            client_data, progress = _clients(slice(first, None), client_data, progress)
+            group = group[first:]
+        result = self._finish_together(shared, group, client_data, progress)
+        if result is None:
+            ends = []
+            for i in range(len(group)):
+                states = [client_data.state, progress.state]
+                if not shared.is_single:
+                    states = [map_tensors(lambda t, i=i: t[i], state) for state in states]  # type: ignore[misc]
+                if shared.generators:  # draws at the end follow those of the steps
+                    carry_on(shared.generators[first + i])
+                ends.append(self._finish_plainly(shared.message, group, i, *states))
+            result = tree.stack(ends)
+        return _as_done(group, FlatState.of(result))
+
+    def _finish_together(
+        self,
+        shared: SharedInputs,
+        group: ClientGroup,
+        client_data: FlatState,
+        progress: FlatState,
+    ) -> State | None:
+        """End the round of all clients at once; None where each has to end by itself."""
+        end_info = self._end_info(shared, group)
+        while self.strategy.round_end != "one by one":
+            is_compiled = self.strategy.round_end == "compiled"
+            if shared.is_single and not is_compiled:
+                return None
+            try:
+                return self._loop.end(shared, client_data, progress, end_info, is_compiled)
+            except NeedsAllExamples:
+                self.strategy = self.strategy.with_plainer_end(one_by_one=True)
+            except CannotCompile:
+                if not is_compiled:
+                    raise
+                self.strategy = self.strategy.with_plainer_end(one_by_one=False)
+        return None
+
+    def _end_info(self, shared: SharedInputs, group: ClientGroup) -> State:
+        """Return each client's steps and the length of its local path."""
         steps = group.steps
-        known = {count: path(self._training, count, common.message.lr) for count in set(steps)}
-        about: State = {
+        lengths = {count: path(self._training, count, shared.message.lr) for count in set(steps)}
+        path_lengths = [lengths[count] for count in steps]
+        info: State = {
             "steps": torch.tensor(steps, device=self.device),
-            "path_length": torch.tensor(
-                [known[count] for count in steps], dtype=torch.float64, device=self.device
-            ),
+            "path_length": torch.tensor(path_lengths, dtype=torch.float64, device=self.device),
         }
-        return map_tensors(lambda t: t[0], about) if common.single else about
+        return map_tensors(lambda t: t[0], info) if shared.is_single else info
 
-    def _alone(
-        self, message: Message, group: Group, lane: int, held: State, moving: State
+    def _finish_plainly(
+        self, message: Message, group: ClientGroup, i: int, client_data: State, progress: State
     ) -> State:
-        """End the round of one lane, whose states come without an axis."""
-        job, federation = group.jobs[lane], self._setup.federation
-        rows = federation.client(job.client)
+        """End the round of client i of a group, whose states come without a client axis."""
+        client, steps = group.jobs[i].client, group.steps[i]
+        rows = self._setup.federation.client(client)
+        counts = tensors(substate(client_data, "client_info")).get("counts")
+        info = ClientInfo(client, len(rows), counts)
 
-        def everything() -> State:
-            return self._examples.take(self._examples.placed(rows[None]), None, True)
+        def all_examples() -> State:
+            table = self._examples.on_device(rows[None])
+            return self._examples.take(table, None, True, self.strategy.channels_last)
 
-        counts = tensors(substate(held, "facts")).get("counts")
-        about = ClientInfo(job.client, len(rows), counts)
-        return self._lanes.alone(message, held, moving, about, group.steps[lane], everything)
+        with raised_in(f"Training failed at client {client}, step {steps}"):
+            return self._loop.end_plainly(message, client_data, progress, info, steps, all_examples)
 
 
-def _done(group: Group, reply: Flat) -> Done:
-    """Return the replies of a group."""
+def _clients(clients: slice, *states: FlatState) -> list[FlatState]:
+    """Return states of some of the clients."""
+    return [state.map(lambda t: t[clients]) for state in states]
+
+
+def _as_done(group: ClientGroup, reply: FlatState) -> Done:
     values = reply.by_path
-    keeps = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
-    state = unwalk({k: dense(v) for k, v in values.items() if k not in keeps})
+    kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
+    state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
     counts = tensors(state)
     return Done(
         jobs=group.jobs,
         state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
-        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in keeps.items()}),
+        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
         loss=counts["loss"],
         finite=counts["finite"],
         steps=group.steps,
-        seen=group.seen,
+        seen=group.processed,
     )
-
-
-def _short(setup: TrainingSetup) -> bool:
-    """Return whether all rounds are so short and alike that few recordings of a whole one do."""
-    sizes = np.unique(setup.federation.sizes[setup.federation.sizes > 0])
-    if len(sizes) > SHORT:
-        return False
-    local = setup.training.local
-    if max(batches.count_steps(local, int(n)) for n in sizes) > SHORT:
-        return False
-    forms = {tuple(map(len, batches.plan(local, int(n), 0, 0, 0))) for n in sizes}
-    return len(forms) <= 2

@@ -1,4 +1,4 @@
-"""Recorded functions: what they may save, and what they may not change."""
+"""Compiled functions: what they may save, and what they may not change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.engine.compiler.capture import Captured
+from fedkeel.engine.compiler.compiled_function import CompiledFunction
+from fedkeel.engine.compiler.errors import CannotCompile
 
 D = torch.float64
 
@@ -35,13 +36,13 @@ def arguments() -> list[Tensor]:
 def test_a_step_writes_over_what_it_owns_and_makes_no_gradient_of_the_weights() -> None:
     given = arguments()
     expected = dense(*given)
-    recorded = Captured(dense, given, rate=4, owned=frozenset({0, 1}))
-    found = recorded(*given)
+    compiled = CompiledFunction(dense, given, rate=4, owned=frozenset({0, 1}))
+    found = compiled(*given)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
     assert found[0].data_ptr() == given[0].data_ptr()
     assert re.search(
-        r"accumulate\(w, float_1, None, \(\(1.0, \(t_\d+, x\)\),\), True\)", recorded.code
+        r"apply_update\(w, float_1, None, \(\(1.0, \(t_\d+, x\)\),\), True\)", compiled.code
     )
 
 
@@ -54,12 +55,12 @@ def test_what_a_part_writes_over_joins_the_step_as_well() -> None:
 
     given = [numbers(3, 5), numbers(3, 5, seed=1), *arguments()[2:]]
     expected = step(*given)
-    recorded = Captured(step, given, rate=4, owned=frozenset({0}))
+    compiled = CompiledFunction(step, given, rate=4, owned=frozenset({0}))
     terms = r"\(\(1.0, \(t_\d+, x\)\), \(1.0, \(c,\)\), \(0.5, \(sub,\)\)\)"
-    assert re.search(rf"accumulate\(w, float_1, None, {terms}, True\)", recorded.code), (
-        recorded.code
+    assert re.search(rf"apply_update\(w, float_1, None, {terms}, True\)", compiled.code), (
+        compiled.code
     )
-    torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
+    torch.testing.assert_close(compiled(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
 def test_a_product_of_entries_is_added_in_the_pass_that_makes_it() -> None:
@@ -68,9 +69,9 @@ def test_a_product_of_entries_is_added_in_the_pass_that_makes_it() -> None:
         return [a * mean + b, b + a * c, b - c * mean, b * mean - a, a * 2.0 + b, a * b + 1.0]
 
     given = [numbers(3, 5, seed=seed) for seed in range(3)]
-    recorded = Captured(step, given)
-    assert recorded.code.count("aten.addcmul.default(") == 3
-    for found, expected in zip(recorded(*given), step(*given), strict=True):
+    compiled = CompiledFunction(step, given)
+    assert compiled.code.count("aten.addcmul.default(") == 3
+    for found, expected in zip(compiled(*given), step(*given), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
 
 
@@ -85,9 +86,9 @@ def test_but_not_where_a_factor_has_been_written_over_by_then() -> None:
 
     given = [numbers(3, 5), *arguments()[2:]]
     expected = step(*given)
-    recorded = Captured(step, given, rate=3, owned=frozenset({0}))
-    assert "accumulate" in recorded.code
-    for found, one in zip(recorded(*given), expected, strict=True):
+    compiled = CompiledFunction(step, given, rate=3, owned=frozenset({0}))
+    assert "apply_update" in compiled.code
+    for found, one in zip(compiled(*given), expected, strict=True):
         torch.testing.assert_close(found, one, rtol=0, atol=1e-15)
 
 
@@ -107,11 +108,11 @@ def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(lanes: int) -> None:
         steps = torch.func.vmap(steps, (None, 0, 0, None))
         given[1:3] = torch.stack([given[1], -given[1]]), torch.stack([given[2]] * 2)
     expected = steps(*given)
-    recorded = Captured(steps, given, rate=3)
-    first, second = re.findall(r"accumulate\(\w+, float_1, (None|\(.*?\)), .*", recorded.code)
+    compiled = CompiledFunction(steps, given, rate=3)
+    first, second = re.findall(r"apply_update\(\w+, float_1, (None|\(.*?\)), .*", compiled.code)
     assert (first, second) == ("None", "(0.25, start)")
-    assert (lanes > 1) == ("aten.sub" in recorded.code)  # the first step's, of all lanes
-    torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
+    assert (lanes > 1) == ("aten.sub" in compiled.code)  # the first step's, of all lanes
+    torch.testing.assert_close(compiled(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
 def test_a_step_that_goes_nowhere_is_not_the_received_model_itself() -> None:
@@ -123,7 +124,7 @@ def test_a_step_that_goes_nowhere_is_not_the_received_model_itself() -> None:
 
     given = [numbers(3, 5), torch.tensor(0.3)]
     before, expected = given[0].clone(), steps(*given)
-    found = Captured(steps, given, rate=1)(*given)
+    found = CompiledFunction(steps, given, rate=1)(*given)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-15)
     assert torch.equal(given[0], before)
 
@@ -143,11 +144,11 @@ def test_a_centralised_gradient_stays_a_product(lanes: int) -> None:
             given[3],
         ]
     expected = step(*given)
-    recorded = Captured(step, given, rate=3, owned=frozenset({0}))
+    compiled = CompiledFunction(step, given, rate=3, owned=frozenset({0}))
     assert re.search(
-        r"accumulate\(w, float_1, None, \(\(1.0, \(\w+, \w+\)\),\), True\)", recorded.code
+        r"apply_update\(w, float_1, None, \(\(1.0, \(\w+, \w+\)\),\), True\)", compiled.code
     )
-    torch.testing.assert_close(recorded(*given)[0], expected[0], rtol=0, atol=1e-15)
+    torch.testing.assert_close(compiled(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
 def written_twice(w: Tensor, c: Tensor) -> list[Tensor]:
@@ -164,26 +165,26 @@ def written_twice(w: Tensor, c: Tensor) -> list[Tensor]:
 def test_what_is_written_over_is_seen_as_torch_shows_it() -> None:
     given = [numbers(3, 5), numbers(3, 5, seed=1)]
     expected = written_twice(*given)
-    for one, other in zip(expected, Captured(written_twice, given)(*given), strict=True):
+    for one, other in zip(expected, CompiledFunction(written_twice, given)(*given), strict=True):
         assert torch.equal(one, other)
 
 
 def test_what_is_not_owned_stays() -> None:
     given = arguments()
     before = [t.clone() for t in given]
-    recorded = Captured(dense, given, rate=4)
+    compiled = CompiledFunction(dense, given, rate=4)
     expected = dense(*given)
-    for one, other in zip(expected, recorded(*given), strict=True):
+    for one, other in zip(expected, compiled(*given), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
 
 def test_the_rate_may_change_from_call_to_call() -> None:
-    recorded = Captured(dense, arguments(), rate=4, owned=frozenset({0, 1}))
+    compiled = CompiledFunction(dense, arguments(), rate=4, owned=frozenset({0, 1}))
     for rate in (0.1, 0.7):
         given = [*arguments()[:4], torch.tensor(rate)]
         expected = dense(*given)
-        for one, other in zip(expected, recorded(*given), strict=True):
+        for one, other in zip(expected, compiled(*given), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
 
 
@@ -212,9 +213,9 @@ def test_the_result_is_the_functions_own(step: object) -> None:
     """Whatever is fused or reused, for functions that would notice."""
     given = [numbers(3, 3, seed=1), numbers(3, 3, seed=2), numbers(3, 3, seed=3), torch.tensor(0.3)]
     expected = step(*given)
-    recorded = Captured(step, given, rate=3, owned=frozenset({0, 1}))
+    compiled = CompiledFunction(step, given, rate=3, owned=frozenset({0, 1}))
     copies = [t.clone() for t in given]
-    for one, other in zip(expected, recorded(*copies), strict=True):
+    for one, other in zip(expected, compiled(*copies), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-14)
     assert torch.equal(copies[2], given[2])
 
@@ -236,18 +237,18 @@ def test_the_result_is_the_functions_own(step: object) -> None:
 def test_what_is_joined_is_made_in_its_place(step: object, placed: int) -> None:
     given = [numbers(260, 260, seed=1), numbers(260, 260, seed=2)]
     expected = step(*given)
-    recorded = Captured(step, given)
-    assert recorded.code.count(", out = ") == placed, recorded.code
-    assert ("aten.cat" in recorded.code) == (placed == 0)
-    for one, other in zip(expected, recorded(*given), strict=True):
+    compiled = CompiledFunction(step, given)
+    assert compiled.code.count(", out = ") == placed, compiled.code
+    assert ("aten.cat" in compiled.code) == (placed == 0)
+    for one, other in zip(expected, compiled(*given), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_a_tensor_that_is_given_twice_stays_two_arguments() -> None:
     """As a client's last model is the received one when it takes part for the first time."""
     x = numbers(3)
-    recorded = Captured(lambda a, b: [a - 2.0 * b], [x, x])
-    assert torch.equal(recorded(x, 3.0 * x)[0], x - 6.0 * x)
+    compiled = CompiledFunction(lambda a, b: [a - 2.0 * b], [x, x])
+    assert torch.equal(compiled(x, 3.0 * x)[0], x - 6.0 * x)
 
 
 def test_batch_normalisation_keeps_its_buffers() -> None:
@@ -258,7 +259,7 @@ def test_batch_normalisation_keeps_its_buffers() -> None:
 
     given = [numbers(6, 4), torch.zeros(4, dtype=D), torch.ones(4, dtype=D)]
     expected = step(*given)
-    for one, other in zip(expected, Captured(step, given)(*given), strict=True):
+    for one, other in zip(expected, CompiledFunction(step, given)(*given), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-15)
     assert torch.equal(given[1], torch.zeros(4, dtype=D))
 
@@ -268,7 +269,7 @@ def test_pooled_images_with_channels_last() -> None:
         return [torch.func.grad(lambda z: F.max_pool2d(z.tanh(), 2).flatten(1).pow(2).sum())(x)]
 
     x = numbers(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(Captured(step, [x])(x)[0], step(x)[0], rtol=0, atol=1e-15)
+    torch.testing.assert_close(CompiledFunction(step, [x])(x)[0], step(x)[0], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("stride", [2, 1], ids=["apart", "overlapping"])
@@ -281,9 +282,9 @@ def test_a_maximum_is_taken_before_the_relu(stride: int, layout: torch.memory_fo
         return [torch.func.grad(loss)(x), F.max_pool2d(x.relu(), 2, stride)]
 
     x = numbers(2, 3, 6, 6).round().contiguous(memory_format=layout)  # many are alike
-    recorded = Captured(step, [x])
-    assert "max_pool2d_with_indices.default(x" in recorded.code
-    for one, other in zip(recorded(x), step(x), strict=True):
+    compiled = CompiledFunction(step, [x])
+    assert "max_pool2d_with_indices.default(x" in compiled.code
+    for one, other in zip(compiled(x), step(x), strict=True):
         assert torch.equal(one, other)
 
 
@@ -292,15 +293,15 @@ def test_random_numbers_are_drawn_anew_and_known() -> None:
         return [F.dropout(x, 0.5), torch.rand(3)]
 
     x = torch.ones(1000, dtype=D)
-    recorded = Captured(drop, [x])
+    compiled = CompiledFunction(drop, [x])
     torch.manual_seed(3)
     expected = [*drop(x), *drop(x)]
     torch.manual_seed(3)
-    found = [*recorded(x), *recorded(x)]
+    found = [*compiled(x), *compiled(x)]
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     assert not torch.equal(found[0], found[2])
 
 
-def test_a_function_that_branches_on_values_cannot_be_recorded() -> None:
-    with pytest.raises(Exception, match="numbers in a tensor"):
-        Captured(lambda x: [x if x.sum() > 0 else -x], [numbers(3)])
+def test_a_function_that_branches_on_values_cannot_be_compiled() -> None:
+    with pytest.raises(CannotCompile, match="numbers in a tensor"):
+        CompiledFunction(lambda x: [x if x.sum() > 0 else -x], [numbers(3)])

@@ -1,0 +1,406 @@
+"""The local loop of several clients at once, compiled: the start, the steps and the end of a round.
+
+n clients lie on a leading axis, the client axis. A single client has no such axis. Where rounds are
+short and alike, a whole round is compiled as one function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedkeel.config import Precision
+from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
+from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
+from fedkeel.engine.compiler.errors import CannotCompile, tracing
+from fedkeel.engine.local import sent
+from fedkeel.method.context import ClientInfo, Ints, Message
+from fedkeel.method.local_loop import (
+    Client,
+    LocalTraining,
+    Progress,
+    Reply,
+    client_finish,
+    client_start,
+    client_step,
+)
+from fedkeel.task.network import Batch
+from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
+
+
+class NeedsAllExamples(CannotCompile):
+    """A part asks for all examples of a client, which are not laid out on the client axis."""
+
+    def __init__(self) -> None:
+        super().__init__("a part asks for all examples of a client")
+
+
+@dataclass(frozen=True)
+class SharedInputs:
+    """What is the same for all clients of a group.
+
+    Args:
+        message: what the server sent.
+        state: the same, as compiled functions take it.
+        rate: [] learning rate, on the CPU, of the parameters' type: a wider type would widen
+            what it is multiplied with.
+        generators: what the clients' dropout masks are drawn from; None for a single client.
+    """
+
+    message: Message
+    state: FlatState
+    rate: Tensor
+    generators: Generators
+
+    @classmethod
+    def of(cls, message: Message, generators: Generators) -> SharedInputs:
+        """Return them for a message."""
+        state: State = {
+            "start": dict(message.params),
+            "received": dict(message.buffers),
+            "broadcast": dict(message.broadcast),
+        }
+        rate = torch.tensor(message.lr, dtype=next(iter(message.params.values())).dtype)
+        return cls(message, FlatState.of(state), rate, generators)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is a single client, without a client axis."""
+        return self.generators is None
+
+    def arguments(
+        self, *states: FlatState, with_rate: bool = True, real_examples: Ints | None = None
+    ) -> Arguments:
+        """Return the arguments of a function of these and of states of the clients."""
+        rate = self.rate if with_rate else None
+        return Arguments((self.state, *states), self.generators, rate, real_examples)
+
+    def batched(self, function: Callable[..., State], *axes: int | None) -> Callable[..., State]:
+        """Return a function of one client as a function of all clients."""
+        if self.is_single:
+            return function
+        return torch.func.vmap(function, in_dims=axes, randomness="different")
+
+
+class CompiledLoop:
+    """The compiled local loop.
+
+    What belongs to the clients comes as two states: ``client data``, which stays the same in a
+    round (client state, client info, prepared examples), and ``progress``, which each step changes.
+
+    Args:
+        training: method, model and local training.
+        precision: of the factors of matrix products.
+        draws: what the network draws in training; None where it draws nothing.
+    """
+
+    def __init__(
+        self,
+        training: LocalTraining,
+        precision: Precision = "float32",
+        draws: RandomDraws | None = None,
+    ) -> None:
+        self._training = training
+        self.compiled = CompileCache(precision, draws.orders if draws else ())
+
+    def start(
+        self, shared: SharedInputs, client_data: FlatState, distinct: State
+    ) -> tuple[FlatState, FlatState]:
+        """Begin the round of each client.
+
+        Args:
+            shared: what is the same for all.
+            client_data: of the clients.
+            distinct: the distinct examples of each client's round, empty where no part prepares.
+
+        Returns:
+            Client data, with what parts have prepared, and progress.
+        """
+        training = self._training
+
+        def start(shared: State, client_data: State, distinct: State) -> State:
+            client, progress = _started(training, shared, client_data, distinct)
+            return {"progress": _progress_state(progress), "prepared": dict(client.prepared)}
+
+        call = Call("start", shared.batched(start, None, 0, 0), (2 if distinct else 1,))
+        arguments = shared.arguments(client_data, FlatState.of(distinct), with_rate=False)
+        result = self.compiled.run(call, arguments).state
+        if substate(result, "prepared"):
+            client_data = FlatState.of(
+                {**client_data.state, "prepared": substate(result, "prepared")}
+            )
+        progress = FlatState.of(substate(result, "progress"))
+        return client_data, progress.map(torch.clone)  # steps write over it
+
+    def step(
+        self,
+        shared: SharedInputs,
+        client_data: FlatState,
+        progress: FlatState,
+        batch: State,
+        real_examples: Ints | None = None,
+    ) -> FlatState:
+        """Make one step of every client and return its progress; the given one is lost.
+
+        Masks are drawn for each client's `real_examples` alone; None draws them for all.
+        """
+        training = self._training
+
+        def step(
+            shared: State, client_data: State, progress: State, batch: State, lr: Tensor
+        ) -> State:
+            client = _client(training, _message(shared), client_data, _no_examples)
+            return _progress_state(_stepped(client, _progress(progress), batch, lr))
+
+        call = Call("step", shared.batched(step, None, 0, 0, 0, None), (3,), owned=2)
+        arguments = shared.arguments(
+            client_data, progress, FlatState.of(batch), real_examples=real_examples
+        )
+        return self.compiled.run(call, arguments)
+
+    def end(
+        self,
+        shared: SharedInputs,
+        client_data: FlatState,
+        progress: FlatState,
+        end_info: State,
+        is_compiled: bool,
+    ) -> State:
+        """End the round of every client.
+
+        Args:
+            shared: what is the same for all.
+            client_data: of the clients.
+            progress: what the last step left; it is lost.
+            end_info: ``steps`` and ``path_length`` [n] as `client_finish` means them.
+            is_compiled: whether the end is compiled, or done under vmap as it is.
+
+        Returns:
+            What clients send, keep and log.
+
+        Raises:
+            CannotCompile: the end cannot be compiled, or not be done for several clients at once.
+        """
+        training = self._training
+
+        def end(
+            shared: State, client_data: State, progress: State, end_info: State, lr: Tensor
+        ) -> State:
+            client = _client(training, _message(shared), client_data, _no_examples)
+            return _finished(client, _progress(progress), end_info, lr)
+
+        batched = shared.batched(end, None, 0, 0, 0, None)
+        arguments = shared.arguments(client_data, progress, FlatState.of(end_info))
+        if not is_compiled:
+            with tracing():
+                return batched(*(state.state for state in arguments.states), shared.rate)
+        call = Call("end", batched, (3,), owned=2, results_expire=False)
+        result = self.compiled.run(call, arguments).state
+        return map_tensors(lambda t: t[None], result) if shared.is_single else result
+
+    def end_plainly(
+        self,
+        message: Message,
+        client_data: State,
+        progress: State,
+        client_info: ClientInfo,
+        steps: int,
+        all_examples: Callable[[], State],
+    ) -> State:
+        """End the round of one client without compiling.
+
+        Args:
+            message: what the server sent.
+            client_data: of the client.
+            progress: what its last step left.
+            client_info: about the client.
+            steps: how many it has made.
+            all_examples: gives all examples of the client.
+        """
+        # by the tape, as where a client trains by itself: so masks are filled in the same order
+        training = replace(self._training, autograd="eager")
+        client = _client(training, message, client_data, lambda: _batch(all_examples()))
+        client = replace(client, client_info=client_info)
+        return _reply_state(client_finish(client, _progress(progress), steps))
+
+    def whole_round(
+        self,
+        shared: SharedInputs,
+        client_data: FlatState,
+        distinct: State,
+        batches: State,
+        end_info: State,
+        weights: Tensor | None,
+    ) -> FlatState:
+        """Train every client for its whole round at once: start, all steps, end.
+
+        Args:
+            shared: what is the same for all.
+            client_data: of the clients.
+            distinct: as in `start`.
+            batches: of each step by its number, as many steps for each client.
+            end_info: as in `end`.
+            weights: [n] with which updates are added up; None where they are not.
+
+        Returns:
+            What clients send, keep and log. Where updates are added up, ``update`` and the messages
+            that the server only adds up are [1, ...]. Matrices of client states may be low-rank.
+        """
+        training = self._training
+
+        def train(
+            shared: State,
+            client_data: State,
+            distinct: State,
+            batches: State,
+            end_info: State,
+            lr: Tensor,
+        ) -> State:
+            client, progress = _started(training, shared, client_data, distinct)
+            for number in range(len(batches)):
+                progress = _stepped(client, progress, substate(batches, str(number)), lr)
+            return _finished(client, progress, end_info, lr)
+
+        batched = shared.batched(train, None, 0, 0, 0, 0, None)
+
+        def train_group(*args: State | Tensor) -> State:
+            *states, weights, lr = args
+            result = batched(*states, lr)
+            if shared.is_single:
+                result = map_tensors(lambda t: t[None], result)
+            weight = tensors(weights).get("weights")  # type: ignore[arg-type]
+            return result if weight is None else _added_up(result, weight, training.plan.summed)
+
+        weight_state: State = {} if weights is None else {"weights": weights}
+        states = map(FlatState.of, (distinct, batches, end_info, weight_state))
+        call = Call(
+            "round" if weights is None else "round, added up",
+            train_group,
+            (2, 3),
+            low_rank=tuple(f"client_state/{part}/" for part in training.plan.renewed),
+        )
+        return self.compiled.run(call, shared.arguments(client_data, *states))
+
+
+# ---- the local loop of one client, on states ----------------------------------------------------
+
+
+def _started(
+    training: LocalTraining, shared: State, client_data: State, distinct: State
+) -> tuple[Client, Progress]:
+    return client_start(
+        training,
+        _message(shared),
+        substates(substate(client_data, "client_state")),
+        _client_info(client_data),
+        _no_examples,
+        (lambda: _batch(distinct)) if distinct else None,
+    )
+
+
+def _stepped(client: Client, progress: Progress, batch: State, lr: Tensor) -> Progress:
+    fields = tensors(batch)
+    return client_step(
+        client,
+        progress,
+        _batch(batch),
+        fields.get("rows"),
+        fields.get("first"),
+        fields.get("active"),
+        tensors(substate(batch, "noise")) or None,
+        lr,
+    )
+
+
+def _finished(client: Client, progress: Progress, end_info: State, lr: Tensor) -> State:
+    steps, path_length = leaf(end_info, "steps"), leaf(end_info, "path_length")
+    return _reply_state(client_finish(client, progress, steps, path_length, lr))
+
+
+def _added_up(result: State, weights: Tensor, summed: frozenset[str]) -> State:
+    """Return what clients send with the sum of their updates, by weights [n].
+
+    The messages of the parts `summed` are added up unweighted, of clients that have a weight.
+    """
+
+    def total(factors: Tensor, state: State) -> State:
+        return map_tensors(
+            lambda t: torch.mm(factors.to(t.dtype), t.reshape(len(t), -1)).view(1, *t.shape[1:]),
+            state,
+        )
+
+    row = weights[None]
+    counts = (row > 0.0).to(row.dtype)
+    uploads = substates(substate(result, "uploads"))
+    messages = {part: total(counts, uploads[part]) for part in summed & uploads.keys()}
+    update = total(row, substate(result, "update"))
+    return {**result, "update": update, "uploads": {**uploads, **messages}}
+
+
+# ---- values of the client loop as states --------------------------------------------------------
+
+
+def _no_examples() -> Batch:
+    raise NeedsAllExamples
+
+
+def _message(shared: State) -> Message:
+    """Return the message as a compiled function sees it, without its round and learning rate."""
+    return Message(
+        params=tensors(substate(shared, "start")),
+        buffers=tensors(substate(shared, "received")),
+        broadcast=substates(substate(shared, "broadcast")),
+        round=0,
+        lr=math.nan,
+    )
+
+
+def _client_info(client_data: State) -> ClientInfo:
+    info = tensors(substate(client_data, "client_info"))
+    return ClientInfo(info["client"], info["examples"], info.get("counts"))
+
+
+def _client(
+    training: LocalTraining, message: Message, client_data: State, all_examples: Callable[[], Batch]
+) -> Client:
+    return Client(
+        training=training,
+        message=message,
+        client_info=_client_info(client_data),
+        client_state=substates(substate(client_data, "client_state")),
+        prepared=substates(substate(client_data, "prepared")),
+        everything=all_examples,
+    )
+
+
+def _batch(state: State) -> Batch:
+    fields = tensors(state)
+    return Batch(fields["x"], fields["y"], fields.get("weight"))
+
+
+def _reply_state(reply: Reply) -> State:
+    return {**sent(reply), "loss": reply.loss, "finite": reply.finite}
+
+
+def _progress_state(progress: Progress) -> State:
+    return {
+        "params": dict(progress.params),
+        "buffers": dict(progress.buffers),
+        "optimiser": dict(progress.optimiser),
+        "carry": dict(progress.carry),
+        "loss": progress.loss,
+    }
+
+
+def _progress(state: State) -> Progress:
+    return Progress(
+        params=tensors(substate(state, "params")),
+        buffers=tensors(substate(state, "buffers")),
+        optimiser=substate(state, "optimiser"),
+        carry=substates(substate(state, "carry")),
+        loss=leaf(state, "loss"),
+    )

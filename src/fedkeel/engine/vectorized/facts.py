@@ -1,0 +1,81 @@
+"""What the vectorized engine finds out about a setup before it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeel.data import batches
+from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.compiler.dropout_masks import RandomDraws, random_draws
+from fedkeel.engine.vectorized.padding import method_obstacle, network_obstacle
+from fedkeel.method.context import Population
+from fedkeel.method.plugins import fingerprint
+from fedkeel.task.network import Batch
+
+SHORT_ROUND = 8
+"""Steps of a round that is compiled as a whole, at most."""
+
+
+@dataclass(frozen=True)
+class SetupFacts:
+    """What is known about a setup before clients are trained side by side.
+
+    Args:
+        not_compilable: why steps of the model cannot be compiled, "" where they may be.
+        draws: what the network draws in training; None where it draws nothing.
+        padding_obstacle: why batches may not be padded, "" where they may.
+        short_rounds: whether rounds are so short and alike that they are compiled as a whole.
+    """
+
+    not_compilable: str
+    draws: RandomDraws | None
+    padding_obstacle: str
+    short_rounds: bool
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches may be padded: neither other examples nor any part see the padding."""
+        return not self.padding_obstacle
+
+
+def establish(setup: TrainingSetup) -> SetupFacts:
+    """Find out what decides how a setup is trained, by trials on a few examples."""
+    network, short = setup.training.network, has_short_rounds(setup)
+    if reason := network.traits.why_not_traceable:
+        return SetupFacts(reason, RandomDraws(False, reason=reason), reason, short)
+    draws = random_draws(network, few_examples(setup))
+    return SetupFacts("", draws, _padding_obstacle(setup, draws), short)
+
+
+def _padding_obstacle(setup: TrainingSetup, draws: RandomDraws | None) -> str:
+    plan, network, batch = setup.training.plan, setup.training.network, few_examples(setup)
+    if draws is not None and plan.preparations:
+        return "the model draws random numbers for prepared examples"
+    obstacle = network_obstacle(network, batch, draws)
+    if obstacle or not fingerprint(plan.parts):  # the package's own parts bear padding
+        return obstacle
+    clients = len(setup.federation)
+    population, classes = Population(clients, clients), setup.federation.data.classes
+    return method_obstacle(setup.training, population, classes, batch, draws)
+
+
+def few_examples(setup: TrainingSetup) -> Batch:
+    """Return up to three examples, from all over the training set."""
+    data = setup.federation.data
+    rows = np.unique(np.linspace(0, len(data) - 1, 3).astype(np.int64))
+    few = data.take(rows).to(setup.training.network.dtype)
+    return Batch(few.x, few.y)
+
+
+def has_short_rounds(setup: TrainingSetup) -> bool:
+    """Return whether all rounds are so short and alike that few compiled whole rounds serve all."""
+    sizes = np.unique(setup.federation.sizes[setup.federation.sizes > 0])
+    if len(sizes) > SHORT_ROUND:
+        return False
+    local = setup.training.local
+    if max(batches.count_steps(local, int(n)) for n in sizes) > SHORT_ROUND:
+        return False
+    shapes = {tuple(map(len, batches.plan(local, int(n), 0, 0, 0))) for n in sizes}
+    return len(shapes) <= 2
