@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-flower format clean
+.PHONY: demo test test-all test-flower docs format clean
 
 demo: $(READY)
 	$(BIN)/fedkeel compare --preset digits --out runs/digits
@@ -15,8 +15,16 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+test-all: $(READY)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not processes"
+
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m processes tests/flower
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,9 @@
-"""Write the pages that follow from the code: methods, legality matrix, settings, run folder.
+"""Write the pages that follow from the code: methods, settings, run folder, roles, the command.
 
     python docs/generate.py            # into docs/
     python docs/generate.py --out DIR  # elsewhere
 
-The pages are committed; a test fails where they are not what the code says.
+The pages are committed; a test fails where they differ from what the code says.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import click
+import typer
 from pydantic.fields import FieldInfo
 
+from fedkeel.cli import app
 from fedkeel.config.base import Settings
 from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
@@ -30,7 +33,16 @@ from fedkeel.errors import FedkeelError
 from fedkeel.method.context import ClientInfo, Cohort, Outcome, Population, Round, Step
 from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import markdown, page
-from fedkeel.method.legality import BREAKS, LEGAL, REASONS, Verdict, verdict
+from fedkeel.method.legality import (
+    BREAKS,
+    LEGAL,
+    REASONS,
+    SLOT_CODES,
+    TWICE,
+    WEIGHTS,
+    Verdict,
+    verdict,
+)
 from fedkeel.method.registry import ALIASES, REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
 from fedkeel.records import folder as run_folder
@@ -52,15 +64,17 @@ TABLES = (
 SETTINGS = """\
 # The experiment file
 
-What `fedkeel run`, `compare`, `tune`, `check`, `data inspect` and `flower` read. They take
-changes with `-s KEY=VALUE`, by dotted key: `-s local.lr=0.05 -s partition.alpha=0.5`. `unset`
-takes away what the file sets, so that its default counts: `-s local.epochs=unset -s local.steps=9`.
-An unknown key is an error that names the nearest known one. `config.toml` in a run folder is such
-a file, with every default written out.
+Every key of the TOML file that `fedkeel run`, `compare`, `tune`, `check`, `data inspect` and
+`flower` read.
 
-Only `rounds`, `data.source`, `model.name`, `local.lr`, `local.epochs` or `local.steps`, and what
-the kind of partition asks for are needed. Relative paths, and modules such as `my_net` in
-`my_net:Net`, are looked for in the folder in which `fedkeel` is called, wherever the file is.
+`-s KEY=VALUE` changes a setting on the command line, by its dotted key: `-s local.lr=0.05
+-s partition.alpha=0.5`. `-s local.epochs=unset` removes what the file sets, so that the default
+counts. An unknown key is an error that names the nearest known key. `config.toml` in a run folder
+is such a file, with every default written out.
+
+These keys are required: `rounds`, `data.source`, `model.name`, `local.lr`, `local.epochs` or
+`local.steps`, and what the kind of partition needs. Relative paths, and modules such as `my_net` in
+`my_net:Net`, belong to the folder in which `fedkeel` is called, wherever the file is.
 
 ```toml
 name = "example"
@@ -121,11 +135,13 @@ beta = [0.5, 0.9]
 deadline_seconds = 120
 ```
 
-A dash as default, and None in the text, mean that the key is not set.
+A dash as default, and None in the text, mean: not set.
 """
 
 RUN_FOLDER = """\
 # The run folder
+
+Every file that a run leaves, and every field in it.
 
 `fedkeel run` and `fk.run(..., out="runs/x")` write one folder for each run:
 
@@ -135,11 +151,10 @@ RUN_FOLDER = """\
 
 {after}
 
-`fedkeel compare` writes such a folder for each run into its own, and `comparison.json`, which
-lists them: `method`, `seed` and `folder` of each. Runs of earlier calls stay listed where they have
-the same settings, the same version, and by `run.json` the same model and data; others keep their
-folder and are in no table. `fedkeel tune` does so with `tune.json`,
-see [its page](tune.md#stopping-and-going-on).
+`fedkeel compare` writes one such folder for each run, and `comparison.json`, which lists `method`,
+`seed` and `folder` of each. Runs of earlier calls stay in the list when they have the same
+settings, version, model and data. `fedkeel tune` does the same with `tune.json`; see
+[Tune settings](../guides/tune.md#stop-and-resume).
 
 ## Reading it
 
@@ -178,94 +193,78 @@ print(rows.groupby(["method", "round"])["test.top1"].agg(["mean", "std"]))
 
 In Python the rows are `result.rows`, and what stands in `run.json` is `result.record`.
 
-## The trained model
+## The trained models
 
-A finished run leaves `model.safetensors`: the global model after the last round, as the state
-dict of the module, with all parameters, frozen ones too, and all buffers. In Python
-`result.state_dict()` is the same. How to load it, and what new data need:
-[README](../README.md#the-trained-model). Where clients keep their buffers (`model.buffers =
-"local"`) those in the file are the initial ones, see [batch
-normalisation](choosing.md#batch-normalisation).
+A finished run leaves two models, each as the state dict of the module, with all parameters, frozen
+ones too, and all buffers:
+
+- `model.safetensors`: the global model after the last round. `result.state_dict()` is the same.
+- `model-best.safetensors`: the global model of the best evaluated round, by the score on clients'
+  held-out examples where there are any, else by the score on the test set. `run.json` says which,
+  under `best_model`.
+
+[Your own data and model](../getting-started/own-data.md#use-the-trained-model) shows how to load
+one. Where clients keep their buffers (`model.buffers = "local"`), the buffers in the files are the
+initial ones; see [batch normalisation](../guides/models.md#batch-normalisation).
 
 ## The checkpoint
 
-What a run needs to go on with the same bits. It is saved when `engine.checkpoint_seconds` have
-passed since the last save, and at the end; an older one is removed when the new one is complete.
-`state.json` has the rounds completed and the run's key. `arrays.safetensors` has, by path:
+A checkpoint has what a run needs to continue with the same bits. It is saved when
+`engine.checkpoint_seconds` have passed since the last one, and at the end. The older one is removed
+when the new one is complete. `state.json` has the completed rounds and the run's key.
+`arrays.safetensors` has, by path:
 
-- `server/params/NAME`: the parameters of the global model that are trained.
-  `server/buffers/NAME`: its buffers, where they are averaged.
-- `server/memory/PART/...`: what a part of the method remembers at the server, such as momentum.
-- `clients/index`: the clients that have taken part, and `clients/state/PART/...`: what they keep,
-  one row for each, in that order. With client state on disk the rows are in `state/clients.bin`
-  instead.
+- `server/params/NAME`: the trained parameters of the global model. `server/buffers/NAME`: its
+  buffers, where they are averaged.
+- `server/memory/PART/...`: what a part remembers at the server, such as momentum.
+- `clients/index`: the clients that have taken part, and `clients/state/PART/...`: their client
+  state, one row for each, in that order. Where client state is on disk, the rows are in
+  `state/clients.bin`.
 - `table/...`: what the server keeps for each client (FedVARP, MIFA), in the same form.
 
-It is no model file: frozen parameters are not in it, and its names may change between versions.
+A checkpoint is not a model file: it has no frozen parameters, and its names may change between
+versions.
 
 """
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "my_method.py"
-"""What the page of methods of one's own shows."""
+ROLE_PAGE = """\
+# Roles and contexts
 
-OWN = """\
-# A method of your own
-
-A method is made of *parts*. A part is a frozen dataclass of hyper-parameters that plays one role or
-several: classes with one method each, or two where something has to begin and go on. It lives in a
-file of yours, and an expression names it by import path: `my_method:Slow` is the class `Slow` in
-`my_method.py` in the folder in which `fedkeel` is called. It is combined with all others, as in
-`fedprox+my_method:Slow(rate=0.3)`, and runs in every engine and in a Flower federation.
-
-[own_method.py](../examples/own_method.py) works at the server. The one below works at the clients,
-each of which remembers something ([my_method.py](../examples/my_method.py)):
-
-```python
-{example}```
-
-    fedkeel methods my_method:Slow --check
-    fedkeel compare experiment.toml --methods "fedavg, my_method:Slow, my_method:Slow+momentum"
-
-`--check` takes seconds, and finds what is hard to see in results: that engines disagree, that a run
-does not go on after a kill with the same bits, that something is changed in place. To search its
-hyper-parameters write `[tune.method."my_method:Slow"]`, see [tune](tune.md).
-
-## What a part has to keep
-
-- A `Tree` is a dict of tensors by the names of the parameters, a `State` one that may hold others.
-  What a part makes of the parameters has all their names, shapes and types.
-- `delta` is always end - start, `grads` always d loss / d params: no other sign convention.
-- Client roles are written for one client and have no branch on data: no `if` on a tensor, no
-  `.item()`; `torch.where`, `clamp` and the like in their place. With one the part still runs,
-  client after client, and `run.json` says why it is slower. Server roles see a leading axis K.
-- Where clients train side by side and their batches differ in size, shorter ones are filled up with
-  examples of weight 0. A part that looks at a batch as a whole, as by `len(step.batch.y)`, a mean
-  of its inputs or one loss for all, is found out and sees none, which is slower. One that weighs by
-  `step.batch.real(dtype)`, [B], or returns a value for each example, bears them.
-- Nothing is changed in place but a server part's own memory, and a part keeps nothing itself: what
-  lasts is in a state. Random numbers of a step are `step.noise`, those of the server come from
-  `cohort.rng()`: others are not the same in every engine.
-- A hyper-parameter is a field, with its range where it is declared by `param`. Its default counts
-  where the expression does not name it.
-- `needs`, a set of [capabilities](#what-a-part-may-need), names what the part asks of model, engine
-  and other parts. What cannot be had is refused before anything runs.
+Every role that a part can play, what a part may declare, and what it sees.
+[Write a method](../guides/write-a-method.md) is the way in.
 
 ## Roles
 
-In the order in which they act, what a state begins with left aside; `fedkeel methods EXPR` has that
-of a method. Those marked with 1 are played by at most one part of a method; what a role wants
-stated is a class variable.
+In the order in which they act. At most one part of a method plays a role marked with 1. A role's
+class variables have to be set.
+"""
+
+TITLES = {
+    WEIGHTS: "They weigh clients differently",
+    TWICE: "They share a part",
+    BREAKS: "One breaks what the other needs",
+    **{code: f"Both play the role '{ROLES[slot]}'" for slot, code in SLOT_CODES.items()},
+}
+"""Heading of each reason."""
+
+COMMAND_PAGE = """\
+# The command
+
+Every sub-command with its options. Results go to standard output, everything else to standard
+error. The exit code is 0 for success, 1 where training could not continue, 2 for a mistake in the
+call or its files, and 130 after an interrupt that ended cleanly.
 """
 
 
 def pages() -> dict[str, str]:
     """Return every generated page by its path below docs/."""
     out = {f"methods/{name}.md": markdown(page(name, told(name))) for name in REGISTRY}
-    out["methods/README.md"] = table()
-    out["legality.md"] = legality()
-    out["own-method.md"] = own()
-    out["settings.md"] = settings()
-    out["run-folder.md"] = folder()
+    out["methods/index.md"] = table()
+    out["methods/legality.md"] = legality()
+    out["reference/roles.md"] = roles()
+    out["reference/configuration.md"] = settings()
+    out["reference/run-folder.md"] = folder()
+    out["reference/command.md"] = command()
     return {path: NOTICE + text for path, text in out.items()}
 
 
@@ -293,12 +292,14 @@ def table() -> str:
         [
             "# Methods",
             "",
-            "*Down* and *up*: models sent to and from a client in a round. *Client* and *server*: "
-            "models kept from round to round by each client and for all of them. *Cost*: what a "
-            "client multiplies for each example, where FedAvg's gradient is 1; small models make "
-            f"what is done with parameters look dear. Measured on {where}.",
+            "Every method by name, with what it costs.",
             "",
-            "Methods are combined with `+`; [legality.md](../legality.md) says which can be.",
+            "*Down* and *up*: models sent to and from a client in a round. *Client* and *server*: "
+            "models kept from round to round by each client, and by the server. *Cost*: "
+            "multiplications of a client for each example; FedAvg's gradient is 1. With small "
+            f"models, work on parameters weighs more. Measured on {where}.",
+            "",
+            "Methods are combined with `+`; these [exceptions](legality.md) are refused.",
             "",
             *lines,
             "",
@@ -307,29 +308,24 @@ def table() -> str:
 
 
 def legality() -> str:
-    """Return the matrix of all pairs, and what each code means."""
+    """Return the pairs that are refused, by reason."""
     names = list(REGISTRY)
-    found = {(a, b): verdict(a, b) for a in names for b in names if a != b}
-    lines = [_row(["", "", *(str(i) for i in range(1, len(names) + 1))])]
-    lines.append(_row(["---:", "---", *([":-:"] * len(names))]))
-    for i, a in enumerate(names, start=1):
-        codes = [found[a, b].code if a != b else "" for b in names]
-        cells = [code if code in ("", LEGAL) else f"**{code}**" for code in codes]
-        lines.append(_row([str(i), f"`{a}`", *cells]))
+    verdicts = {(a, b): verdict(a, b) for a in names for b in names if a != b}
+    pairs = len(verdicts) // 2
+    refused = sum(not one.legal for one in verdicts.values()) // 2
     out = [
         "# Which methods can be combined",
         "",
-        "Decided before any data is touched. Every reason lies between two methods, so any number "
-        "of them can be combined where every two of them can.",
+        f"{pairs - refused} of {pairs} pairs can be combined. This page lists the others, with the "
+        "reason.",
         "",
-        *(f"- `{code}`: {why}" for code, why in REASONS.items() if _used(found, code)),
-        "",
-        *lines,
+        "The check needs no data. Every reason lies between two methods, so any number of methods "
+        "can be combined where every two of them can.",
     ]
     for code, why in REASONS.items():
-        if code != LEGAL and _used(found, code):
-            out += ["", f"## `{code}`", "", f"{why[0].upper()}{why[1:]}", ""]
-            out += _listed(names, found, code)
+        if code != LEGAL and _used(verdicts, code):
+            out += ["", f"## {TITLES[code]}", "", f"{why[0].upper()}{why[1:]}", ""]
+            out += _listed(names, verdicts, code)
     return "\n".join([*out, ""])
 
 
@@ -448,10 +444,10 @@ _WORDS = {
 }
 
 
-def own() -> str:
-    """Return the page of methods of one's own: every role, and what a part sees."""
-    out = [OWN.replace("{example}", EXAMPLE.read_text(encoding="utf-8"))]
-    out += [_row(["role", "to state", "methods", "what it does"]), _row(["---"] * 4)]
+def roles() -> str:
+    """Return the page of roles: every role, and what a part sees."""
+    out = [ROLE_PAGE]
+    out += [_row(["role", "to set", "methods", "what it does"]), _row(["---"] * 4)]
     for kind in ROLES:
         stated = [f"`{name}`" for name in inspect.get_annotations(kind) if name not in vars(kind)]
         calls = [
@@ -463,14 +459,20 @@ def own() -> str:
         about = _plain(" ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split()))
         one = " 1" if kind in SLOTS else ""
         out.append(_row([f"`{kind.__name__}`{one}", ", ".join(stated), ", ".join(calls), about]))
-    out += ["", "## What a part may state", "", "Class variables, which have a default.", ""]
+    out += ["", "## What a part may declare", "", "Class variables with a default.", ""]
     out += [_row(["of", "name", "default", "meaning"]), _row(["---"] * 4)]
     for kind in (Part, *ROLES):
         for name, meaning in _variables(kind).items():
             if name in vars(kind):
                 value = "frozenset()" if vars(kind)[name] == frozenset() else vars(kind)[name]
                 out.append(_row([f"`{kind.__name__}`", f"`{name}`", f"`{value}`", meaning]))
-    out += ["", "## What a part may need", "", "`needs = frozenset({Capability.HEAD})`, say.", ""]
+    out += [
+        "",
+        "## Capabilities",
+        "",
+        "What a part may need: `needs = frozenset({Capability.HEAD})`.",
+        "",
+    ]
     out += [_row(["capability", "what it is"]), _row(["---"] * 2)]
     out += [_row([f"`{one.name}`", one.value]) for one in Capability]
     out += ["", "## What a part sees", ""]
@@ -504,6 +506,34 @@ def _variables(kind: type) -> dict[str, str]:
 
 def _is_abstract(value: object) -> bool:
     return isinstance(value, property) and getattr(value.fget, "__isabstractmethod__", False)
+
+
+def command() -> str:
+    """Return the page of the command: every sub-command, its arguments and options."""
+    out = [COMMAND_PAGE]
+    for path, sub in _commands(typer.main.get_command(app), "fedkeel"):
+        out += [f"## `{path}`", "", _plain(inspect.cleandoc(sub.help or "")), ""]
+        rows = []
+        for parameter in sub.params:
+            if parameter.name == "help":
+                continue
+            record = parameter.to_info_dict()
+            names = ", ".join(f"`{name}`" for name in [*record["opts"], *record["secondary_opts"]])
+            if record["param_type_name"] == "argument":
+                names = f"`{parameter.make_metavar(click.Context(sub))}`"
+            rows.append(_row([names, _plain(" ".join((record.get("help") or "").split()))]))
+        if rows:
+            out += [_row(["argument or option", "meaning"]), _row(["---"] * 2), *rows, ""]
+    return "\n".join(out)
+
+
+def _commands(group: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield every command that does something, with its full name."""
+    for name, sub in getattr(group, "commands", {}).items():
+        if getattr(sub, "commands", None):
+            yield from _commands(sub, f"{path} {name}")
+        else:
+            yield f"{path} {name}", sub
 
 
 def folder() -> str:
@@ -584,7 +614,8 @@ def _args(doc: str) -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """Return a docstring's text as Markdown: marks of code, and no sign of tables or tags."""
-    return text.replace("``", "`").replace("|", "\\|").replace("<", "&lt;")
+    text = text.replace("``", "`").replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("][", "]&#91;")  # [C][Y] are sizes, not a link
 
 
 def _row(cells: list[str]) -> str:
