@@ -25,6 +25,7 @@ import click
 import typer
 from pydantic.fields import FieldInfo
 
+import fedkeel
 from fedkeel.cli import app
 from fedkeel.config.base import Settings
 from fedkeel.config.search_space import Range, Value
@@ -265,6 +266,7 @@ def pages() -> dict[str, str]:
     out["reference/configuration.md"] = settings()
     out["reference/run-folder.md"] = folder()
     out["reference/command.md"] = command()
+    out["reference/modules.md"] = modules()
     return {path: NOTICE + text for path, text in out.items()}
 
 
@@ -506,6 +508,21 @@ def _variables(kind: type) -> dict[str, str]:
 
 def _is_abstract(value: object) -> bool:
     return isinstance(value, property) and getattr(value.fget, "__isabstractmethod__", False)
+
+
+def modules() -> str:
+    """Return the page of modules: each with the first line of its docstring."""
+    source = Path(fedkeel.__file__).parent
+    out = ["# Every module", "", "Each module in one line, room by room."]
+    for room in sorted(path for path in source.rglob("__init__.py")):
+        files = [file for file in sorted(room.parent.glob("*.py")) if file.name != "__main__.py"]
+        name = room.parent.relative_to(source.parent)
+        out += ["", f"## `{name}`", "", _row(["module", "what it holds"]), _row(["---"] * 2)]
+        for file in sorted(files, key=lambda file: (file != room, file.name)):
+            doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            title = "the room" if file == room else f"`{file.name}`"
+            out.append(_row([title, _plain(doc.partition("\n\n")[0].replace("\n", " "))]))
+    return "\n".join([*out, ""])
 
 
 def command() -> str:

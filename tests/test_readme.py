@@ -1,4 +1,4 @@
-"""The README says what is so."""
+"""The code of the README and of the first pages of the documentation runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-import fedkeel as fk
 from commands import call
 from fedkeel.method.registry import REGISTRY, lookup
+from fedkeel.runner.loop import Result
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_PAGES = ROOT / "docs" / "getting-started"
 
 NET = """
 from torch import nn
@@ -32,8 +33,12 @@ class Net(nn.Module):
 """
 
 
-def block(language: str, number: int = 0) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[number]
+def block(language: str, number: int = 0, text: str = README) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[number]
+
+
+def page(name: str) -> str:
+    return (FIRST_PAGES / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_the_example_is_the_one_that_is_tested() -> None:
@@ -61,26 +66,27 @@ def test_the_experiment_runs_and_its_model_is_used(
     done = call("run", "experiment.toml", "-s", "rounds=2", "-s", "engine.kind=sequential", "-q")
     assert done.code == 0, done.err
     assert "fedprox" in done.out
-    exec(block("python", 2), {})
+    assert block("toml", 0, page("own-data")) == block("toml")
+    exec(block("python", 1, page("own-data")), {})
     assert capsys.readouterr().out.strip() in ("['ill']", "['well']")
     monkeypatch.delitem(sys.modules, "my_net")
 
 
-def test_the_model_of_a_result_is_used() -> None:
-    def net() -> nn.Module:
-        return nn.Linear(4, 2)
-
-    x, y = torch.randn(40, 4), torch.arange(40) % 2
-    clients = fk.iid(x, y, clients=2)
-    local = fk.Local(lr=0.1, epochs=1)
-    result = fk.run(
-        "fedavg", task=fk.Task(net), clients=clients, test=(x, y), rounds=1, local=local
-    )
-    names = {"net": net, "result": result}
-    exec(block("python", 1), names)
-    module = names["module"]
+def test_the_first_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    exec(block("python", 0, page("own-data")), names)
+    assert capsys.readouterr().out.endswith("% of the test set\n")
+    result, module = names["result"], names["module"]
+    assert isinstance(result, Result)
     assert isinstance(module, nn.Module)
     assert all(torch.equal(module.state_dict()[k], v) for k, v in result.params.items())
+    exec(block("python", 0, page("simulation")), {})
+    assert "scaffold" in capsys.readouterr().out
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) < 150
+    assert len(re.findall(r"```(?:python|toml)\n", README)) == 2
 
 
 def test_every_method_is_named_and_every_name_is_there() -> None:

@@ -43,7 +43,7 @@ def test_it_does_what_every_method_has_to_do(here: Path) -> None:
 
 
 def test_so_does_the_one_at_the_clients(here: Path) -> None:
-    """Of docs/own-method.md. Of two rounds the second goes where the first has gone too."""
+    """Of the guide. Of two rounds the second goes where the first has gone too."""
     shutil.copy(EXAMPLE.with_name("my_method.py"), here)
     for expression in ("my_method:Slow", "my_method:Slow(rate=0.6)+momentum"):
         assert [check.name for check in check_method(expression)] == list(CHECKS)

@@ -115,7 +115,7 @@ def _checked(path: str, kind: object) -> type[Part]:
     if flaw:
         raise CompositionError(
             f"method {path!r}: {kind.__name__} {flaw}.",
-            do="see docs/own-method.md for a whole part",
+            do="see docs/guides/write-a-method.md for a whole part",
         )
     _digest(kind.__module__)  # as it is now, whatever becomes of the file
     _stay_importable(kind)

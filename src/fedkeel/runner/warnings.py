@@ -164,7 +164,7 @@ def _one_sided(data: Dataset, test: Dataset) -> str:
     return (
         f"{int(counts[most]):,} of {all_of_them:,} test examples have the label {label!r}: a model "
         f"that always says so reaches {100 * share:.1f} %, so look at each class by itself "
-        "(docs/choosing.md, One class is rare)"
+        "(docs/guides/models.md, One class is rare)"
     )
 
 
