@@ -9,8 +9,8 @@ from fedkeel.records.run_record import PartitionRecord
 from fedkeel.report import palette
 from fedkeel.report.chart_style import MAX_POINTS, Chart, empty_figure, evenly_spaced
 from fedkeel.report.client_accuracy import (
+    client_accuracies,
     client_accuracy_chart,
-    client_accuracy_rows,
     client_scores,
     measured_on,
 )
@@ -19,7 +19,7 @@ from fedkeel.report.formatting import Fact
 from fedkeel.report.learning_curves import curve_charts, learning_curve
 from fedkeel.report.partition_chart import partition_summary
 from fedkeel.report.runs import load_runs
-from fedkeel.report.sparklines import accuracy_strips, axis_ticks, sparkline
+from fedkeel.report.sparklines import accuracy_axis, axis_ticks, sparkline
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_both_axes_and_the_same_colour_in_all_figures(entries):
     assert max(lines(found["megabytes"])[1].x) == pytest.approx(12 * 3.0)
     colours = {line.line.color for line in (lines(d)[1] for d in found.values())}
     assert colours == {palette.method_colour(1)}
-    assert palette.method_colour(1) in client_accuracy_chart(entries).to_json()
+    assert palette.method_colour(1) in client_accuracy_chart(client_accuracies(entries)).to_json()
     assert "fedgc ends at" in found["rounds"].description
     assert any("target 85 %" in a.text for a in found["rounds"].figure.layout.annotations)
 
@@ -181,7 +181,7 @@ def test_nothing_to_draw(make, tmp_path):
     assert curve_charts(entries, "top1") == {}
     assert traffic_chart(entries) is None
     assert time_chart(entries) is None
-    assert client_accuracy_chart(entries) is None
+    assert client_accuracy_chart(client_accuracies(entries)) is None
     assert partition_summary(record) is None
 
 
@@ -189,17 +189,18 @@ def test_clients_without_examples_are_left_out(entries):
     found = client_scores(entries[0].runs[0])
     assert found is not None
     assert (found.round, len(found.accuracies)) == (12, 9)
-    box = client_accuracy_chart(entries).figure.data[0]
+    box = client_accuracy_chart(client_accuracies(entries)).figure.data[0]
     values = [100 * v for run in entries[0].runs for v in client_scores(run).accuracies]
     assert box.median[0] == pytest.approx(np.median(values), rel=1e-5)
     assert box.lowerfence[0] == pytest.approx(np.percentile(values, 5), rel=1e-5)
 
 
 def test_the_worst_tenth(entries):
-    values = sorted(100 * v for run in entries[1].runs for v in client_scores(run).accuracies)
-    row = client_accuracy_rows(entries)[1]
-    assert row.worst_tenth == f"{np.mean(values[:2]):.2f}"  # a tenth of 27
-    assert (row.clients, row.seeds, row.rounds) == ("9", "3", "12")
+    values = sorted(v for run in entries[1].runs for v in client_scores(run).accuracies)
+    clients = client_accuracies(entries)[1]
+    assert clients.worst_tenth == pytest.approx(np.mean(values[:2]))  # a tenth of 27
+    assert clients.best_tenth == pytest.approx(np.mean(values[-2:]))
+    assert (clients.client_counts, len(clients.scores), clients.rounds) == ("9", 3, "12")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_labels_are_text_in_figures(make, tmp_path):
     entries = load_runs([make.save(tmp_path, record, make.rows(rounds=3, per_client=True))])
     for chart in (
         *curve_charts(entries, "top1").values(),
-        client_accuracy_chart(entries),
+        client_accuracy_chart(client_accuracies(entries)),
         traffic_chart(entries),
     ):
         assert "<b" not in json.dumps(chart.figure.to_plotly_json())
@@ -282,14 +283,14 @@ def test_ticks_enclose_the_values(low, high):
     assert 2 <= len(found) <= 7
 
 
-def test_strips_lie_on_one_axis(entries):
-    accuracies = accuracy_strips(entries, [True, False])
-    assert [strip.is_best for strip in accuracies.strips] == [True, False]
-    for strip, entry in zip(accuracies.strips, entries, strict=True):
-        assert strip.low <= strip.mean <= strip.high
-        assert min(strip.seeds) == strip.low
-        assert strip.label == entry.label
-    assert (accuracies.ticks[0].position, accuracies.ticks[-1].position) == (2, 98)
+def test_accuracies_lie_on_one_axis(entries):
+    axis = accuracy_axis([entry.summary for entry in entries])
+    for entry in entries:
+        best = entry.summary.stat("best")
+        assert 2 <= axis.position(best.min) <= axis.position(best.mean) <= 98
+    assert (axis.position(axis.ticks[0]), axis.position(axis.ticks[-1])) == (2, 98)
+    assert float(axis.label(axis.ticks[0])) == pytest.approx(100 * axis.ticks[0])
+    assert accuracy_axis([]) is None
 
 
 def test_sparklines():

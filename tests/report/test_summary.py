@@ -7,7 +7,6 @@ import pytest
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.statistics import Stat, is_tied, paired_difference, pooled_error
 from fedkeel.report.summary import (
-    Fluctuation,
     MethodSummary,
     fluctuation,
     rounds_to,
@@ -52,7 +51,7 @@ def test_traffic_is_counted_by_part_and_in_multiples_of_the_model():
     assert got.bytes_down == {"model": 500, "scaffold": 500}
     assert got.bytes_up == {"model": 400, "scaffold": 400}
     assert (got.down, got.up, got.sent) == (1000, 800, 1800)
-    assert (got.selections, got.trainings, got.dropped) == (5, 4, 1)
+    assert (got.selections, got.trainings) == (5, 4)
     # (1000 + 800) / 2 over 5 selections of 100 bytes
     assert got.traffic == pytest.approx(1.8)
 
@@ -84,7 +83,7 @@ def test_seconds_by_phase_round_and_client():
 def test_an_excluded_client_trained():
     rows = [RoundRecord(1, clients=[1], excluded=[2], train_loss=1.0, seconds={"train": 3.0})]
     got = summarise(rows)
-    assert (got.excluded, got.trainings, got.seconds_per_client) == (1, 2, 1.5)
+    assert (got.trainings, got.seconds_per_client) == (2, 1.5)
 
 
 def test_best_is_the_first_round_with_the_highest_accuracy():
@@ -127,8 +126,7 @@ def test_fluctuation_in_percentage_points():
     assert got.std == pytest.approx(30.0)  # sqrt((900 + 900) / 2)
     assert got.min == pytest.approx(-20.0)
     assert fluctuation(scored(0.1)) is None
-    one = fluctuation(scored(0.25, 0.5))
-    assert one == Fluctuation(25.0, None, 25.0)
+    assert fluctuation(scored(0.25, 0.5)) == Stat(25.0, None, 1, 25.0, 25.0)
 
 
 def test_rows_without_a_score_or_with_one_that_is_not_finite():

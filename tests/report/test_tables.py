@@ -67,7 +67,7 @@ def test_rows_are_plain_values(groups):
 
 def test_order_is_kept_and_ties_are_marked(groups):
     rows = result_rows(groups)
-    assert [row.method for row in rows] == ["fedavg", "fedgc", "gcfed"]
+    assert [row.summary.method for row in rows] == ["fedavg", "fedgc", "gcfed"]
     marked = [set(row.marked) for row in rows]
     # 91.0 and 91.4 with deviations of 1.0 and 0.85: pooled error 0.76 points
     assert ["best" in m for m in marked] == [False, True, True]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from fedkeel.records.statistics import finite_or_none, sample_deviation
+from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, add_method_rows, empty_figure, escaped, rounded
-from fedkeel.report.formatting import format_number, format_percent
+from fedkeel.report.formatting import format_number
 from fedkeel.report.runs import MethodResults, RunResults
 
 MAX_SINGLE_POINTS = 60
@@ -22,37 +22,58 @@ MAX_SINGLE_POINTS = 60
 
 @dataclass(frozen=True)
 class ClientScores:
-    """The accuracy of each client that was evaluated, as a share, after a round."""
+    """The accuracy of each client that a run evaluated, as a share, after a round."""
 
     round: int
     accuracies: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class ClientAccuracyRow:
-    """How accuracy is distributed over the clients of a method, as text.
+class ClientAccuracy:
+    """How accuracy is distributed over the clients of a method.
 
     Args:
-        label: the method.
-        index: place of the method, which decides its colour.
-        mean: mean over clients of all seeds, in percent.
-        worst_tenth: mean over the worst tenth of them.
-        best_tenth: mean over the best tenth.
-        deviation: sample standard deviation over them, in points.
-        clients: how many clients of a run were evaluated.
-        seeds: how many runs evaluated clients.
-        rounds: after which rounds.
+        method: the method.
+        scores: scores of the clients, for each run that evaluated them.
     """
 
-    label: str
-    index: int
-    mean: str
-    worst_tenth: str
-    best_tenth: str
-    deviation: str
-    clients: str
-    seeds: str
-    rounds: str
+    method: MethodResults
+    scores: tuple[ClientScores, ...]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The accuracy of every client of every seed, as a share, ascending."""
+        return sorted(value for scores in self.scores for value in scores.accuracies)
+
+    @property
+    def stat(self) -> Stat | None:
+        """Mean and deviation over them."""
+        return Stat.of(self.accuracies)
+
+    @property
+    def worst_tenth(self) -> float:
+        """Mean accuracy of the worst tenth of the clients."""
+        return statistics.fmean(self.accuracies[: self._tenth])
+
+    @property
+    def best_tenth(self) -> float:
+        """Mean accuracy of the best tenth of the clients."""
+        return statistics.fmean(self.accuracies[-self._tenth :])
+
+    @property
+    def _tenth(self) -> int:
+        return max(1, len(self.accuracies) // 10)
+
+    @property
+    def client_counts(self) -> str:
+        """How many clients of a run were evaluated: one number, or the range over runs."""
+        counts = [len(scores.accuracies) for scores in self.scores]
+        return "–".join(f"{count:,}" for count in dict.fromkeys((min(counts), max(counts))))
+
+    @property
+    def rounds(self) -> str:
+        """The rounds after which the clients were evaluated."""
+        return ", ".join(map(str, sorted({scores.round for scores in self.scores})))
 
 
 def client_scores(run: RunResults) -> ClientScores | None:
@@ -66,6 +87,16 @@ def client_scores(run: RunResults) -> ClientScores | None:
             if known:
                 return ClientScores(row.round, tuple(known))
     return None
+
+
+def client_accuracies(methods: Sequence[MethodResults]) -> list[ClientAccuracy]:
+    """Return the accuracies of each method whose clients were evaluated."""
+    result = []
+    for method in methods:
+        scores = tuple(s for run in method.runs if (s := client_scores(run)) is not None)
+        if scores:
+            result.append(ClientAccuracy(method, scores))
+    return result
 
 
 def measured_on(methods: Sequence[MethodResults]) -> str:
@@ -85,60 +116,28 @@ def measured_on(methods: Sequence[MethodResults]) -> str:
     return "Some runs measure clients on examples they hold out, others on those they train on."
 
 
-def client_accuracy_chart(methods: Sequence[MethodResults]) -> Chart | None:
-    """Return the distribution over clients, or None where no run has evaluated them."""
-    percentages = {method.label: _percentages(method) for method in methods}
-    methods = [method for method in methods if percentages[method.label]]
-    if not methods:
+def client_accuracy_chart(clients: Sequence[ClientAccuracy]) -> Chart | None:
+    """Return a box over clients for each method, or None where no run has evaluated them."""
+    if not clients:
         return None
-    figure = empty_figure(70 + 62 * len(methods), hovermode="closest")
+    figure = empty_figure(70 + 62 * len(clients), hovermode="closest")
     texts = []
-    for place, method in enumerate(methods):
-        values = percentages[method.label]
+    for place, client_accuracy in enumerate(clients):
+        method = client_accuracy.method
+        values = [100 * accuracy for accuracy in client_accuracy.accuracies]
         figure.add_traces(_box(method, values, -2.0 * place))
-        low, middle, high = (
-            format_number(value) for value in (min(values), statistics.median(values), max(values))
-        )
+        low, middle, high = map(format_number, (values[0], statistics.median(values), values[-1]))
         texts.append(f"{method.label}: median {middle} %, from {low} to {high} %")
     figure.update_xaxes(title_text="accuracy on a client's own examples, %")
-    add_method_rows(figure, methods, step=2.0)
+    add_method_rows(figure, [c.method for c in clients], step=2.0)
     return Chart(figure, f"Accuracy of single clients. {'; '.join(texts)}.")
 
 
-def client_accuracy_rows(methods: Sequence[MethodResults]) -> list[ClientAccuracyRow]:
-    """Return a row for each method whose clients were evaluated."""
-    rows = []
-    for method in methods:
-        scores = [s for run in method.runs if (s := client_scores(run)) is not None]
-        values = sorted(value for score in scores for value in score.accuracies)
-        if not values:
-            continue
-        tenth = max(1, len(values) // 10)
-        counts = [len(score.accuracies) for score in scores]
-        rows.append(
-            ClientAccuracyRow(
-                label=method.label,
-                index=method.index,
-                mean=format_percent(statistics.fmean(values), 2),
-                worst_tenth=format_percent(statistics.fmean(values[:tenth]), 2),
-                best_tenth=format_percent(statistics.fmean(values[-tenth:]), 2),
-                deviation=format_percent(sample_deviation(values), 2),
-                clients="–".join(f"{n:,}" for n in dict.fromkeys((min(counts), max(counts)))),
-                seeds=str(len(scores)),
-                rounds=", ".join(map(str, sorted({score.round for score in scores}))),
-            )
-        )
-    return rows
-
-
-def _percentages(method: MethodResults) -> list[float]:
-    """Return the accuracy of every client of every seed, in percent."""
-    scores = (client_scores(run) for run in method.runs)
-    return [100 * value for score in scores if score is not None for value in score.accuracies]
-
-
 def _box(method: MethodResults, values: Sequence[float], y: float) -> list[Any]:
-    """Return a box with points: all clients where they are few, else those outside the whiskers."""
+    """Return a box with points: all clients if they are few, else those outside the whiskers.
+
+    The values are in percent and ascending.
+    """
     low, first, middle, third, high = (
         rounded(float(value)) for value in np.percentile(values, (5, 25, 50, 75, 95))
     )
@@ -158,7 +157,7 @@ def _box(method: MethodResults, values: Sequence[float], y: float) -> list[Any]:
     )
     is_small = len(values) <= MAX_SINGLE_POINTS
     shown = values if is_small else [v for v in values if v < low or v > high]
-    shown = sorted(shown)[:: max(1, len(shown) // (2 * MAX_SINGLE_POINTS))]
+    shown = shown[:: max(1, len(shown) // (2 * MAX_SINGLE_POINTS))]
     points = go.Scatter(
         x=[rounded(value) for value in shown],
         y=[y] * len(shown),

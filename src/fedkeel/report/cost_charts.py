@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -24,20 +24,16 @@ from fedkeel.report.summary import TRAINING, ByName
 _PATTERNS = {"": "", "stripes": "/", "crosses": "x", "dots": "."}
 """Patterns of bars where there are more bars than colours: page.css -> plotly."""
 
+_DIRECTIONS: tuple[ByName, ...] = ("bytes_down", "bytes_up")
+
 
 @dataclass(frozen=True)
-class _Bar:
-    """A bar of stacked pieces.
+class _Pieces:
+    """The pieces of one part or phase: their lengths and texts, one for each bar."""
 
-    Args:
-        y: its place.
-        lengths: length of each piece by name.
-        hover_texts: text of each piece by name.
-    """
-
-    y: float
-    lengths: Mapping[str, float]
-    hover_texts: Mapping[str, str]
+    name: str
+    lengths: list[float]
+    texts: list[str]
 
 
 def traffic_chart(methods: Sequence[MethodResults]) -> Chart | None:
@@ -45,23 +41,20 @@ def traffic_chart(methods: Sequence[MethodResults]) -> Chart | None:
     methods = [method for method in methods if method.summary.stat("traffic") is not None]
     if not methods:
         return None
-    parts = _ordered_names(methods, "bytes_down", "bytes_up")
-    directions: tuple[tuple[ByName, float], ...] = (("bytes_down", 0.0), ("bytes_up", -1.0))
-    bars = []
-    for place, method in enumerate(methods):
-        model_bytes = _bytes_of_models(method)
-        for direction, offset in directions:
-            sizes = method.summary.by_name(direction)
-            lengths = {part: rounded(sizes.get(part, 0.0) / model_bytes) for part in parts}
-            texts = {
-                part: f"{escaped(part)}: {format_number(lengths[part])} × model, "
-                f"{format_bytes(sizes.get(part, 0.0))} a run"
-                for part in parts
-            }
-            bars.append(_Bar(offset - 3.0 * place, lengths, texts))
-    figure = _stacked_bars(bars, parts, height=76 + 84 * len(methods))
+    y = [y for place in range(len(methods)) for y in (-3.0 * place, -3.0 * place - 1.0)]
+    pieces = []
+    for part in _ordered_names(methods, *_DIRECTIONS):
+        lengths, texts = [], []
+        for method in methods:
+            for direction in _DIRECTIONS:
+                size = method.summary.by_name(direction).get(part, 0.0)
+                lengths.append(rounded(size / _bytes_of_models(method)))
+                models = format_number(lengths[-1])
+                texts.append(f"{escaped(part)}: {models} × model, {format_bytes(size)} a run")
+        pieces.append(_Pieces(part, lengths, texts))
+    figure = _stacked_bars(pieces, y, height=76 + 84 * len(methods))
     add_method_rows(figure, methods, step=3.0)
-    figure.update_yaxes(tickvals=[bar.y for bar in bars], ticktext=["down", "up"] * len(methods))
+    figure.update_yaxes(tickvals=y, ticktext=["down", "up"] * len(methods))
     figure.update_xaxes(
         title_text="multiples of the model, for each client and round", rangemode="tozero"
     )
@@ -71,7 +64,7 @@ def traffic_chart(methods: Sequence[MethodResults]) -> Chart | None:
         if (stat := method.summary.stat("traffic")) is not None
     ]
     description = f"Traffic for each client and round. {'; '.join(totals)}."
-    return Chart(figure, description, _legend(parts))
+    return Chart(figure, description, _legend(pieces))
 
 
 def time_chart(methods: Sequence[MethodResults]) -> Chart | None:
@@ -79,7 +72,6 @@ def time_chart(methods: Sequence[MethodResults]) -> Chart | None:
     methods = [method for method in methods if method.summary.by_name("seconds_by_phase")]
     if not methods:
         return None
-    phases = _ordered_names(methods, "seconds_by_phase")
     seconds = []
     for method in methods:
         rounds = statistics.fmean(max(run.rounds, 1) for run in method.summary.runs)
@@ -87,15 +79,13 @@ def time_chart(methods: Sequence[MethodResults]) -> Chart | None:
         seconds.append({phase: total / rounds for phase, total in totals.items()})
     is_slow = max(sum(by_phase.values()) for by_phase in seconds) >= 1
     unit, factor = ("s", 1.0) if is_slow else ("ms", 1e3)
-    bars = []
-    for place, by_phase in enumerate(seconds):
-        lengths = {phase: rounded(factor * by_phase.get(phase, 0.0)) for phase in phases}
-        texts = {
-            phase: f"{escaped(phase)}: {format_number(length)} {unit} a round"
-            for phase, length in lengths.items()
-        }
-        bars.append(_Bar(-2.0 * place, lengths, texts))
-    figure = _stacked_bars(bars, phases, height=76 + 66 * len(methods))
+    pieces = []
+    for phase in _ordered_names(methods, "seconds_by_phase"):
+        lengths = [rounded(factor * by_phase.get(phase, 0.0)) for by_phase in seconds]
+        texts = [f"{escaped(phase)}: {format_number(n)} {unit} a round" for n in lengths]
+        pieces.append(_Pieces(phase, lengths, texts))
+    y = [-2.0 * place for place in range(len(methods))]
+    figure = _stacked_bars(pieces, y, height=76 + 66 * len(methods))
     add_method_rows(figure, methods, step=2.0)
     figure.update_xaxes(title_text=f"{unit} a round", rangemode="tozero")
     runs = [
@@ -103,24 +93,23 @@ def time_chart(methods: Sequence[MethodResults]) -> Chart | None:
         for method in methods
         if (stat := method.summary.stat("seconds")) is not None
     ]
-    return Chart(figure, f"Seconds by phase. {'; '.join(runs)}.", _legend(phases))
+    return Chart(figure, f"Seconds by phase. {'; '.join(runs)}.", _legend(pieces))
 
 
-def _stacked_bars(bars: Sequence[_Bar], names: Sequence[str], height: int) -> go.Figure:
+def _stacked_bars(pieces: Sequence[_Pieces], y: Sequence[float], height: int) -> go.Figure:
     figure = empty_figure(height, barmode="stack", hovermode="closest")
-    for index, name in enumerate(names):
-        marker = {
-            "color": palette.rgba(palette.RAMP[index % len(palette.RAMP)][0]),
-            "line": {"width": 0},
-            "pattern": {"shape": _PATTERNS[_pattern(index)]},
-        }
+    for index, piece in enumerate(pieces):
         figure.add_bar(
-            x=[bar.lengths[name] for bar in bars],
-            y=[bar.y for bar in bars],
+            x=piece.lengths,
+            y=y,
             orientation="h",
             width=0.78,
-            marker=marker,
-            customdata=[bar.hover_texts[name] for bar in bars],
+            marker={
+                "color": palette.rgba(palette.RAMP[index % len(palette.RAMP)][0]),
+                "line": {"width": 0},
+                "pattern": {"shape": _PATTERNS[_pattern(index)]},
+            },
+            customdata=piece.texts,
             hovertemplate="%{customdata}<extra></extra>",
         )
     return figure
@@ -153,8 +142,8 @@ def _pattern(index: int) -> str:
     return list(_PATTERNS)[index // len(palette.RAMP) % len(_PATTERNS)]
 
 
-def _legend(labels: Sequence[str]) -> tuple[LegendItem, ...]:
+def _legend(pieces: Sequence[_Pieces]) -> tuple[LegendItem, ...]:
     return tuple(
-        LegendItem(label, *palette.RAMP[i % len(palette.RAMP)], pattern=_pattern(i))
-        for i, label in enumerate(labels)
+        LegendItem(piece.name, *palette.RAMP[i % len(palette.RAMP)], pattern=_pattern(i))
+        for i, piece in enumerate(pieces)
     )

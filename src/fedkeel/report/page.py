@@ -15,16 +15,23 @@ from fedkeel.report import page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
 from fedkeel.report.client_accuracy import (
+    ClientAccuracy,
+    client_accuracies,
     client_accuracy_chart,
-    client_accuracy_rows,
     measured_on,
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
-from fedkeel.report.formatting import MethodName
+from fedkeel.report.formatting import (
+    MethodName,
+    format_accuracy,
+    format_duration,
+    format_percent,
+    format_stat,
+)
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
 from fedkeel.report.runs import MethodResults, load_runs
-from fedkeel.report.sparklines import accuracy_strips
+from fedkeel.report.sparklines import accuracy_axis
 from fedkeel.report.tables import footnotes, result_rows, visible_columns
 from fedkeel.report.verdict import Status, verdict
 
@@ -83,14 +90,21 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         lstrip_blocks=True,
     )
     environment.tests["method_name"] = lambda piece: isinstance(piece, MethodName)
-    environment.filters["breakable"] = _breakable
-    environment.filters["colour"] = lambda index: index % len(palette.METHODS)
-    environment.filters["line_style"] = palette.line_style
+    environment.filters |= {
+        "breakable": _breakable,
+        "colour": lambda index: index % len(palette.METHODS),
+        "line_style": palette.line_style,
+        "accuracy": format_accuracy,
+        "duration": format_duration,
+        "percent": format_percent,
+        "stat": format_stat,
+    }
     summaries = [method.summary for method in methods]
     rows = result_rows(summaries)
     target = next((summary.target for summary in summaries if summary.target is not None), None)
     partition, partition_seed = _partition(methods)
-    charts = _charts(methods, partition, target)
+    clients = client_accuracies(methods)
+    charts = _charts(methods, clients, partition, target)
     accuracy = charts.get("accuracy_rounds")
     conclusion = verdict(summaries)
     return environment.get_template("page.html.j2").render(
@@ -109,15 +123,16 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         alerts=alerts(methods),
         overview=page_content.overview(methods),
         tiles=page_content.tiles(methods[0]),
-        accuracies=accuracy_strips(methods, ["best" in row.marked for row in rows]),
+        accuracy_axis=accuracy_axis(summaries),
         rows=rows,
         columns=visible_columns(rows, is_page=True),
         footnotes=footnotes(rows),
         charts=charts,
         is_zoomed=accuracy is not None and accuracy.figure.layout.yaxis.range is not None,
-        stability=page_content.stability(methods),
+        reference=page_content.reference_method(methods),
+        speeds=page_content.speeds(methods),
         shares=[f"{100 * share:g}" for share in page_content.SHARES],
-        client_rows=client_accuracy_rows(methods),
+        clients=clients,
         measured_on=measured_on(methods),
         sources=page_content.source_rows(methods),
         partition=partition,
@@ -126,7 +141,7 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         common_settings=page_content.common_settings(methods),
         data_facts=page_content.data_facts(methods),
         environment=page_content.environment_facts(methods),
-        runs=page_content.run_rows(methods),
+        run_count=sum(len(method.runs) for method in methods),
         commands=page_content.commands(methods),
     )
 
@@ -152,7 +167,10 @@ def _partition(methods: Sequence[MethodResults]) -> tuple[PartitionSummary | Non
 
 
 def _charts(
-    methods: Sequence[MethodResults], partition: PartitionSummary | None, target: float | None
+    methods: Sequence[MethodResults],
+    clients: Sequence[ClientAccuracy],
+    partition: PartitionSummary | None,
+    target: float | None,
 ) -> dict[str, Chart]:
     """Return the charts by name, without those for which the records hold nothing to draw."""
     accuracy, loss = curve_charts(methods, "top1", target), curve_charts(methods, "loss")
@@ -161,7 +179,7 @@ def _charts(
         **{f"loss_{axis}": chart for axis, chart in loss.items()},
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
-        "clients": client_accuracy_chart(methods),
+        "clients": client_accuracy_chart(clients),
         "partition": partition.chart if partition else None,
     }
     return {name: chart for name, chart in charts.items() if chart is not None}

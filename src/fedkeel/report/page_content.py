@@ -75,46 +75,29 @@ class MethodSection:
 
 
 @dataclass(frozen=True)
-class RunRow:
-    """A run in the list of runs, as text."""
-
-    folder: str
-    method: str
-    seed: str
-    best: str
-    duration: str
-    state: str
-    key: str
-
-
-@dataclass(frozen=True)
-class StabilityRow:
-    """How steadily and how fast a method learns: one cell for each column, as text."""
-
-    label: str
-    index: int
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Stability:
-    """How steadily and how fast the methods learn.
+class Speed:
+    """The rounds until a method reaches a share of a reference's best accuracy.
 
     Args:
-        reference: label of the method whose best accuracy is the reference.
-        rows: one for each method.
+        stat: statistics over the seeds that reach it.
+        seeds: number of runs.
     """
 
-    reference: str
-    rows: tuple[StabilityRow, ...]
+    stat: Stat | None
+    seeds: int
+
+    @property
+    def reached(self) -> int:
+        """How many seeds reach it."""
+        return self.stat.count if self.stat else 0
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """The accuracy on one source of the test data: one cell for each method, as text."""
+    """The last accuracy on one source of the test data, for each method."""
 
     source: str
-    cells: tuple[str, ...]
+    accuracies: tuple[Stat | None, ...]
 
 
 def page_title(methods: Sequence[MethodResults]) -> str:
@@ -337,49 +320,29 @@ def _config_path(run: RunResults) -> str:
     return shlex.quote(f"{run.path}/config.toml")
 
 
-def run_rows(methods: Sequence[MethodResults]) -> list[RunRow]:
-    """Return one row for each run."""
-    return [
-        RunRow(
-            folder=run.folder,
-            method=method.label,
-            seed=str(run.record.seed),
-            best=format_percent(run.summary.best, 2),
-            duration=format_duration(run.summary.seconds),
-            state=run.state,
-            key=run.record.key[:12],
-        )
-        for method in methods
-        for run in method.runs
-    ]
+def reference_method(methods: Sequence[MethodResults]) -> MethodResults:
+    """Return FedAvg if it is among the methods, else the first of them."""
+    return next((method for method in methods if method.record.method == "fedavg"), methods[0])
 
 
-def stability(methods: Sequence[MethodResults]) -> Stability | None:
-    """Return how much accuracy changes between evaluations, and rounds to shares of a reference.
+def speeds(methods: Sequence[MethodResults]) -> list[list[Speed]] | None:
+    """Return how fast each method reaches each of `SHARES` of the reference's best accuracy.
 
-    The reference is the best accuracy of FedAvg, or else of the first method, mean over seeds.
-    None where it has not been evaluated.
+    None where the reference has not been evaluated.
     """
-    fedavg = (method for method in methods if method.record.method == "fedavg")
-    reference = next(fedavg, methods[0])
-    best = reference.summary.stat("best")
+    best = reference_method(methods).summary.stat("best")
     if best is None:
         return None
-    rows = []
-    for method in methods:
-        changes = [
-            method.summary.fluctuation("mean"),
-            method.summary.fluctuation("std"),
-            method.summary.fluctuation("min"),
+    return [
+        [
+            Speed(
+                Stat.of(rounds_to_share(run.rows, share, best.mean) for run in method.runs),
+                len(method.runs),
+            )
+            for share in SHARES
         ]
-        cells = [format_stat(change, decimals=2) for change in changes]
-        for share in SHARES:
-            rounds = [rounds_to_share(run.rows, share, best.mean) for run in method.runs]
-            stat = Stat.of(rounds)
-            count = stat.count if stat else 0
-            cells.append(f"{format_stat(stat, decimals=0)} ({count}/{len(rounds)})")
-        rows.append(StabilityRow(method.label, method.index, tuple(cells)))
-    return Stability(reference.label, tuple(rows))
+        for method in methods
+    ]
 
 
 def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:
@@ -389,10 +352,7 @@ def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:
     return [
         SourceRow(
             without_folders(name),
-            tuple(
-                format_stat(Stat.of(run.get(name) for run in runs), scale=100, decimals=2)
-                for runs in by_method
-            ),
+            tuple(Stat.of(scores.get(name) for scores in runs) for runs in by_method),
         )
         for name in names
     ]

@@ -44,21 +44,6 @@ _Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True)
-class Fluctuation:
-    """First differences of accuracy between consecutive evaluated rounds, in percentage points.
-
-    Args:
-        mean: their mean.
-        std: their sample standard deviation (ddof 1); None where there is one difference.
-        min: the deepest fall.
-    """
-
-    mean: float
-    std: float | None
-    min: float
-
-
-@dataclass(frozen=True)
 class RunSummary:
     """The figures of one run.
 
@@ -74,7 +59,7 @@ class RunSummary:
         target: accuracy for `rounds_to_target`.
         rounds_to_target: smallest number of completed rounds with at least that accuracy.
         bytes_to_target: bytes sent both ways until then.
-        fluctuation: how much accuracy changes between evaluations.
+        fluctuation: statistics of the changes of accuracy between evaluations, in points.
         bytes_down: bytes sent to clients, by part.
         bytes_up: bytes sent to the server, by part.
         trainings: local trainings: clients, over rounds, that sent an update.
@@ -84,8 +69,6 @@ class RunSummary:
         seconds: seconds over all phases and rounds.
         seconds_per_round: mean over the rounds with training.
         seconds_per_client: training seconds for each local training.
-        dropped: clients, over rounds, that were selected and did not report.
-        excluded: clients, over rounds, whose update was not finite.
         losses_not_finite: rounds with a training or test loss that was not finite.
     """
 
@@ -100,7 +83,7 @@ class RunSummary:
     target: float | None
     rounds_to_target: int | None
     bytes_to_target: int | None
-    fluctuation: Fluctuation | None
+    fluctuation: Stat | None
     bytes_down: dict[str, int]
     bytes_up: dict[str, int]
     trainings: int
@@ -110,8 +93,6 @@ class RunSummary:
     seconds: float
     seconds_per_round: float | None
     seconds_per_client: float | None
-    dropped: int
-    excluded: int
     losses_not_finite: int
 
     @property
@@ -173,7 +154,7 @@ class MethodSummary:
         return dict(zip(self.seeds, values, strict=True))
 
     def fluctuation(self, quantity: Literal["mean", "std", "min"]) -> Stat | None:
-        """Return a figure of `Fluctuation` over seeds."""
+        """Return a statistic of the changes of accuracy between evaluations, over seeds."""
         changes = [run.fluctuation for run in self.runs if run.fluctuation is not None]
         values = [getattr(change, quantity) for change in changes]
         return Stat.of(values)
@@ -252,8 +233,6 @@ def summarise(
             sum(sum(row.seconds.values()) for row in after_start), len(after_start)
         ),
         seconds_per_client=_ratio(training, trainings),
-        dropped=sum(len(row.dropped) for row in rows),
-        excluded=sum(len(row.excluded) for row in rows),
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
     )
 
@@ -282,12 +261,10 @@ def rounds_to_share(rows: Iterable[RoundRecord], share: float, reference_best: f
     return rounds_to(rows, share * reference_best)
 
 
-def fluctuation(rows: Iterable[RoundRecord]) -> Fluctuation | None:
-    """Return how accuracy changes between evaluations, or None below two of them."""
+def fluctuation(rows: Iterable[RoundRecord]) -> Stat | None:
+    """Return statistics of the changes of accuracy between evaluations, in percentage points."""
     accuracies = [100 * accuracy for _, accuracy in _scores(rows)]
-    changes = [after - before for before, after in pairwise(accuracies)]
-    stat = Stat.of(changes)
-    return None if stat is None else Fluctuation(stat.mean, stat.std, stat.min)
+    return Stat.of(after - before for before, after in pairwise(accuracies))
 
 
 def bytes_sent(row: RoundRecord) -> int:

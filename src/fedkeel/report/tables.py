@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rich import box
@@ -25,68 +25,55 @@ ColumnName = Quantity | Literal["gap"]
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One row of the table: a method with its figures over seeds.
-
-    Figures are statistics over the seeds that have them, None where no seed does: accuracy as a
-    share in [0, 1], bytes, seconds; fluctuations in percentage points.
+    """One row of the table.
 
     Args:
-        method: label of the method.
-        seeds: its runs.
-        scored: runs with a score and at least one completed round.
-        unfinished: runs that are not finished.
-        failed: runs that failed.
-        rounds: rounds completed, the most of any run.
-        target: accuracy for rounds to target.
-        reached: runs that reached it.
-        best: as the others up to `fluctuation_min`, the figure of `RunSummary`.
-        gap: difference of the best accuracy to the method with the highest mean, seed by seed where
-            both share seeds.
+        summary: the figures of a method over seeds.
+        gap: difference of its best accuracy to that of the method with the highest mean, seed by
+            seed where both share seeds; None for that method itself.
         marked: columns in which the method is best or tied with the best.
     """
 
-    method: str
-    seeds: int
-    scored: int
-    unfinished: int
-    failed: int
-    rounds: int
-    target: float | None
-    reached: int
-    best: Stat | None
-    last: Stat | None
-    last_mean: Stat | None
-    rounds_to_target: Stat | None
-    bytes_to_target: Stat | None
-    down: Stat | None
-    up: Stat | None
-    sent: Stat | None
-    traffic: Stat | None
-    seconds_per_client: Stat | None
-    seconds_per_round: Stat | None
-    seconds: Stat | None
-    fluctuation_mean: Stat | None
-    fluctuation_std: Stat | None
-    fluctuation_min: Stat | None
+    summary: MethodSummary
     gap: Stat | None
     marked: tuple[ColumnName, ...]
 
+    @property
+    def label(self) -> str:
+        """The method, marked where not every run is finished."""
+        return self.summary.method + (" †" if self.summary.unfinished else "")
+
     def stat(self, column: ColumnName) -> Stat | None:
         """Return the figure of a column."""
-        stat: Stat | None = getattr(self, column)
-        return stat
+        return self.gap if column == "gap" else self.summary.stat(column)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values: a figure's mean under its name, its deviation under NAME_std."""
-        values: dict[str, Any] = {}
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            if name in _STATISTICS:
-                values[name] = value.mean if value else None
-                values[f"{name}_std"] = value.std if value else None
-            else:
-                values[name] = value
-        return values | {"marked": list(self.marked)}
+        """Return plain values: a figure's mean under its name, its deviation under NAME_std.
+
+        Accuracy is a share in [0, 1], fluctuations are in percentage points.
+        """
+        summary = self.summary
+        stats = {
+            **{name: summary.stat(name) for name in get_args(Quantity)},
+            "fluctuation_mean": summary.fluctuation("mean"),
+            "fluctuation_std": summary.fluctuation("std"),
+            "fluctuation_min": summary.fluctuation("min"),
+            "gap": self.gap,
+        }
+        values = {
+            "method": summary.method,
+            "seeds": len(summary.runs),
+            "scored": len(summary.values("best")),
+            "unfinished": summary.unfinished,
+            "failed": summary.failed,
+            "rounds": max((run.rounds for run in summary.runs), default=0),
+            "target": summary.target,
+            "reached": len(summary.values("rounds_to_target")),
+        }
+        for name, stat in stats.items():
+            values[name] = stat.mean if stat else None
+            values[f"{name}_std"] = stat.std if stat else None
+        return {**values, "marked": list(self.marked)}
 
 
 @dataclass(frozen=True)
@@ -135,8 +122,9 @@ class Column:
         if not self.format.has_deviation:
             return format_number(stat.mean * scale if stat else None)
         text = format_stat(stat, scale=scale, decimals=self.format.decimals)
-        if self.name == "rounds_to_target" and row.reached < row.seeds:
-            text += f" ({row.reached}/{row.seeds})"
+        reached, seeds = stat.count if stat else 0, len(row.summary.runs)
+        if self.name == "rounds_to_target" and reached < seeds:
+            text += f" ({reached}/{seeds})"
         return text
 
 
@@ -175,9 +163,6 @@ _DESCRIPTIONS: dict[ColumnName, str] = {
 }
 
 _TARGET_COLUMNS: tuple[ColumnName, ...] = ("rounds_to_target", "bytes_to_target")
-_STATISTICS = frozenset(
-    (*get_args(Quantity), "fluctuation_mean", "fluctuation_std", "fluctuation_min", "gap")
-)
 
 
 @dataclass(frozen=True)
@@ -200,20 +185,9 @@ def result_rows(methods: Sequence[MethodSummary]) -> list[ResultRow]:
     leader = methods[-max(scored)[1]] if scored else None
     return [
         ResultRow(
-            method=method.method,
-            seeds=len(method.runs),
-            scored=len(method.values("best")),
-            unfinished=method.unfinished,
-            failed=method.failed,
-            rounds=max((run.rounds for run in method.runs), default=0),
-            target=method.target,
-            reached=len(method.values("rounds_to_target")),
-            **{name: method.stat(name) for name in get_args(Quantity)},
-            fluctuation_mean=method.fluctuation("mean"),
-            fluctuation_std=method.fluctuation("std"),
-            fluctuation_min=method.fluctuation("min"),
-            gap=_gap(method, leader),
-            marked=tuple(name for name, best in best_methods.items() if index in best),
+            method,
+            _gap(method, leader),
+            tuple(name for name, best in best_methods.items() if index in best),
         )
         for index, method in enumerate(methods)
     ]
@@ -256,7 +230,7 @@ def _best_methods(methods: Sequence[MethodSummary], column: Column) -> list[int]
 
 def visible_columns(rows: Sequence[ResultRow], *, is_page: bool = False) -> list[Column]:
     """Return the columns that have something to show."""
-    has_target = any(row.target is not None for row in rows)
+    has_target = any(row.summary.target is not None for row in rows)
 
     def is_visible(column: Column) -> bool:
         if column.is_for_page_only and not is_page:
@@ -292,7 +266,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
         heading = f"{column.heading}\n{column.unit}" if column.unit else column.heading
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        cells = [Text(_wrapped(_label(row)))]
+        cells = [Text(_wrapped(row.label))]
         for column in columns:
             style = "bold" if column.name in row.marked else ""
             cells.append(Text(column.cell(row), style=style))
@@ -303,7 +277,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
 def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[Column]:
     """Return the columns that leave enough space for the names of the methods."""
     columns = visible_columns(rows)
-    lines = [line for row in rows for line in _wrapped(_label(row)).split("\n")]
+    lines = [line for row in rows for line in _wrapped(row.label).split("\n")]
     name_width = min(max(map(len, lines), default=0), _NAME_WIDTH)
     for optional in ("sent", "last", "seconds_per_client"):
         widths = [
@@ -322,7 +296,7 @@ def markdown_table(rows: Sequence[ResultRow]) -> str:
     headings = ["method", *(f"{column.heading} {column.unit}".strip() for column in columns)]
     lines = [headings, ["---", *("---:" for _ in columns)]]
     for row in rows:
-        label = _label(row).replace("|", "\\|").replace("`", "'")
+        label = row.label.replace("|", "\\|").replace("`", "'")
         cells = [(column.cell(row), column.name in row.marked) for column in columns]
         lines.append([f"`{label}`", *(f"**{text}**" if bold else text for text, bold in cells)])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -341,10 +315,14 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
     if any(row.marked for row in rows):
         text = "the best mean of the column, and every mean within one pooled standard error of it."
         notes.append(Footnote("Bold", text))
-    if any(row.seeds > 1 for row in rows):
-        seeds = _seed_counts(rows)
-        notes.append(Footnote("±", f"sample standard deviation over seeds ({seeds})."))
-    target = next((row.target for row in rows if row.target is not None), None)
+    methods = [row.summary for row in rows]
+    if any(len(method.runs) > 1 for method in methods):
+        scored = {method.method: len(method.values("best")) for method in methods}
+        counts = [f"{label} {count}" for label, count in scored.items()]
+        if len(set(scored.values())) == 1:
+            counts = [f"{counted(next(iter(scored.values())), 'seed')} each"]
+        notes.append(Footnote("±", f"sample standard deviation over seeds ({', '.join(counts)})."))
+    target = next((method.target for method in methods if method.target is not None), None)
     if target is not None:
         notes.append(
             Footnote(
@@ -352,25 +330,13 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
                 "mean over the seeds that reached it (and how many did, if not all).",
             )
         )
-    if any(row.unfinished for row in rows):
+    if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))
-    for row in rows:
-        if row.failed:
-            runs = counted(row.failed, "run")
-            notes.append(Footnote(row.method, f"training failed in {runs}."))
+    for method in methods:
+        if method.failed:
+            text = f"training failed in {counted(method.failed, 'run')}."
+            notes.append(Footnote(method.method, text))
     return notes
-
-
-def _seed_counts(rows: Sequence[ResultRow]) -> str:
-    """Return how many seeds have a score."""
-    counts = [row.scored for row in rows]
-    if len(set(counts)) == 1:
-        return f"{counted(counts[0], 'seed')} each"
-    return ", ".join(f"{row.method} {row.scored}" for row in rows)
-
-
-def _label(row: ResultRow) -> str:
-    return row.method + (" †" if row.unfinished else "")
 
 
 def _wrapped(label: str, width: int = _NAME_WIDTH) -> str:
