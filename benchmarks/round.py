@@ -28,7 +28,7 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.malloc import kept
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
-from fedkeel.method.server_round import owned, server_message, server_round
+from fedkeel.method.server_round import copy_memory, server_message, server_round
 from fedkeel.runner.manifest import environment
 from fedkeel.runner.prepare import prepare
 from fedkeel.task.models import make
@@ -82,7 +82,7 @@ class Ours:
         held = dataset(x[:100], y[:100])
         parts = Ingredients(Task(two_nn), lambda _: federation(data, lists), held, "2nn")
         self.p = prepare(settings, parts)
-        self.server = owned(self.p.server)
+        self.server = copy_memory(self.p.server)
         message = server_message(self.p.plan, self.server, LR)
         if workers:
             self.engine: Engines = Workers(self.p.setup, self.p.spec, CLIENTS, message, workers)

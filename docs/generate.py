@@ -44,8 +44,9 @@ from fedkeel.method.legality import (
     Verdict,
     verdict,
 )
+from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import ALIASES, REGISTRY
-from fedkeel.method.roles import ROLES, SLOTS, Capability, Part
+from fedkeel.method.roles import ROLES, SLOTS
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord

@@ -5,16 +5,8 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.roles import (
-    Broadcast,
-    Capability,
-    ClientState,
-    GradientTransform,
-    ServerState,
-    Stage,
-    Upload,
-    param,
-)
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import Broadcast, ClientState, GradientTransform, ServerState, Upload
 from fedkeel.tree import State, Tree
 
 

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Round, Step
-from fedkeel.method.roles import Capability, ClientState, GradientTransform, Stage, param
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import ClientState, GradientTransform
 from fedkeel.tree import State, Tree
 
 

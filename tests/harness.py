@@ -27,16 +27,16 @@ from fedkeel.method.local_loop import (
     client_step,
     client_survey,
 )
-from fedkeel.method.roles import Capability
+from fedkeel.method.part import Capability
 from fedkeel.method.server_round import (
-    Remembered,
     Replies,
     Server,
+    TableRows,
+    add_mean_answers,
+    initial_table_row,
     server_message,
     server_round,
-    server_rows,
     server_start,
-    surveyed,
 )
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import State, Tree
@@ -129,7 +129,7 @@ class Federation:
             found = [self.survey(k, message) for k in selected]
         sizes = [len(self.data[k][1]) for k in selected]
         weights = np.ones(len(sizes)) if self.plan.weights == "uniform" else np.array(sizes)
-        return surveyed(message, tree.substates(tree.stack(found)), weights / 1.0)
+        return add_mean_answers(message, tree.substates(tree.stack(found)), weights / 1.0)
 
     def survey(self, k: int, message: Message) -> dict[str, State]:
         x, y = self.data[k]
@@ -155,12 +155,12 @@ class Federation:
             for name, v in params.items()
         }
 
-    def remembered(self, clients: Sequence[int]) -> Remembered:
+    def remembered(self, clients: Sequence[int]) -> TableRows:
         """What the server remembers of the clients."""
-        fresh = server_rows(self.plan, self.played.server.params)
+        fresh = initial_table_row(self.plan, self.played.server.params)
         rows = [self.rows.get(k, fresh) for k in clients]
         seen = np.array([k in self.rows for k in clients], dtype=np.bool_)
-        return Remembered(tree.substates(tree.stack(rows)), seen)
+        return TableRows(tree.substates(tree.stack(rows)), seen)
 
     def reply(
         self, k: int, padded: int = 0, message: Message | None = None

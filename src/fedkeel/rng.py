@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
@@ -144,3 +145,22 @@ def torch_seeds(seed: int, purpose: str, round: int, clients: Sequence[int]) -> 
     if states is None:
         return [torch_seed(seed, purpose, round, client) for client in clients]
     return [int(word) for word in states[:, 0] >> np.uint64(1)]
+
+
+def seed_torch(seed: int) -> None:
+    """Seed the generators that a module draws from, for dropout or noise.
+
+    `torch.manual_seed` also records a stack trace for each kind of accelerator that is not in use,
+    which takes longer than a step of a small network.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
+def continue_torch(source: torch.Generator) -> None:
+    """Let torch's own generator go on from the state of `source`."""
+    if source.device.type == "cuda":
+        torch.cuda.set_rng_state(source.get_state(), source.device)
+    else:
+        torch.default_generator.set_state(source.get_state())

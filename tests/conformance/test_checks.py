@@ -17,6 +17,7 @@ from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method import grammar, registry, server_round
 from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
+from fedkeel.method.part import Part, Stage
 from fedkeel.method.registry import Recipe
 from fedkeel.method.roles import (
     AggregateTransform,
@@ -24,10 +25,8 @@ from fedkeel.method.roles import (
     Carry,
     ClientState,
     GradientTransform,
-    Part,
     Reduction,
     ServerState,
-    Stage,
     UpdateTransform,
     Upload,
 )

@@ -15,9 +15,9 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.cost import timing as module
 from fedkeel.cost.timing import EXACT
-from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.local import SequentialTrainer
+from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.engine.trainer import SequentialTrainer
 from fedkeel.engine.vectorized.facts import establish
 from fedkeel.method.context import Ints
 from fedkeel.runner.prepare import prepare
@@ -43,7 +43,7 @@ def test_engines_are_compared_by_the_same_work(
     prepared = prepare(settings, Ingredients(task, lambda _: fk.federation(data, lists), data, "n"))
     first = []
 
-    def seconds(train: object, _: object, jobs: list[Job], *__: object) -> float:
+    def seconds(train: object, _: object, jobs: list[ClientJob], *__: object) -> float:
         first.append([sizes[job.client] for job in jobs][:3])
         each = (
             2e-3
@@ -73,7 +73,7 @@ def test_a_pause_is_not_the_engines() -> None:
         time.sleep(0.2)
         yield
 
-    assert module._seconds(train, None, [Job(row=0, client=0, done=0)]) < 0.1  # type: ignore[arg-type]
+    assert module._seconds(train, None, [ClientJob(row=0, client=0, steps_done=0)]) < 0.1  # type: ignore[arg-type]
 
 
 def test_convolutions_are_tried_with_few_lanes_first() -> None:

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.local import SequentialTrainer, evaluate, evaluated, train_client
+from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.evaluation import evaluate, split_examples
+from fedkeel.engine.local import train_client
+from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.round_buffers import RoundBuffers, flat, rehearse, unflat
+from fedkeel.engine.rehearsal import rehearse
+from fedkeel.engine.sequential import Sequential
+from fedkeel.engine.trainer import SequentialTrainer
+from fedkeel.engine.vectorized.single_process import SingleProcess
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.context import Message
 from fedkeel.method.parts.fedprox import FedProx
@@ -33,7 +38,7 @@ def message(ready: Prepared) -> Message:
 def update(ready: Prepared, client: int = 2, round: int = 0, seed: int = 0) -> dict[str, Tensor]:
     sent = replace(message(ready), round=round)
     setup = replace(ready.setup, seed=seed)
-    return train_client(setup, sent, Job(0, client, 0), None)[0].update
+    return train_client(setup, sent, ClientJob(0, client, 0), None).reply.update
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -46,10 +51,10 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_steps_and_examples_are_counted() -> None:
     ready = prepared()  # two epochs, batches of 4
     for client, n in enumerate(ready.setup.federation.sizes):
-        _, steps, seen = train_client(ready.setup, message(ready), Job(0, client, 0), None)
-        assert (steps, seen) == (2 * -(-n // 4), 2 * n)
-    _, steps, seen = train_client(ready.setup, message(ready), Job(0, 3, 0), None, limit=1)
-    assert (steps, seen) == (1, 4)
+        result = train_client(ready.setup, message(ready), ClientJob(0, client, 0), None)
+        assert (result.steps, result.examples) == (2 * -(-n // 4), 2 * n)
+    result = train_client(ready.setup, message(ready), ClientJob(0, 3, 0), None, limit=1)
+    assert (result.steps, result.examples) == (1, 4)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -97,8 +102,8 @@ def test_images_are_cropped_anew_in_every_round() -> None:
 def test_a_client_goes_on_where_it_stopped() -> None:
     local = fk.Local(lr=0.05, steps=2, batch_size=4)
     ready = prepared(local=local)
-    first = train_client(ready.setup, message(ready), Job(0, 5, 0), None)[0].update
-    again = train_client(ready.setup, message(ready), Job(0, 5, 2), None)[0].update
+    first = train_client(ready.setup, message(ready), ClientJob(0, 5, 0), None).reply.update
+    again = train_client(ready.setup, message(ready), ClientJob(0, 5, 2), None).reply.update
     assert not equal(first, again)
 
 
@@ -108,7 +113,7 @@ def test_a_client_goes_on_where_it_stopped() -> None:
 def test_an_error_names_client_and_step() -> None:
     ready = prepared(model=Raises, clients=federation(marked=3))
     with pytest.raises(TrainingError, match=r"failed at client 3, step 1\.") as found:
-        train_client(ready.setup, message(ready), Job(0, 3, 0), None)
+        train_client(ready.setup, message(ready), ClientJob(0, 3, 0), None)
     assert found.value.got == "ArithmeticError: this example is marked"
     assert "toys.py" in found.value.why
     assert isinstance(found.value.__cause__, ArithmeticError)
@@ -120,7 +125,7 @@ def test_an_error_names_the_step_at_which_it_happened() -> None:
     clients.data.x[rows[7], 0] = 100.0
     ready = prepared(model=Raises, clients=clients)
     with pytest.raises(TrainingError, match=r"client 5, step [2-5]\."):
-        train_client(ready.setup, message(ready), Job(0, 5, 0), None)
+        train_client(ready.setup, message(ready), ClientJob(0, 5, 0), None)
 
 
 def test_an_error_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +136,7 @@ def test_an_error_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FedProx, "penalty_gradient", broken)
     with pytest.raises(TrainingError, match=r"client 1, step 1, in fedprox\.") as found:
-        train_client(ready.setup, message(ready), Job(0, 1, 0), None)
+        train_client(ready.setup, message(ready), ClientJob(0, 1, 0), None)
     assert "test_loop.py" in found.value.why
 
 
@@ -144,7 +149,7 @@ def test_an_error_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None
     part = type(ready.plan.parts[0])
     monkeypatch.setattr(part, "init_client", broken)
     with pytest.raises(TrainingError, match=r"client 1, before its first step, in scaffold\."):
-        train_client(ready.setup, message(ready), Job(0, 1, 0), None)
+        train_client(ready.setup, message(ready), ClientJob(0, 1, 0), None)
 
 
 def test_a_user_can_act_on_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +161,7 @@ def test_a_user_can_act_on_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(FedProx, "penalty_gradient", broken)
     with pytest.raises(FedkeelError, match=r"^FedkeelError: This is what to do\.$"):
-        train_client(ready.setup, message(ready), Job(0, 1, 0), None)
+        train_client(ready.setup, message(ready), ClientJob(0, 1, 0), None)
 
 
 def test_a_model_that_cannot_train_is_found_before_the_run() -> None:
@@ -180,7 +185,7 @@ def test_a_model_that_cannot_train_is_found_before_the_run() -> None:
 def test_a_reply_that_is_not_finite_says_so() -> None:
     ready = prepared(model=NaN, clients=federation(marked=2))
     for client, finite in ((1, True), (2, False)):
-        reply, _, _ = train_client(ready.setup, message(ready), Job(0, client, 0), None)
+        reply = train_client(ready.setup, message(ready), ClientJob(0, client, 0), None).reply
         assert bool(reply.finite) is finite
 
 
@@ -188,14 +193,17 @@ def test_a_reply_that_is_not_finite_says_so() -> None:
 def test_a_message_passes_through_shared_memory(method: str) -> None:
     ready = prepared(method, MODELS["norm"], buffers="average", local=fk.Local(lr=0.1, epochs=1))
     sent = message(ready)
-    again = unflat(flat(sent), sent.round, sent.lr)
+    again = message_from_state(message_state(sent), sent.round, sent.lr)
     assert list(again.params) == list(sent.params)
     assert list(again.buffers) == list(sent.buffers)
-    assert again.sent == sent.sent
+    assert again.broadcast == sent.broadcast
     assert again == sent
 
 
-def test_a_part_whose_reply_changes_its_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["sequential", "buffers"])
+def test_a_part_whose_reply_changes_its_form_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = prepared("scaffold")
     part = type(ready.plan.parts[0])
     upload = part.upload
@@ -205,11 +213,13 @@ def test_a_part_whose_reply_changes_its_form_is_refused(monkeypatch: pytest.Monk
         return {**sent, "more": torch.zeros(())} if round.client_info.client == 4 else sent
 
     monkeypatch.setattr(part, "upload", odd)
-    buffers = RoundBuffers(ready.setup, ready.spec, 4, lambda n: torch.empty(n, dtype=torch.uint8))
-    train, (one, other) = SequentialTrainer(ready.setup), buffers.begin(np.array([1, 4]))
-    buffers.run(train, message(ready), [one], print)
+    if kind == "sequential":
+        engine = Sequential(ready.setup, ready.spec, 4)
+    else:
+        engine = SingleProcess(ready.setup, ready.spec, 4, SequentialTrainer(ready.setup))
+    engine.train(message(ready), np.array([1]), print)
     with pytest.raises(TrainingError, match="client 4 has another form") as found:
-        buffers.run(train, message(ready), [other], print)
+        engine.train(message(ready), np.array([4]), print)
     assert "uploads/scaffold/more" in found.value.got
 
 
@@ -217,7 +227,7 @@ def test_a_rehearsal_says_what_a_reply_looks_like() -> None:
     ready = prepared("scaffold", MODELS["norm"], buffers="local", local=fk.Local(lr=0.1, epochs=1))
     found = {path.split("/")[0] for path in rehearse(ready.setup, message(ready))}
     assert found == {"update", "uploads", "client_state"}
-    assert any(path.startswith("mine/buffers/") for path in ready.spec)
+    assert any(path.startswith("client_state/buffers/") for path in ready.spec)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -261,11 +271,12 @@ def test_every_example_is_evaluated_once(split: str) -> None:
 def test_clients_are_evaluated_on_what_they_held_out() -> None:
     clients = federation().hold_out(0.5, seed=0)
     setup = prepared(clients=clients).setup
-    rows, owner, groups = evaluated(setup, "clients")
-    assert rows is not None
-    assert groups == 6
-    assert set(rows).isdisjoint(clients.rows)
-    assert np.bincount(owner, minlength=6).tolist() == [n // 2 for n in federation().sizes]
+    examples = split_examples(setup, "clients")
+    assert examples.rows is not None
+    assert examples.group_count == 6
+    assert set(examples.rows).isdisjoint(clients.rows)
+    counts = np.bincount(examples.groups, minlength=6)
+    assert counts.tolist() == [n // 2 for n in federation().sizes]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

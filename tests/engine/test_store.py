@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.engine.client_checkpoint import CLIENTS_PREFIX
 from fedkeel.engine.process.shared_memory import fork_shared_memory, private_memory, shared_segment
-from fedkeel.engine.round_buffers import CLIENTS
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
@@ -507,6 +507,6 @@ def test_a_run_of_many_clients_is_as_large_as_those_who_took_part() -> None:
             engine.commit(engine.train(message, clients, lambda _: None), clients)
         used = resident() - before
         state = engine.state()
-    assert state[CLIENTS + "index"].tolist() == list(range(0, 10_000, 200))
+    assert state[CLIENTS_PREFIX + "index"].tolist() == list(range(0, 10_000, 200))
     assert sum(array.nbytes for array in state.values()) < 50 * (one + 100)
     assert 40 * one < used < 150 * one  # fifty states, ten replies of two models, and temporaries

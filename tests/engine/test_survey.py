@@ -9,7 +9,7 @@ import torch
 from fedkeel.engine.sequential import Sequential
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.parts.mime import Mime
-from fedkeel.method.server_round import server_message, surveyed
+from fedkeel.method.server_round import add_mean_answers, server_message
 from toys import prepared
 
 
@@ -37,14 +37,14 @@ def test_what_has_no_mean_is_refused(answer: dict[str, torch.Tensor]) -> None:
     ready = prepared(method="mime")
     message = server_message(ready.plan, ready.server, 0.1)
     with pytest.raises(CompositionError, match="no mean"):
-        surveyed(message, {"mime": dict(answer)}, np.ones(2))
+        add_mean_answers(message, {"mime": dict(answer)}, np.ones(2))
 
 
 def test_numbers_have_a_mean_and_clients_without_one_are_left_out() -> None:
     ready = prepared(method="mime")
     message = server_message(ready.plan, ready.server, 0.1)
     given = {"mime": {"n": torch.tensor([1.0, 4.0, torch.nan])}}
-    found = surveyed(message, given, np.array([1.0, 2.0, 5.0]))
+    found = add_mean_answers(message, given, np.array([1.0, 2.0, 5.0]))
     assert float(found.broadcast["mime"]["survey"]["n"]) == pytest.approx(3.0)
     with pytest.raises(TrainingError, match="no client's answer"):
-        surveyed(message, given, np.array([0.0, 0.0, 1.0]))
+        add_mean_answers(message, given, np.array([0.0, 0.0, 1.0]))

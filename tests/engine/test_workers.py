@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
 from fedkeel.engine import workers as module
+from fedkeel.engine.base import TrainedCohort
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.round_buffers import RoundBuffers, Trained
+from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
@@ -119,7 +120,7 @@ def test_gathering_a_round_leaves_torchs_other_threads_asleep(
             called.add(func.overloadpacket.__name__)
             return func(*args, **(kwargs or {}))
 
-    def gather(self: RoundBuffers, clients: Ints) -> Trained:
+    def gather(self: RoundBuffers, clients: Ints) -> TrainedCohort:
         with Watch():
             return plain(self, clients)
 

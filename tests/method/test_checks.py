@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
-from fedkeel.method.roles import Part
+from fedkeel.method.part import Part
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import State, Tree
 from method.players import federation
@@ -48,20 +48,20 @@ PART = Mine()
 )
 def test_what_is_made_of_parameters_has_their_form(found: Tree, got: str, expected: str) -> None:
     with pytest.raises(TrainingError, match=r"mine \(Mine\) does not return a tensor for") as said:
-        checks.tree_of(PART, found, PARAMS)
+        checks.check_tree(PART, found, PARAMS)
     assert (said.value.got, said.value.expected) == (got, expected)
     assert len(said.value.lines()) <= 4
 
 
 def test_what_has_the_form_is_taken() -> None:
     other = {k: v + 1 for k, v in reversed(PARAMS.items())}
-    assert checks.tree_of(PART, other, PARAMS) is other
+    assert checks.check_tree(PART, other, PARAMS) is other
     span, sums = Span(ROWS), Sums(ROWS, weights=np.ones(9))
-    assert checks.span(PART, span, Span(ROWS)) is span
-    assert checks.span(PART, sums, sums) is sums
-    assert checks.pair(PART, (PARAMS, {})) == (PARAMS, {})
-    checks.states("keeps", {"mine": {}, "other": {"x": {"y": torch.zeros(1)}}})
-    checks.finite(1, [PART], {"a": torch.full((2,), 3e38), "n": torch.tensor(3)})
+    assert checks.check_span(PART, span, Span(ROWS)) is span
+    assert checks.check_span(PART, sums, sums) is sums
+    assert checks.check_model_and_state(PART, (PARAMS, {})) == (PARAMS, {})
+    checks.check_states("keeps", {"mine": {}, "other": {"x": {"y": torch.zeros(1)}}})
+    checks.check_finite_model(1, [PART], {"a": torch.full((2,), 3e38), "n": torch.tensor(3)})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_has_the_form_is_taken() -> None:
 )
 def test_updates_that_are_changed_are_as_many_and_of_the_same_form(found: Span, got: str) -> None:
     with pytest.raises(TrainingError, match=r"mine \(Mine\) does not return") as said:
-        checks.span(PART, found, Span(ROWS))
+        checks.check_span(PART, found, Span(ROWS))
     assert said.value.got == got
 
 
@@ -90,7 +90,7 @@ def test_updates_that_are_changed_are_as_many_and_of_the_same_form(found: Span, 
 )
 def test_an_optimiser_returns_two_things(found: tuple[Tree, State], got: str) -> None:
     with pytest.raises(TrainingError, match=r"mine \(Mine\) does not return a model and") as said:
-        checks.pair(PART, found)
+        checks.check_model_and_state(PART, found)
     assert said.value.got == got
 
 
@@ -105,31 +105,31 @@ def test_an_optimiser_returns_two_things(found: tuple[Tree, State], got: str) ->
 )
 def test_a_state_holds_tensors_and_nothing_else(state: State, got: str) -> None:
     with pytest.raises(TrainingError, match=rf"(?s)What mine keeps is no state.*{got}"):
-        checks.states("keeps", {"good": {}, "mine": state})
+        checks.check_states("keeps", {"good": {}, "mine": state})
 
 
 @pytest.mark.parametrize("value", [None, torch.zeros(3), torch.zeros(4, 1), 1.0])
 def test_a_loss_is_one_value_for_each_example_or_one_for_all(value: Tensor) -> None:
     for good in (torch.zeros(4), torch.zeros(())):
-        assert checks.losses(PART, good, 4) is good
+        assert checks.check_losses(PART, good, 4) is good
     with pytest.raises(TrainingError, match=r"mine \(Mine\) does not return a value for each"):
-        checks.losses(PART, value, 4)
+        checks.check_losses(PART, value, 4)
 
 
 def test_what_a_part_raises_names_it_and_the_line_of_its_file() -> None:
-    with pytest.raises(TrainingError) as said, checks.raised_in("It failed"):
-        PART.raises()
+    with pytest.raises(TrainingError) as said, checks.explain_errors("It failed"):
+        checks.call(PART.raises)
     assert said.value.what == "It failed, in mine."
     assert said.value.got.startswith("RuntimeError: The size of tensor a (2)")
     assert Path(__file__).name in said.value.why
     ours = FedkeelError("as it is")
-    with pytest.raises(FedkeelError) as same, checks.raised_in("It failed"):
+    with pytest.raises(FedkeelError) as same, checks.explain_errors("It failed"):
         raise ours
     assert same.value is ours
 
 
 def test_what_a_library_raises_is_told_with_the_line_that_called_it() -> None:
-    with pytest.raises(TrainingError) as said, checks.raised_in("It failed"):
+    with pytest.raises(TrainingError) as said, checks.explain_errors("It failed"):
         np.linalg.inv(np.zeros((2, 2)))
     assert said.value.why.endswith(str(Path(__file__)))
     assert "test_what_a_library_raises" in said.value.why

@@ -18,6 +18,7 @@ from fedkeel.method.compose import (
 )
 from fedkeel.method.grammar import parse
 from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
+from fedkeel.method.part import Capability, Part, param
 from fedkeel.method.parts.fedgc import CGC, SGC
 from fedkeel.method.parts.fednova import FedNova
 from fedkeel.method.parts.fedprox import FedProx
@@ -26,7 +27,7 @@ from fedkeel.method.parts.gradma import GradMAS, GradMAW
 from fedkeel.method.parts.scaffold import Scaffold
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.registry import REGISTRY
-from fedkeel.method.roles import Capability, LocalWork, Part, param
+from fedkeel.method.roles import LocalWork
 from harness import EVERYTHING
 
 PARTS = sorted({k() for r in REGISTRY.values() for k in r.parts.values()}, key=lambda p: p.name)

@@ -11,8 +11,8 @@ import pytest
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import accepts, parse, read, split, written
 from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
+from fedkeel.method.part import Part
 from fedkeel.method.registry import ALIASES, REGISTRY
-from fedkeel.method.roles import Part
 
 # --- writing ---------------------------------------------------------------------------------
 

@@ -22,8 +22,9 @@ from fedkeel.method.legality import (
     pairs,
     verdict,
 )
+from fedkeel.method.part import Part
 from fedkeel.method.registry import REGISTRY
-from fedkeel.method.roles import ROLES, SLOTS, Part
+from fedkeel.method.roles import ROLES, SLOTS
 
 VERDICTS = {pair: verdict(*pair) for pair in pairs()}
 REFUSED = {pair: found for pair, found in VERDICTS.items() if not found.legal}

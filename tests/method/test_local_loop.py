@@ -18,22 +18,20 @@ from fedkeel.method.compose import compose
 from fedkeel.method.context import ClientInfo, Message, Round, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import (
-    Client,
+    ClientRound,
+    LocalState,
     LocalTraining,
-    Progress,
     Reply,
     client_finish,
     client_start,
     client_step,
 )
+from fedkeel.method.part import Capability, Part, Stage
 from fedkeel.method.roles import (
-    Capability,
     GradientRule,
     GradientTransform,
-    Part,
     Penalty,
     Preparation,
-    Stage,
     StepCorrection,
     UpdateTransform,
     Upload,
@@ -78,7 +76,7 @@ def said(reply: Reply) -> State:
     }
 
 
-def begun(played: Federation, k: int) -> tuple[Client, Progress]:
+def begun(played: Federation, k: int) -> tuple[ClientRound, LocalState]:
     """A client at the start of its round."""
     x, y = played.data[k]
     message = played.message(range(len(played.data)))
@@ -369,9 +367,9 @@ def test_what_is_sent_is_looked_at(value: float, finite: bool) -> None:
 def test_numbers_that_are_finite_one_by_one_may_be_too_large_to_add_up() -> None:
     training = LocalTraining(parse("fedavg"), toy_network(), LOCAL)
     start = {"w": torch.zeros(4)}
-    client = Client(training, Message(start, {}, {}, 0, 0.1), ClientInfo(0, 1), {}, {}, dict)
+    client = ClientRound(training, Message(start, {}, {}, 0, 0.1), ClientInfo(0, 1), {}, {}, dict)
     for size, finite in ((1e37, True), (3e38, False)):
-        end = Progress({"w": torch.full((4,), size)}, {}, {}, {}, torch.zeros(()))
+        end = LocalState({"w": torch.full((4,), size)}, {}, {}, {}, torch.zeros(()))
         assert bool(client_finish(client, end, 1).finite) == finite
 
 

@@ -19,7 +19,7 @@ from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.grammar import parse, read
-from fedkeel.method.roles import Part
+from fedkeel.method.part import Part
 from fedkeel.runner.prepare import prepare
 from toys import deadline, forget
 

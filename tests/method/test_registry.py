@@ -9,8 +9,9 @@ import pytest
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
+from fedkeel.method.part import Part
 from fedkeel.method.registry import ALIASES, REGISTRY, lookup
-from fedkeel.method.roles import ROLES, Part
+from fedkeel.method.roles import ROLES
 from harness import EVERYTHING
 
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"

@@ -13,8 +13,8 @@ from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import (
-    Aggregated,
     Replies,
+    RoundResult,
     Server,
     server_message,
     server_round,
@@ -56,7 +56,7 @@ def own(server: Server) -> Server:
     return replace(server, memory={k: copied(v) for k, v in server.memory.items()})
 
 
-def aggregate(played: Federation, replies: Replies, seed: int = 0) -> Aggregated:
+def aggregate(played: Federation, replies: Replies, seed: int = 0) -> RoundResult:
     server = own(played.played.server)
     message = played.message(range(len(played.data)))
     known = played.remembered([int(k) for k in replies.clients])

@@ -17,7 +17,7 @@ from fedkeel.errors import CompositionError
 from fedkeel.method.context import ClientInfo, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining, client_start, client_step
-from fedkeel.method.roles import Capability
+from fedkeel.method.part import Capability
 from fedkeel.method.server_round import server_message, server_start
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree

@@ -124,7 +124,7 @@ def test_information_does_not_depend_on_how_many_examples_are_held(
 ) -> None:
     at_once = fisher(ended())
     monkeypatch.setattr(per_example, "ENTRIES", 4 * tree.numel(at_once) + 1)
-    assert len(ended().whole().pieces(4)) == 3
+    assert len(ended().all_examples_step().pieces(4)) == 3
     assert gap(fisher(ended()), at_once) < 1e-14
     monkeypatch.setattr(per_example, "ENTRIES", 1)
     assert gap(fisher(ended()), at_once) < 1e-14
@@ -134,7 +134,7 @@ def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.ones(11, dtype=torch.float64)
     weight[6:] = 0.0
     six = ended(rows=11)
-    real = Batch(six.whole().batch.x[:6], six.whole().batch.y[:6])
+    real = Batch(six.all_examples_step().batch.x[:6], six.all_examples_step().batch.y[:6])
     alone = Step(real, six.start, ClientInfo(0, 6), toy_network(), {})
     plain = fisher(Round(six.start, six.end, ClientInfo(0, 6), 1, 1.0, 0.1, lambda: alone))
     for entries in (1 << 22, 4 * tree.numel(plain)):

@@ -182,8 +182,8 @@ def test_padding_does_not_matter(adaptive: bool) -> None:
     assert rule is not None
     b = step.batch
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]).double()
-    padded = rule.gradient(params, replace(step, batch=Batch(b.x, b.y, weight), seen=[]))
-    plain = rule.gradient(params, replace(step, batch=Batch(b.x[:4], b.y[:4]), seen=[]))
+    padded = rule.gradient(params, replace(step, batch=Batch(b.x, b.y, weight), recorded_losses=[]))
+    plain = rule.gradient(params, replace(step, batch=Batch(b.x[:4], b.y[:4]), recorded_losses=[]))
     assert gap(padded, plain) < 1e-12
 
 

@@ -17,7 +17,7 @@ import fedkeel as fk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.server_round import Aggregated, server_message
+from fedkeel.method.server_round import RoundResult, server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner import loop
@@ -61,7 +61,7 @@ def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
         asked.append(weights.tolist())
         return survey(message, answers, weights)
 
-    def server_round(*given: object) -> Aggregated:
+    def server_round(*given: object) -> RoundResult:
         trained.append(given[3].processed.tolist())
         return train(*given)
 

@@ -86,12 +86,12 @@ class Keep(Mine, ClientState, Upload):
     def init_client(self, start): return {"c": torch.zeros(2)}
     def next_client(self, round):
         kind = torch.zeros(2, dtype=torch.int64)
-        if self.how == "client_state":
-            return {"c": round.mine["c"].add_(1.0)}
+        if self.how == "mine":
+            return {"c": round.client_state["c"].add_(1.0)}
         wrong = {"shape": {"c": torch.zeros(3)}, "name": {"d": torch.zeros(2)}, "none": None}
         return {**wrong, "kind": {"c": kind}}.get(self.how, {"c": torch.ones(2)})
     def upload(self, round):
-        round.note("size", torch.zeros(2) if self.how == "long" else 0.5)
+        round.log("size", torch.zeros(2) if self.how == "long" else 0.5)
         return {"sends": None, "bare": torch.zeros(2)}.get(self.how, {"u": torch.zeros(1)})
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Bend(Mine, GradientTransform):
         if self.how == "noise":
             return {k: g + step.noise[k] for k, g in grads.items()}
         if self.how == "counts":
-            return {k: g / step.facts.counts.sum() for k, g in grads.items()}
+            return {k: g / step.client_info.class_counts.sum() for k, g in grads.items()}
         with_noise = {
             "numpy": lambda g: g + float(numpy.random.normal()),
             "count": lambda g: g / COUNT[0],
@@ -205,8 +205,8 @@ def test_a_step_of_the_server_that_diverges_is_told_as_such(rounds: int) -> None
         ),
         ("mine:Keep(how='mine')", "(?s)What a client keeps was changed in place.*'keep/c'"),
         ("mine:Keep(how='long')", r"(?s)in keep\..*'size' is one number for a client; got \[2\]"),
-        ("mine:Bend(how='noise')", "(?s)in bend.*noise is there for .*Capability.NOISE in"),
-        ("mine:Bend(how='counts')", "(?s)in bend.*counts is .* need it: Capability.CLASS_COUNTS"),
+        ("mine:Bend(how='noise')", "(?s)in bend.*add Capability.NOISE to"),
+        ("mine:Bend(how='counts')", "(?s)in bend.*add Capability.CLASS_COUNTS to .*`class_counts`"),
         (
             "mine:Keep(how='shape')",
             r"(?s)What keep keeps for a client has another form.*\[3\] of float.*\[2\] of float",
@@ -245,7 +245,7 @@ def test_a_step_that_does_not_repeat_is_told(how: str, told: int) -> None:
 def test_what_a_step_has_is_said_to_who_asks_for_more() -> None:
     with pytest.raises(TrainingError, match="'Step' object has no attribute 'state'") as said:
         prepared("mine:Bend(how='asks')")
-    assert str(said.value.do).startswith("Step has batch, start, facts, ")
+    assert str(said.value.do).startswith("Step has batch, start, client_info, ")
     assert "states" not in said.value.do
 
 
@@ -302,7 +302,7 @@ def test_a_run_that_failed_later_keeps_its_folder() -> None:
 
 def written_anew(text: str) -> None:
     Path("mine.py").write_text(text)
-    sys.modules.pop("client_state", None)
+    sys.modules.pop("mine", None)
 
 
 def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:

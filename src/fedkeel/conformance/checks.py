@@ -22,14 +22,14 @@ from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, Stand
 from fedkeel.cost.memory import estimate
-from fedkeel.engine.base import Job
-from fedkeel.engine.local import Done, sent
+from fedkeel.engine.base import ClientJob
+from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.round_buffers import flat
+from fedkeel.engine.trainer import TrainedClients
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.context import ByPart
 from fedkeel.method.docs.docstring import read
-from fedkeel.method.local_loop import Progress, wired
+from fedkeel.method.local_loop import LocalState, reply_state, uploaded_state
 from fedkeel.method.server_round import Server
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.loop import Result
@@ -156,14 +156,14 @@ def _pure(stand: Stand) -> str:
     data = stand.prepared.setup.federation.data
     message = stand.message(server)
     client_state = stand.reply(server, 3)[0].client_state
-    watched: list[State] = [flat(message), {"x": data.x, "y": data.y}, dict(client_state)]
+    watched: list[State] = [message_state(message), {"x": data.x, "y": data.y}, dict(client_state)]
     before = [tree.map_tensors(torch.clone, state) for state in watched]
     stand.reply(server, 3, client_state)
     replies = stand.replies(server, [0, 3, 5])
-    sent: State = {"update": dict(replies.update), "uploads": dict(replies.uploads)}
-    copies = tree.map_tensors(torch.clone, sent)
+    uploaded: State = {"update": dict(replies.update), "uploads": dict(replies.uploads)}
+    copies = tree.map_tensors(torch.clone, uploaded)
     stand.aggregate(server, replies)
-    return _changed([*watched, sent], [*before, copies]) or _in_steps(stand, client_state)
+    return _changed([*watched, uploaded], [*before, copies]) or _in_steps(stand, client_state)
 
 
 def _in_steps(stand: Stand, client_state: ByPart) -> str:
@@ -171,7 +171,7 @@ def _in_steps(stand: Stand, client_state: ByPart) -> str:
     seen: list[State] = []
     copies: list[State] = []
 
-    def before(progress: Progress) -> None:
+    def before(progress: LocalState) -> None:
         seen.append({"params": dict(progress.params), "carry": dict(progress.carry)})
         copies.append(tree.map_tensors(torch.clone, seen[-1]))
 
@@ -197,8 +197,8 @@ def _shapes(stand: Stand) -> str:
     after = stand.aggregate(server, stand.replies(server, [0, 3, 5]))
     again = stand.aggregate(after, stand.replies(after, [1, 3, 4]))
     pairs += [(server.memory, after.memory), (after.memory, again.memory)]
-    sent = [flat(stand.message(one)) for one in (server, after, again)]
-    pairs += [(sent[0], sent[1]), (sent[1], sent[2])]
+    states = [message_state(stand.message(one)) for one in (server, after, again)]
+    pairs += [(states[0], states[1]), (states[1], states[2])]
     for one, other in pairs:
         a = {path: (t.shape, t.dtype) for path, t in walk(dict(one))}
         b = {path: (t.shape, t.dtype) for path, t in walk(dict(other))}
@@ -237,7 +237,7 @@ def _wire(stand: Stand) -> str:
     reply = stand.reply(server, 2)[0]
     sent: State = {
         "answers": dict(stand.survey(message, 2)),
-        **wired(prepared.plan, reply),
+        **uploaded_state(prepared.plan, reply),
     }
     codec = prepared.plan.codec
     if codec is not None:
@@ -246,7 +246,7 @@ def _wire(stand: Stand) -> str:
             return "the update is not what its upload decodes to"
     needs, rows = estimate(prepared), stand.reference.rows[1:]
     for name, state, recorded, expected in (
-        ("down", flat(message), [row.bytes_down for row in rows], needs.down),
+        ("down", message_state(message), [row.bytes_down for row in rows], needs.down),
         ("up", sent, [row.bytes_up for row in rows], needs.up),
     ):
         wire = _payload(state)
@@ -273,7 +273,7 @@ def _vectorises(stand: Stand) -> str:
 
     server, setup = stand.prepared.server, stand.prepared.setup
     message = stand.message(server)
-    jobs = [Job(row, k, 0) for row, k in enumerate((1, 3, 5))]
+    jobs = [ClientJob(row, k, 0) for row, k in enumerate((1, 3, 5))]
     chunks = VectorizedTrainer(setup, len(jobs))
     for _ in range(2):  # the second time by the recordings of the first
         for done in chunks(message, jobs, lambda _: None):
@@ -288,10 +288,10 @@ def _vectorises(stand: Stand) -> str:
     return _differ(stand.reference.params, result.params, GROWN)
 
 
-def _apart(stand: Stand, server: Server, done: Done) -> str:
+def _apart(stand: Stand, server: Server, done: TrainedClients) -> str:
     """Return how far clients are from what they reply when each trains by itself."""
     for lane, job in enumerate(done.jobs):
-        expected = dict(walk(sent(stand.reply(server, job.client)[0])))
+        expected = dict(walk(reply_state(stand.reply(server, job.client)[0])))
         found = {path: t[lane] for path, t in walk(done.state)}
         if found.keys() != expected.keys():
             return f"client {job.client} replies {sorted(found.keys() ^ expected.keys())[:2]}"

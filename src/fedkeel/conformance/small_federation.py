@@ -18,8 +18,8 @@ from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import (
+    LocalState,
     LocalTraining,
-    Progress,
     Reply,
     client_finish,
     client_start,
@@ -27,14 +27,14 @@ from fedkeel.method.local_loop import (
     client_survey,
 )
 from fedkeel.method.server_round import (
-    Remembered,
     Replies,
     Server,
-    owned,
+    TableRows,
+    add_mean_answers,
+    copy_memory,
+    initial_table_row,
     server_message,
     server_round,
-    server_rows,
-    surveyed,
 )
 from fedkeel.rng import generator
 from fedkeel.runner.loop import Result
@@ -173,7 +173,7 @@ class Stand:
 
     def noise(self, message: Message, k: int) -> Callable[[], Tree | None]:
         """Return what gives the random numbers of each step of a client."""
-        return loop.noise(self.prepared.setup, message, k)
+        return loop.noise_source(self.prepared.setup, message, k)
 
     def message(self, server: Server) -> Message:
         """Return what clients receive; to what is asked before training, all clients answer."""
@@ -182,7 +182,7 @@ class Stand:
             return message
         with torch.no_grad():
             answers = [self.survey(message, k) for k in range(CLIENTS)]
-        return surveyed(message, substates(stack(answers)), np.ones(CLIENTS))
+        return add_mean_answers(message, substates(stack(answers)), np.ones(CLIENTS))
 
     def survey(self, message: Message, k: int) -> ByPart:
         """Return a client's answers before training."""
@@ -190,14 +190,14 @@ class Stand:
             self.training, message, None, self.client_info(k), partial(self.everything, k)
         )
 
-    def remembered(self, clients: list[int]) -> Remembered:
+    def remembered(self, clients: list[int]) -> TableRows:
         """Return what a server might remember of clients: of each something else."""
-        fresh = server_rows(self.plan, self.prepared.server.params)
+        fresh = initial_table_row(self.plan, self.prepared.server.params)
         rows = []
         for k in clients:
             source = torch.Generator().manual_seed(k)
             rows.append({part: map_tensors(partial(_near, source), s) for part, s in fresh.items()})
-        return Remembered(substates(stack(rows)), np.array([k % 2 == 0 for k in clients]))
+        return TableRows(substates(stack(rows)), np.array([k % 2 == 0 for k in clients]))
 
     def reply(
         self,
@@ -205,7 +205,7 @@ class Stand:
         k: int,
         client_state: ByPart | None = None,
         padded: int = 0,
-        before: Callable[[Progress], None] = lambda _: None,
+        before: Callable[[LocalState], None] = lambda _: None,
     ) -> tuple[Reply, int, int]:
         """One client's round, with `padded` steps added that must change nothing.
 
@@ -259,7 +259,7 @@ class Stand:
         """Return the server after a round, and leave the one given as it is."""
         done = server_round(
             self.plan,
-            owned(server),
+            copy_memory(server),
             self.message(server),
             replies,
             self.prepared.population,

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from fedkeel import config
 from fedkeel.engine.prepared import Place, Prepared
-from fedkeel.engine.reply_rows import SURVEY
-from fedkeel.engine.round_buffers import answered, kept_spec
+from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.layout import RowLayout, row_layout
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.errors import RunError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
-from fedkeel.method.server_round import first_memory, server_message
+from fedkeel.method.server_round import initial_memory, server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Estimate
 from fedkeel.tree import Tree, nbytes
@@ -33,15 +32,15 @@ def estimate(prepared: Prepared) -> Estimate:
     """Return what a run will send and keep, from its first message and a rehearsed reply."""
     spec, server, population = prepared.spec, prepared.server, prepared.population
     rounds = prepared.settings.rounds
-    message = answered(server_message(prepared.plan, server, 1.0), spec)
+    message = with_empty_answers(server_message(prepared.plan, server, 1.0), spec)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     down.update({part: nbytes(state) for part, state in message.broadcast.items()})
     update = 0 if prepared.plan.codec else _bytes(spec, "update/")
     up = {"model": update + _bytes(spec, "buffers/")}
     for path in spec:
-        if path.startswith(("uploads/", SURVEY)):
+        if path.startswith(("uploads/", SURVEY_PREFIX)):
             part = path.split("/")[1]
-            up[part] = _bytes(spec, f"uploads/{part}/") + _bytes(spec, f"{SURVEY}{part}/")
+            up[part] = _bytes(spec, f"uploads/{part}/") + _bytes(spec, f"{SURVEY_PREFIX}{part}/")
     # each client's row, and again where it changed since the checkpoint, and those being written
     rows = min(2 * population.clients + population.per_round, population.per_round * rounds)
     return Estimate(
@@ -62,7 +61,7 @@ def _bytes(spec: dict[str, TensorSpec], prefix: str) -> int:
 
 def _row(prepared: Prepared) -> int:
     """Return the bytes of a client's row in the files, its own and the server's."""
-    mine = kept_spec(prepared.spec)
+    mine = client_state_spec(prepared.spec)
     own = row_layout(mine, low_rank_codec(mine, prepared.plan))
     return own.nbytes + RowLayout(prepared.table).nbytes
 
@@ -102,7 +101,7 @@ def check_server(plan: Plan, params: Tree, population: Population, asked: config
     """
     hollow = {k: v.to("meta") for k, v in params.items()}  # of the same form, without memory
     try:
-        needed = nbytes(dict(first_memory(plan, hollow, population)))
+        needed = nbytes(dict(initial_memory(plan, hollow, population)))
     except Exception:  # a part may look at numbers, which there are none of
         return
     budget = _budget(asked)

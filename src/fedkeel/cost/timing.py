@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from fedkeel.data import batches
-from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.local import SequentialTrainer, Trainer
+from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.round_buffers import answered
+from fedkeel.engine.rehearsal import with_empty_answers
+from fedkeel.engine.trainer import SequentialTrainer, Trainer
 from fedkeel.method.context import Floats, Ints, Message
 from fedkeel.method.server_round import server_message
 
@@ -74,7 +74,7 @@ class Measured:
 def _message(prepared: Prepared) -> Message:
     """Return the message of the first round."""
     lr = learning_rate(prepared.settings, prepared.setup.training, 0)
-    return answered(server_message(prepared.plan, prepared.server, lr), prepared.spec)
+    return with_empty_answers(server_message(prepared.plan, prepared.server, lr), prepared.spec)
 
 
 def brief(prepared: Prepared) -> bool:
@@ -87,7 +87,7 @@ def brief(prepared: Prepared) -> bool:
 
 
 def _each(
-    exact: Trainer, message: Message, jobs: list[Job], shares: dict[int, float]
+    exact: Trainer, message: Message, jobs: list[ClientJob], shares: dict[int, float]
 ) -> tuple[float, int, int]:
     """Return the seconds of a client, and of how many clients, how often, they are to be taken."""
     alone = _seconds(exact, message, jobs[:1])  # the first one also pays for what is made once
@@ -115,7 +115,7 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> Measured:
     facts = establish(setup)
     began = time.perf_counter()
     slower, lane, chunks = 0, 0.0, VectorizedTrainer(setup, 1, device, exact.placed, facts)
-    sums = setup.training.plan.sums
+    sums = setup.training.plan.needs_only_update_sum
     sizes = _sizes(setup, per_round, workers, device, facts.pads)
     while sizes and chunks.strategy.is_compiled:
         lanes = sizes.pop(0)
@@ -196,7 +196,7 @@ def _work(setup: TrainingSetup) -> tuple[Ints, Floats]:
     ]
 
 
-def _chunk(setup: TrainingSetup, lanes: int, per_round: int) -> tuple[list[Job], float]:
+def _chunk(setup: TrainingSetup, lanes: int, per_round: int) -> tuple[list[ClientJob], float]:
     """Return clients as they share a chunk, and their mean work over that of all clients.
 
     They are the longest of a typical round's, which has short and long ones: lanes wait for the
@@ -205,11 +205,11 @@ def _chunk(setup: TrainingSetup, lanes: int, per_round: int) -> tuple[list[Job],
     some, work = _work(setup)
     places = np.linspace(0, len(some) - 1, min(per_round, len(some))).astype(np.int64)
     longest = np.argsort(work, kind="stable")[places][::-1][:lanes]
-    jobs = [Job(row=0, client=int(k), done=0) for k in some[longest]]
+    jobs = [ClientJob(row=0, client=int(k), steps_done=0) for k in some[longest]]
     return jobs, float(work[longest].mean() / work.mean())
 
 
-def _sample(setup: TrainingSetup) -> tuple[list[Job], dict[int, float]]:
+def _sample(setup: TrainingSetup) -> tuple[list[ClientJob], dict[int, float]]:
     """Return clients of about the mean work, to be measured alone, and what they stand for.
 
     Returns:
@@ -219,7 +219,7 @@ def _sample(setup: TrainingSetup) -> tuple[list[Job], dict[int, float]]:
     some, work = _work(setup)
     typical = np.argsort(np.abs(work - work.mean()), kind="stable")[:FEW]
     means = np.cumsum(work[typical]) / np.arange(1, len(typical) + 1) / work.mean()
-    jobs = [Job(row=0, client=int(k), done=0) for k in some[typical]]
+    jobs = [ClientJob(row=0, client=int(k), steps_done=0) for k in some[typical]]
     return jobs, {n: float(mean) for n, mean in enumerate(means, start=1)}
 
 
@@ -277,7 +277,7 @@ def _user() -> float:
 def _seconds(
     train: Trainer,
     message: Message,
-    jobs: list[Job],
+    jobs: list[ClientJob],
     sums: bool = False,
     clock: Callable[[], float] = time.process_time,
 ) -> float:

@@ -1,4 +1,4 @@
-"""What every engine is given, and the protocol that every engine keeps."""
+"""The protocol of engines, and the values that go into and come out of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = 100
 """Examples in one forward pass of convolutions on a processor: what lies between two layers then
 stays in its cache."""
 
-Tick = Callable[[int], None]
+ReportProgress = Callable[[int], None]
 """Called with the number of clients that have been trained since the last call."""
 
 
@@ -61,7 +61,7 @@ class TrainingSetup:
         return min(self.eval_batch, SMALL) if small else self.eval_batch
 
     def on(self, device: torch.device) -> TrainingSetup:
-        """Return the world with network and data on a device.
+        """Return the setup with network and data on a device.
 
         Raises:
             RunError: they do not fit into its memory.
@@ -86,36 +86,36 @@ class TrainingSetup:
             test=self.test.on(device),
         )
 
-    def raw_weights(self, jobs: Sequence[Job], seen: Sequence[int]) -> Floats:
-        """Return [n] weights of clients that have processed `seen` examples; no sum of 1 yet."""
+    def raw_weights(self, jobs: Sequence[ClientJob], processed: Sequence[int]) -> Floats:
+        """Return [n] weights of clients by the examples they processed, not yet scaled to sum 1."""
         sizes = self.federation.sizes[[job.client for job in jobs]]
-        return raw_weights(self.training.plan.weights, sizes, np.array(seen))
+        return raw_weights(self.training.plan.weights, sizes, np.array(processed))
 
 
 @dataclass(frozen=True)
-class Job:
+class ClientJob:
     """One client of a round.
 
     Args:
         row: place in the cohort, 0..K-1, and so in the reply buffers.
         client: stable client index.
-        done: local steps that the client has made in earlier rounds.
+        steps_done: local steps that the client has made in earlier rounds.
     """
 
     row: int
     client: int
-    done: int
+    steps_done: int
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a round came to where clients are on other machines, and may fail by themselves.
+class RemoteReport:
+    """The traffic and the failures of a round whose clients are on other machines.
 
     Args:
-        down: bytes that were sent to clients, by part.
-        up: bytes that came from clients, by part.
-        faults: what went wrong, in words, and the clients it happened to.
-        lost: clients that no longer have what they kept.
+        down: bytes sent to clients, by part.
+        up: bytes received from clients, by part.
+        faults: clients by the failure that they had, in words.
+        lost: clients that no longer have their state.
     """
 
     down: dict[str, int]
@@ -125,18 +125,19 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What came of a round at the clients.
+class TrainedCohort:
+    """The clients of a round after they have trained.
 
     Args:
-        replies: what the server receives. Its tensors are the engine's own buffers and change with
-            the next round.
+        replies: what the server receives. The tensors may be buffers that the engine writes over
+            in the next round.
         loss: [K] mean training loss of each client.
         steps: [K] local steps that each client made.
         diagnostics: diagnostics by ``part.name``, [K].
-        seconds: by phase of local training, summed over clients, whoever trained them at once.
-        account: what was sent and what went wrong, where not every client answers; K are then those
-            that did.
+        seconds: by phase of local training, summed over clients, also where several trained at
+            the same time.
+        remote: traffic and failures, where clients are on other machines; K are then the clients
+            that answered.
     """
 
     replies: Replies
@@ -144,7 +145,7 @@ class Trained:
     steps: Ints
     diagnostics: dict[str, NDArray[np.float64]]
     seconds: dict[str, float] = field(default_factory=dict)
-    account: Account | None = None
+    remote: RemoteReport | None = None
 
 
 class Engine(Protocol):
@@ -154,8 +155,10 @@ class Engine(Protocol):
     def reasons(self) -> list[str]:
         """Why clients were trained in a plainer way than was asked for."""
 
-    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
-        """Train clients [K] from a message; what they keep counts when it is committed."""
+    def train(
+        self, message: Message, clients: Ints, report_progress: ReportProgress
+    ) -> TrainedCohort:
+        """Train clients [K] from a message; their new state counts once it is committed."""
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys, tensors [K, ...] by part."""
@@ -163,8 +166,8 @@ class Engine(Protocol):
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""
 
-    def commit(self, trained: Trained, keep: Ints) -> None:
-        """Take the state of the clients `keep`, after the server has taken the round."""
+    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
+        """Make the new state of the clients `keep` count, after the server's round."""
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split, as `task.metrics.measure`."""

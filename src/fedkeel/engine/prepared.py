@@ -13,7 +13,7 @@ from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.local_loop import LocalTraining
-from fedkeel.method.server_round import Server, server_rows
+from fedkeel.method.server_round import Server, initial_table_row
 from fedkeel.task.task import Task
 
 Place = Literal["memory", "disk"]
@@ -71,7 +71,7 @@ class Prepared:
     @property
     def table(self) -> dict[str, TensorSpec]:
         """What the server remembers of one client, by path."""
-        return specs_of(dict(server_rows(self.plan, self.server.params)))
+        return specs_of(dict(initial_table_row(self.plan, self.server.params)))
 
 
 def learning_rate(settings: config.Run, training: LocalTraining, round: int) -> float:

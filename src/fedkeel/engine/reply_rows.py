@@ -13,14 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.base import Job, Tick, TrainingSetup
+from fedkeel.engine.base import ClientJob, ReportProgress, TrainingSetup
 from fedkeel.engine.buffers import Buffers, RowBytes
-from fedkeel.engine.local import PHASES, Done, ReadRecord, Trainer, survey_client
+from fedkeel.engine.local import PHASES, survey_client
 from fedkeel.engine.process.shared_memory import Allocate
+from fedkeel.engine.rehearsal import (
+    CLIENT_STATE_PREFIX,
+    SURVEY_PREFIX,
+    UPDATE_PREFIX,
+    check_reply,
+)
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.store.record import ClientRecord
-from fedkeel.errors import TrainingError
+from fedkeel.engine.trainer import ReadRecord, TrainedClients, Trainer
 from fedkeel.method.context import ByPart, Message
 from fedkeel.tree import State, Tree, map_tensors, substates, unwalk, walk
 
@@ -32,15 +38,6 @@ COUNTS = {
     "head": torch.int64,
 }
 """Numbers about each client's round; `head` is the row of the piece that it was trained in."""
-
-UPDATE = "update/"
-"""Where updates stand among the specs of a reply."""
-
-KEPT = "client_state/"
-"""Where what a client keeps stands among the specs of a rehearsal."""
-
-SURVEY = "survey/"
-"""Where the answers to surveys stand among the specs of a rehearsal."""
 
 
 class Rows:
@@ -67,13 +64,15 @@ class Rows:
         store: ClientStore | None = None,
     ) -> None:
         self._setup, self._store = setup, store
-        self._asked = {k.removeprefix(SURVEY): v for k, v in spec.items() if k.startswith(SURVEY)}
-        self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY)}
-        self.summed = sums and setup.training.plan.sums
-        messages = (f"uploads/{part}/" for part in setup.training.plan.summed)
-        added = (UPDATE, *messages) if self.summed else ()
+        self._asked = {
+            k.removeprefix(SURVEY_PREFIX): v for k, v in spec.items() if k.startswith(SURVEY_PREFIX)
+        }
+        self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY_PREFIX)}
+        self.summed = sums and setup.training.plan.needs_only_update_sum
+        messages = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
+        added = (UPDATE_PREFIX, *messages) if self.summed else ()
         summed = {k: v for k, v in self._spec.items() if k.startswith(added)}
-        self._kept = {k: v for k, v in self._spec.items() if k.startswith(KEPT)}
+        self._kept = {k: v for k, v in self._spec.items() if k.startswith(CLIENT_STATE_PREFIX)}
         rest = {k: v for k, v in self._spec.items() if k not in summed and k not in self._kept}
         counts = {k: TensorSpec((), dtype) for k, dtype in COUNTS.items()}
         seconds = {k: TensorSpec((), torch.float64) for k in PHASES}
@@ -87,7 +86,12 @@ class Rows:
     # ---- written ----------------------------------------------------------------------------
 
     def run(
-        self, train: Trainer, message: Message, jobs: Sequence[Job], kept: ReadRecord, tick: Tick
+        self,
+        train: Trainer,
+        message: Message,
+        jobs: Sequence[ClientJob],
+        kept: ReadRecord,
+        tick: ReportProgress,
     ) -> None:
         """Train the clients of a piece of work and write their rows.
 
@@ -116,27 +120,30 @@ class Rows:
             for phase, seconds in spent.items():
                 self._seconds.tensors[phase][head] = seconds
 
-    def _take(self, done: Done, head: int, sums: dict[str, Tensor]) -> None:
+    def _take(self, done: TrainedClients, head: int, sums: dict[str, Tensor]) -> None:
         state = dict(walk(done.state))
-        values = {**state, **{KEPT + path: v for path, v in done.client_state.values.items()}}
+        values = {
+            **state,
+            **{CLIENT_STATE_PREFIX + path: v for path, v in done.client_state.values.items()},
+        }
         found = {path: TensorSpec(tuple(v.shape[1:]), v.dtype) for path, v in values.items()}
-        _check(found, done.jobs[0].client, self._spec)
+        check_reply(found, done.jobs[0].client, self._spec)
         rows = [job.row for job in done.jobs]
         self._add({path: state.pop(path) for path in self._sums.tensors}, done, head, sums)
         self._keep(done.client_state, done.jobs, rows)
         self._replies.write(state, rows)
         heads = [head] * len(rows)
-        counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.seen, heads)))
+        counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.examples, heads)))
         self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
 
-    def _keep(self, record: ClientRecord, jobs: Sequence[Job], rows: Sequence[int]) -> None:
+    def _keep(self, record: ClientRecord, jobs: Sequence[ClientJob], rows: Sequence[int]) -> None:
         """Write what clients keep."""
         if self._store is None:
-            self._client_state.write({KEPT.rstrip("/"): dict(record.state)}, rows)
+            self._client_state.write({CLIENT_STATE_PREFIX.rstrip("/"): dict(record.state)}, rows)
         elif record.values:
             self._store.write(np.array([job.client for job in jobs]), record)
 
-    def _add(self, state: Tree, done: Done, head: int, sums: dict[str, Tensor]) -> None:
+    def _add(self, state: Tree, done: TrainedClients, head: int, sums: dict[str, Tensor]) -> None:
         """Add what clients send, those that are finite, to the sums of their piece.
 
         Updates are added with the clients' weights; messages as they are, of clients that count.
@@ -153,12 +160,12 @@ class Rows:
             for path, rows in state.items():
                 add(path, rows[0])
             return
-        raw = self._setup.raw_weights(done.jobs, done.seen)
+        raw = self._setup.raw_weights(done.jobs, done.examples)
         good = np.flatnonzero(done.finite.cpu().numpy() & (raw > 0.0))
         if not len(good):
             return
         for path, rows in state.items():
-            scales = raw if path.startswith(UPDATE) else np.ones_like(raw)
+            scales = raw if path.startswith(UPDATE_PREFIX) else np.ones_like(raw)
             if len(rows) == 1:
                 add(path, rows[0], scales[0])
             else:
@@ -167,13 +174,13 @@ class Rows:
                 weights = torch.from_numpy(scales[good]).to(rows.device, rows.dtype)
                 add(path, torch.mv(rows.reshape(len(rows), -1).T, weights))
 
-    def ask(self, message: Message, job: Job, client_state: ByPart | None) -> None:
+    def ask(self, message: Message, job: ClientJob, client_state: ByPart | None) -> None:
         """Write one client's answers to the surveys into its row."""
         self.put_answers(job, survey_client(self._setup, message, job, client_state))
 
-    def put_answers(self, job: Job, answers: ByPart) -> None:
+    def put_answers(self, job: ClientJob, answers: ByPart) -> None:
         """Write one client's answers to the surveys, whoever asked it, into its row."""
-        _check(specs_of(dict(answers)), job.client, self._asked)
+        check_reply(specs_of(dict(answers)), job.client, self._asked)
         self._answers.write(map_tensors(lambda t: t[None], dict(answers)), [job.row])
 
     # ---- read -------------------------------------------------------------------------------
@@ -219,7 +226,7 @@ class Rows:
             "seconds": self._seconds.read_bytes(1),
         }
 
-    def unpack(self, packed: Packed, jobs: Sequence[Job]) -> None:
+    def unpack(self, packed: Packed, jobs: Sequence[ClientJob]) -> None:
         """Write the rows of a piece that was trained elsewhere.
 
         Args:
@@ -239,7 +246,7 @@ class Rows:
             buffers.write_bytes(packed.get(name, {}), rows[:1] if one else rows)
         if "client_state" in packed:
             tensors = {
-                path.removeprefix(KEPT): _typed(array, self._kept[path])
+                path.removeprefix(CLIENT_STATE_PREFIX): _typed(array, self._kept[path])
                 for path, array in packed["client_state"].items()
             }
             self._keep(ClientRecord(tensors), jobs, rows)
@@ -263,15 +270,3 @@ def _chosen(rows: Tensor, heads: Tensor | slice) -> Tensor:
 def _typed(raw: NDArray[np.uint8], spec: TensorSpec) -> Tensor:
     """Return the tensor [n, ...] of bytes [n, bytes of a row], a copy."""
     return torch.from_numpy(raw.copy()).view(spec.dtype).view(len(raw), *spec.shape)
-
-
-def _check(found: dict[str, TensorSpec], client: int, first: dict[str, TensorSpec]) -> None:
-    if found == first:
-        return
-    paths = [p for p in {**first, **found} if found.get(p) != first.get(p)]
-    raise TrainingError(
-        f"The reply of client {client} has another form than the first one.",
-        got=f"{paths[0]}: {found.get(paths[0])}",
-        expected=f"{first.get(paths[0])}",
-        why="what a part sends, keeps and notes has the same names, shapes and types each time",
-    )

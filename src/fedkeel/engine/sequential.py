@@ -1,4 +1,4 @@
-"""The sequential engine: a Python loop. The definition of correct, and the debugger."""
+"""The sequential engine: a plain loop over clients. It is the reference for all other engines."""
 
 from __future__ import annotations
 
@@ -6,29 +6,42 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
-from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate
+from fedkeel import tree
+from fedkeel.clock import Clock
+from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort, TrainingSetup
+from fedkeel.engine.client_checkpoint import checkpoint_arrays, restore_clients
+from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.local import PHASES, survey_client, train_client
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.process.shared_memory import private_memory
-from fedkeel.engine.round_buffers import RoundBuffers
-from fedkeel.engine.spec import TensorSpec
-from fedkeel.engine.store.record import RowCodec
+from fedkeel.engine.rehearsal import (
+    CLIENT_STATE_PREFIX,
+    SURVEY_PREFIX,
+    check_reply,
+    client_state_spec,
+)
+from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.engine.store import client_store
+from fedkeel.engine.store.record import ClientRecord, RowCodec
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.tree import Tree
+from fedkeel.method.local_loop import reply_state
+from fedkeel.method.server_round import Replies
+from fedkeel.tree import State, Tree
 
 
 class Sequential:
-    """Trains clients in this process, one after the other or side by side.
+    """Trains the clients of a round in this process, one after the other.
 
     Args:
         setup: method, model, data and seed.
-        spec: what a reply looks like, from `rounds.rehearse`.
+        spec: shape and type of each tensor of a reply, by path, from `rehearse`.
         capacity: the largest cohort.
-        file: where client state lies; None for memory.
-        chunks: what trains clients side by side; None trains them one by one.
+        file: where client state is stored; None for memory.
         codec: stores some of the clients' state in compact form; None stores it as it is.
     """
 
@@ -39,62 +52,132 @@ class Sequential:
         capacity: int,
         *,
         file: Path | None = None,
-        chunks: Trainer | None = None,
         codec: RowCodec | None = None,
     ) -> None:
-        sums = chunks is not None
-        self._buffers = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
-        self._train: Trainer = chunks or SequentialTrainer(setup)
-        self._precision = setup.precision
+        self._setup = setup
+        self._reply_spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY_PREFIX)}
+        self._answer_spec = {
+            k.removeprefix(SURVEY_PREFIX): v for k, v in spec.items() if k.startswith(SURVEY_PREFIX)
+        }
+        clients = len(setup.federation)
+        self._store = client_store(
+            client_state_spec(spec), clients, private_memory, file, capacity, codec
+        )
+        self._steps_done = np.zeros(clients, dtype=np.int64)  # [C]
+        varies = setup.training.network.traits.why_calls_differ
+        self.reasons = [varies] if varies else []
 
-    @property
-    def reasons(self) -> list[str]:
-        """Why clients were trained in a plainer way than was asked for."""
-        return self._train.reasons
-
-    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+    def train(
+        self, message: Message, clients: Ints, report_progress: ReportProgress
+    ) -> TrainedCohort:
         """Train clients [K] from a message."""
-        with arithmetic(self._precision):
-            self._buffers.run(self._train, message, self._buffers.begin(clients), tick)
-        return self._buffers.gather(clients)
+        self._store.reserve(clients)
+        sent_spec = {
+            k: v for k, v in self._reply_spec.items() if not k.startswith(CLIENT_STATE_PREFIX)
+        }
+        rows = _empty_rows(sent_spec, len(clients))
+        losses, finite, steps, examples = [], [], [], []
+        seconds = dict.fromkeys(PHASES, 0.0)
+        with arithmetic(self._setup.precision):
+            for job in self._jobs(clients):
+                clock = Clock()
+                client_state = self._store.read_state(job.client)
+                result = train_client(self._setup, message, job, client_state, clock=clock)
+                reply = reply_state(result.reply)
+                check_reply(specs_of(reply), job.client, self._reply_spec)
+                new_state = tree.map_tensors(
+                    lambda t: t[None], tree.substate(reply, "client_state")
+                )
+                self._store.write(np.array([job.client]), ClientRecord.of(new_state))
+                _write_row(rows, job.row, {**reply, "client_state": {}})
+                losses.append(float(result.reply.loss))
+                finite.append(bool(result.reply.finite))
+                steps.append(result.steps)
+                examples.append(result.examples)
+                clock.lap("upload")
+                for phase in PHASES:
+                    seconds[phase] += clock.seconds[phase]
+                report_progress(1)
+        sent = tree.unwalk(rows)
+        replies = Replies(
+            clients=clients,
+            examples=self._setup.federation.sizes[clients],
+            processed=np.array(examples, dtype=np.int64),
+            finite=np.array(finite, dtype=np.bool_),
+            update=tree.tensors(tree.substate(sent, "update")),
+            buffers=tree.tensors(tree.substate(sent, "buffers")),
+            uploads=tree.substates(tree.substate(sent, "uploads")),
+        )
+        diagnostics = tree.tensors(tree.substate(sent, "diagnostics"))
+        return TrainedCohort(
+            replies=replies,
+            loss=np.array(losses, dtype=np.float64),
+            steps=np.array(steps, dtype=np.int64),
+            diagnostics={name: t.double().numpy() for name, t in diagnostics.items()},
+            seconds=seconds,
+        )
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
-        with arithmetic(self._precision):
-            for job in self._buffers.jobs(clients):
-                self._buffers.ask(message, job)
-        return self._buffers.answers(clients)
+        rows = _empty_rows(self._answer_spec, len(clients))
+        with arithmetic(self._setup.precision):
+            for job in self._jobs(clients):
+                client_state = self._store.read_state(job.client)
+                answers = survey_client(self._setup, message, job, client_state)
+                check_reply(specs_of(dict(answers)), job.client, self._answer_spec)
+                _write_row(rows, job.row, dict(answers))
+        return tree.substates(tree.unwalk(rows))
+
+    def _jobs(self, clients: Ints) -> list[ClientJob]:
+        steps_done = self._steps_done[clients].tolist()
+        return [
+            ClientJob(row, client, steps)
+            for row, (client, steps) in enumerate(zip(clients.tolist(), steps_done, strict=True))
+        ]
 
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""
-        return self._buffers.done(clients)
+        return self._steps_done[clients]
 
-    def commit(self, trained: Trained, keep: Ints) -> None:
-        """Take the state of the clients `keep`."""
-        self._buffers.commit(trained, keep)
+    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
+        """Make the new state of the clients `keep` count."""
+        rows = np.isin(trained.replies.clients, keep)
+        clients = trained.replies.clients[rows]
+        self._store.commit(clients)
+        self._steps_done[clients] += trained.steps[rows]
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
-        setup = self._train.placed
-        like = next(iter(setup.training.network.params.values()))
-        params, buffers = ({k: t.to(like.device) for k, t in s.items()} for s in (params, buffers))
-        with arithmetic(self._precision):
-            return evaluate(setup, params, buffers, split)
+        with arithmetic(self._setup.precision):
+            return evaluate(self._setup, params, buffers, split)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return client state as arrays."""
-        return self._buffers.state()
+        """Return client state as arrays, for a checkpoint."""
+        return checkpoint_arrays(self._store, self._steps_done)
 
     def saved(self) -> None:
         """Hear that the checkpoint of the last state is complete."""
-        self._buffers.store.snapshot_saved()
+        self._store.snapshot_saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""
-        self._buffers.restore(arrays)
+        restore_clients(arrays, self._store, self._steps_done)
 
     def __enter__(self) -> Sequential:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to end: everything is in this process."""
+        """Do nothing: there are no other processes to end."""
+
+
+def _empty_rows(spec: Mapping[str, TensorSpec], count: int) -> Tree:
+    """Return uninitialised tensors [count, ...], by path, of which each client fills a row."""
+    return {
+        path: torch.empty((count, *tensor.shape), dtype=tensor.dtype)
+        for path, tensor in spec.items()
+    }
+
+
+def _write_row(rows: Tree, row: int, state: State) -> None:
+    for path, tensor in tree.walk(state):
+        rows[path][row] = tensor

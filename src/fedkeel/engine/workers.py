@@ -25,17 +25,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
-from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
+from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
-from fedkeel.engine.local import SequentialTrainer, Trainer, evaluate_shard, examples
+from fedkeel.engine.evaluation import count_examples, evaluate_shard
+from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.process import malloc, work_items
 from fedkeel.engine.process.affinity import core, here, woken_on
 from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.process.shared_memory import fork_shared_memory, shared_segment
 from fedkeel.engine.process.work_items import Piece, Tasks, Train
-from fedkeel.engine.round_buffers import RoundBuffers, flat, unflat
+from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.record import RowCodec
+from fedkeel.engine.trainer import SequentialTrainer, Trainer
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import State, Tree
@@ -106,10 +108,10 @@ class Workers:
     ) -> None:
         start = start or beginning()
         memory = fork_shared_memory if start == "fork" else shared_segment
-        most = max(examples(setup, "test"), examples(setup, "clients"))
+        most = max(count_examples(setup, "test"), count_examples(setup, "clients"))
         self._shared = _Shared(
             setup=setup,
-            message=Buffers(specs_of(flat(message)), None, memory),
+            message=Buffers(specs_of(message_state(message)), None, memory),
             rounds=RoundBuffers(
                 setup, spec, capacity, memory, file, sums=chunks is not None, codec=codec
             ),
@@ -146,9 +148,9 @@ class Workers:
         theirs.close()
         return _Worker(process, ours, core(taken={worker.core for worker in self._workers}))
 
-    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+    def train(self, message: Message, clients: Ints, tick: ReportProgress) -> TrainedCohort:
         """Train clients [K] from a message."""
-        self._shared.message.write(flat(message))
+        self._shared.message.write(message_state(message))
         setup, lanes = self._shared.setup, self._shared.train.parallel_clients
         jobs = self._shared.rounds.begin(clients)
         self._work(work_items.training(setup, message, jobs, len(self._workers), lanes), tick)
@@ -156,7 +158,7 @@ class Workers:
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
-        self._shared.message.write(flat(message))
+        self._shared.message.write(message_state(message))
         jobs = self._shared.rounds.jobs(clients)
         self._work(work_items.survey(message, jobs, len(self._workers)), lambda _: None)
         return self._shared.rounds.answers(clients)
@@ -165,7 +167,7 @@ class Workers:
         """Return [K] local steps that clients have made in earlier rounds."""
         return self._shared.rounds.done(clients)
 
-    def commit(self, trained: Trained, keep: Ints) -> None:
+    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Take the state of the clients `keep`."""
         self._shared.rounds.commit(trained, keep)
 
@@ -176,7 +178,7 @@ class Workers:
         if setup.training.buffers == "average":  # otherwise the workers have them
             sent["buffers"] = dict(buffers)
         self._shared.message.write(sent)
-        count = examples(setup, split)
+        count = count_examples(setup, split)
         work = work_items.evaluation(setup, split, count, len(self._workers))
         self._work(work, lambda _: None)
         return self._shared.measured.tensors["rows"][:count].clone()
@@ -207,7 +209,7 @@ class Workers:
             _collect(worker, patience)
         self._workers.clear()
 
-    def _work(self, work: Sequence[Piece], tick: Tick) -> None:
+    def _work(self, work: Sequence[Piece], tick: ReportProgress) -> None:
         """Give out pieces of work until all are done."""
         tasks = Tasks(list(work))
         own = here()
@@ -294,14 +296,14 @@ def _serve(state: _Shared, pipe: Connection, others: Sequence[Connection]) -> No
 def _do(state: _Shared, piece: Piece) -> None:
     setup, message = state.setup, state.message.state()
     if isinstance(piece, Train):
-        received = unflat(message, piece.round, piece.lr)
+        received = message_from_state(message, piece.round, piece.lr)
         if not piece.survey:
             state.rounds.run(state.train, received, piece.jobs, lambda _: None)
             return
         for job in piece.jobs:
             state.rounds.ask(received, job)
         return
-    received = unflat(message, 0, 0.0)
+    received = message_from_state(message, 0, 0.0)
     buffers = received.buffers or setup.training.network.buffers
     for start in piece.starts:
         rows = evaluate_shard(setup, received.params, buffers, piece.split, start)

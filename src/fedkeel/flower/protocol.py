@@ -14,9 +14,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.reply_rows import SURVEY as SURVEY_PREFIX
-from fedkeel.engine.round_buffers import answered, flat
+from fedkeel.engine.rehearsal import SURVEY_PREFIX as SURVEY_PREFIX
+from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.flower.wire import FORMAT, Header
 from fedkeel.method.plugins import fingerprint
@@ -116,9 +117,9 @@ class MessageSpecs:
             return {k.removeprefix(prefix): v for k, v in items if k.startswith(prefix)}
 
         return cls(
-            training=specs_of(flat(answered(message, prepared.spec))),
-            survey=specs_of(flat(message)),
-            evaluation=specs_of(flat(evaluation)),
+            training=specs_of(message_state(with_empty_answers(message, prepared.spec))),
+            survey=specs_of(message_state(message)),
+            evaluation=specs_of(message_state(evaluation)),
             reply={k: v for k, v in prepared.spec.items() if k.startswith(tuple(reply))},
             diagnostics=below("diagnostics/"),
             answer=below(SURVEY_PREFIX),

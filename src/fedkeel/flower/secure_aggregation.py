@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedkeel.config import Experiment
 from fedkeel.errors import RunError
 from fedkeel.method.grammar import parse
-from fedkeel.method.roles import Capability
+from fedkeel.method.part import Capability
 
 
 def refuse_secure_aggregation(experiment: Experiment) -> None:
@@ -22,7 +22,7 @@ def refuse_secure_aggregation(experiment: Experiment) -> None:
     reason = "this method needs no more than sums"
     if per_client:
         reason = f"{', '.join(per_client)} needs single clients' updates, which it would hide"
-    elif uploads or not plan.sums:
+    elif uploads or not plan.needs_only_update_sum:
         reason = f"the uploads of {', '.join(uploads) or 'this method'} would have to be summed too"
     raise RunError(
         "Secure aggregation is not available.",

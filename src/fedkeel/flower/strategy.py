@@ -23,7 +23,7 @@ from fedkeel.method import context
 from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
-from fedkeel.method.local_loop import finite
+from fedkeel.method.local_loop import all_finite
 from fedkeel.method.roles import (
     ROLES,
     AggregateTransform,
@@ -34,12 +34,7 @@ from fedkeel.method.roles import (
     ServerState,
     Table,
 )
-from fedkeel.method.server_round import (
-    Replies,
-    Server,
-    owned,
-    server_message,
-)
+from fedkeel.method.server_round import Replies, Server, copy_memory, server_message
 from fedkeel.method.server_round import (
     server_round as run_server_round,
 )
@@ -237,7 +232,7 @@ class Method(FedAvg):
             clients=np.array([self._client_by_node[r.node] for r in usable], dtype=np.int64),
             examples=examples,
             processed=examples,
-            finite=np.array([bool(finite({"model": dict(model)})) for model in models]),
+            finite=np.array([bool(all_finite({"model": dict(model)})) for model in models]),
             update={k: torch.stack([model[k] - v for model in models]) for k, v in start.items()},
             buffers={k: torch.stack([m[k] for m in models]) for k in server.buffers},
             uploads={},
@@ -264,7 +259,7 @@ class Method(FedAvg):
         memory[optimiser.name] = optimiser.init_optimiser(params, self._population)
         buffers = {k: v for k, v in model.items() if k not in params}
         self._table = ServerTable(self.plan, params, self._population)
-        return owned(Server(clone(params), buffers, memory))
+        return copy_memory(Server(clone(params), buffers, memory))
 
     def _read(self, server_round: int, messages: list[Message]) -> list[_NodeReply]:
         """Return the usable replies, in the order of their clients."""

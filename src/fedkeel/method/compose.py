@@ -21,13 +21,13 @@ from fedkeel.method import plugins
 from fedkeel.method.context import Objective
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import check_hyperparameters
+from fedkeel.method.part import Capability, Part
 from fedkeel.method.parts.server import Addition, WeightedMean
 from fedkeel.method.roles import (
     ROLES,
     SLOTS,
     AggregateTransform,
     Broadcast,
-    Capability,
     Carry,
     ClientState,
     Codec,
@@ -38,7 +38,6 @@ from fedkeel.method.roles import (
     GradientTransform,
     LocalWork,
     LossTerm,
-    Part,
     Penalty,
     Preparation,
     Reduction,
@@ -127,14 +126,14 @@ class Plan:
         return frozenset().union(*(part.needs for part in self.parts))
 
     @property
-    def mirrored(self) -> frozenset[str]:
+    def client_sum_parts(self) -> frozenset[str]:
         """Names of the parts whose server state adds up what the clients keep."""
-        return frozenset(part.name for part in self.client_states if part.mirrored)
+        return frozenset(part.name for part in self.client_states if part.server_holds_sum)
 
     @property
-    def renewed(self) -> frozenset[str]:
+    def last_round_states(self) -> frozenset[str]:
         """Names of the parts of which clients keep nothing older than their last round."""
-        return frozenset(part.name for part in self.client_states if part.renewed)
+        return frozenset(part.name for part in self.client_states if part.from_last_round_only)
 
     @cached_property
     def nonlinear_part(self) -> str:
@@ -143,7 +142,7 @@ class Plan:
         return next(bend, "")
 
     @property
-    def sums(self) -> bool:
+    def needs_only_update_sum(self) -> bool:
         """Whether the server needs no more of the updates than their weighted sum.
 
         Of parts from outside this package that act on updates at the server it is not known.
@@ -159,9 +158,11 @@ class Plan:
         )
 
     @property
-    def summed(self) -> frozenset[str]:
+    def sum_only_uploads(self) -> frozenset[str]:
         """Names of the parts of whose messages the server needs no more than the sum either."""
-        return frozenset(part.name for part in self.uploads if part.summed and self.sums)
+        return frozenset(
+            part.name for part in self.uploads if part.needs_only_sum and self.needs_only_update_sum
+        )
 
     def work(self, local: Local) -> Local:
         """Return the settings of local training, as the method means them."""
@@ -229,7 +230,9 @@ def compose(
         aggregate_transforms=staged(AggregateTransform, "aggregate_stage"),
         server_optimiser=next(iter(_playing(parts, ServerOptimiser)), Addition()),
         server_states=_playing(parts, ServerState),
-        pull=sum(part.pull for part in penalties) if all(p.keeps_pull for p in parts) else 0.0,
+        pull=sum(part.pull for part in penalties)
+        if all(p.preserves_penalty_pull for p in parts)
+        else 0.0,
     )
 
 

@@ -1,7 +1,7 @@
-"""What a role may see: exactly this, and of states and messages only its own part's.
+"""Contexts: what a part sees of a step, of a client's round and of the server's round.
 
-Client contexts (`Step`, `Round`) carry no client axis; server contexts (`Cohort`, `Outcome`) have a
-leading axis K on everything that came from clients.
+Of states and messages a part sees only its own. Client contexts (`Step`, `Round`) carry no client
+axis; server contexts (`Cohort`, `Outcome`) have a leading axis K on all that came from clients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.errors import CompositionError
 from fedkeel.method import checks
+from fedkeel.method.checks import call
+from fedkeel.method.part import Capability
 from fedkeel.method.per_example import by_example
 from fedkeel.rng import generator
+from fedkeel.solve.span import Span
 from fedkeel.task.network import Autograd, Batch, Network, Output, batch_mean
 from fedkeel.tree import Groups, State, Tree
-
-if TYPE_CHECKING:
-    from fedkeel.method.roles import Criterion, LossTerm, Penalty
-    from fedkeel.solve.span import Span
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +34,7 @@ ByPart = dict[str, State]
 """States or messages by the name of the part that owns them."""
 
 
-def of(states: Mapping[str, State], part: str) -> State:
+def part_state(states: Mapping[str, State], part: str) -> State:
     """Return a part's own state or message, empty where it has none."""
     return states.get(part, {})
 
@@ -47,12 +46,47 @@ class ClientInfo:
     Args:
         client: stable index 0..C-1; [] where clients train side by side.
         examples: number of training examples; [] likewise.
-        class_counts: [Y] number of examples of each class; only for methods that need CLASS_COUNTS.
+        declared_class_counts: [Y] number of examples of each class; None where no part of the
+            method declares CLASS_COUNTS.
     """
 
     client: int | Tensor
     examples: int | Tensor
-    class_counts: Tensor | None = None
+    declared_class_counts: Tensor | None = None
+
+    @property
+    def class_counts(self) -> Tensor:
+        """The number of examples of each class, [Y], for parts that need CLASS_COUNTS."""
+        if self.declared_class_counts is None:
+            raise checks.UndeclaredNeedError("class_counts", Capability.CLASS_COUNTS)
+        return self.declared_class_counts
+
+
+class CriterionPart(Protocol):
+    """A part with the role `Criterion`."""
+
+    name: ClassVar[str]
+
+    def criterion(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of each example."""
+
+
+class LossTermPart(Protocol):
+    """A part with the role `LossTerm`."""
+
+    name: ClassVar[str]
+
+    def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
+        """Return a value for each example, or one for the batch."""
+
+
+class PenaltyPart(Protocol):
+    """A part with the role `Penalty`."""
+
+    name: ClassVar[str]
+
+    def penalty_gradient(self, params: Tree, step: Step) -> Tree:
+        """Return the penalty's gradient."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +99,13 @@ class Objective:
         penalties: parts that add a function of the parameters, by its gradient.
     """
 
-    criterion: Criterion | None = None
-    terms: tuple[LossTerm, ...] = ()
-    penalties: tuple[Penalty, ...] = ()
+    criterion: CriterionPart | None = None
+    terms: tuple[LossTermPart, ...] = ()
+    penalties: tuple[PenaltyPart, ...] = ()
 
     @property
-    def plain(self) -> bool:
-        """Whether the loss is the task's alone."""
+    def is_task_loss(self) -> bool:
+        """Whether the loss is the task's, without a criterion and without terms."""
         return self.criterion is None and not self.terms
 
 
@@ -113,9 +147,9 @@ class Step:
         objective: what is minimised.
         autograd: how gradients are taken.
         received: the buffers of the received model.
-        noise: standard normal numbers of the model's shapes, fresh in every step; only for methods
-            that need NOISE.
-        states: sent, mine and carry of all parts, from which views are made.
+        declared_noise: what `noise` returns; None where no part of the method declares NOISE.
+        states: broadcast, client state, carry and preparations of all parts, for `view`.
+        recorded_losses: the loss of the first gradient of this step, which is recorded.
     """
 
     batch: Batch
@@ -126,23 +160,30 @@ class Step:
     objective: Objective = Objective()
     autograd: Autograd = "eager"
     received: Tree = field(default_factory=dict)
-    noise: Tree | None = None
+    declared_noise: Tree | None = None
     states: tuple[ByPart, ByPart, ByPart, ByPart] = ({}, {}, {}, {})
     broadcast: State = field(default_factory=dict)
     client_state: State = field(default_factory=dict)
     carry: State = field(default_factory=dict)
     prepared: State = field(default_factory=dict)
-    seen: list[Tensor] = field(default_factory=list)
+    recorded_losses: list[Tensor] = field(default_factory=list)
+
+    @property
+    def noise(self) -> Tree:
+        """Standard normal numbers of the model's shapes, new in every step, for NOISE."""
+        if self.declared_noise is None:
+            raise checks.UndeclaredNeedError("noise", Capability.NOISE)
+        return self.declared_noise
 
     def view(self, part: str) -> Step:
         """Return this step with the namespaces of one part."""
         broadcast, client_state, carry, prepared = self.states
         return replace(
             self,
-            broadcast=of(broadcast, part),
-            client_state=of(client_state, part),
-            carry=of(carry, part),
-            prepared=of(prepared, part),
+            broadcast=part_state(broadcast, part),
+            client_state=part_state(client_state, part),
+            carry=part_state(carry, part),
+            prepared=part_state(prepared, part),
         )
 
     def grad(self, params: Tree) -> Tree:
@@ -151,34 +192,35 @@ class Step:
         The first call of a step is the one whose task loss is recorded and whose forward pass
         updates batch statistics; later calls leave no trace.
         """
-        first = not self.seen
+        first = not self.recorded_losses
         buffers = self.buffers if first else self.network.copy_buffers(self.buffers)
-        objective = None if self.objective.plain else self._objective
-        given = params, buffers, self.batch, self.autograd, objective
-        loss, grads = self.network.value_and_grad(*given)
+        objective = None if self.objective.is_task_loss else self._objective
+        loss, grads = self.network.value_and_grad(
+            params, buffers, self.batch, self.autograd, objective
+        )
         if first:
-            self.seen.append(loss)
+            self.recorded_losses.append(loss)
         return self._with_penalties(grads, params)
 
     def _objective(self, output: Output, params: Tree) -> Tensor:
         """Return the loss with all terms, without the penalties, []."""
-        criterion = self.objective.criterion
-        if criterion is None:
+        part = self.objective.criterion
+        if part is None:
             losses = self.network.task_losses(output.logits, self.batch.y)
         else:
-            found = criterion.criterion(output.logits, self.view(criterion.name))
-            losses = checks.losses(criterion, found, len(self.batch.x))
+            losses = call(part.criterion, output.logits, self.view(part.name))
+            losses = checks.check_losses(part, losses, len(self.batch.x))
         total = batch_mean(losses, self.batch)
-        for part in self.objective.terms:
-            term = part.loss_term(output, params, self.view(part.name))
-            term = checks.losses(part, term, len(self.batch.x))
-            total = total + (batch_mean(term, self.batch) if term.ndim else term)
+        for term in self.objective.terms:
+            values = call(term.loss_term, output, params, self.view(term.name))
+            values = checks.check_losses(term, values, len(self.batch.x))
+            total = total + (batch_mean(values, self.batch) if values.ndim else values)
         return total
 
     def _with_penalties(self, grads: Tree, params: Tree) -> Tree:
         for part in self.objective.penalties:
-            found = part.penalty_gradient(params, self.view(part.name))
-            grads = tree.add(grads, checks.tree_of(part, found, params))
+            gradient = call(part.penalty_gradient, params, self.view(part.name))
+            grads = tree.add(grads, checks.check_tree(part, gradient, params))
         return grads
 
     def grad_of(self, params: Tree, function: Callable[[Output], Tensor]) -> Tree:
@@ -204,7 +246,7 @@ class Step:
 
         def one(x: Tensor, y: Tensor) -> tuple[Tree, Tensor]:
             alone = replace(self, batch=Batch(x[None], y[None]))
-            objective = None if self.objective.plain else alone._objective
+            objective = None if self.objective.is_task_loss else alone._objective
             buffers = self.network.copy_buffers(self.buffers)
             value, grads = self.network.value_and_grad(
                 params, buffers, alone.batch, "functional", objective
@@ -212,8 +254,8 @@ class Step:
             return grads, value
 
         grads, values = by_example(one, self.batch)
-        if not self.seen:
-            self.seen.append(batch_mean(values, self.batch))
+        if not self.recorded_losses:
+            self.recorded_losses.append(batch_mean(values, self.batch))
         return dict(grads)
 
     def task_grad(self, params: Tree, batch: Batch) -> Tree:
@@ -260,7 +302,12 @@ class Step:
             del cuts[-2]
         for start, stop in pairwise(cuts):
             batch = self.batch.part(slice(start, stop))
-            out.append((replace(self, batch=batch, seen=[]), batch.real(self.network.dtype).sum()))
+            out.append(
+                (
+                    replace(self, batch=batch, recorded_losses=[]),
+                    batch.real(self.network.dtype).sum(),
+                )
+            )
         return out
 
 
@@ -276,7 +323,7 @@ class Round:
         path_length: displacement of the local model over -lr for a constant gradient of 1, so S
             for plain gradient descent. Momentum and penalties are in it. [] likewise.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
-        everything: makes a step whose batch is all examples of the client.
+        make_all_examples_step: makes a step whose batch is all examples of the client.
         broadcast: what this part's server half sent.
         client_state: what this part kept for the client from its last round.
         new_state: what it keeps for the next one; only `Upload` sees it.
@@ -294,7 +341,7 @@ class Round:
     steps: int | Tensor
     path_length: float | Tensor
     lr: float | Tensor
-    everything: Callable[[], Step]
+    make_all_examples_step: Callable[[], Step]
     broadcast: State = field(default_factory=dict)
     client_state: State = field(default_factory=dict)
     new_state: State = field(default_factory=dict)
@@ -303,13 +350,13 @@ class Round:
     part: str = ""
     nonlinear_part: str = ""
 
-    def whole(self) -> Step:
+    def all_examples_step(self) -> Step:
         """Return a step whose batch is all examples of the client, with this part's namespaces.
 
         It is no step of the path: its `grad` at any point is the gradient of the client's own
         objective there.
         """
-        return self.everything().view(self.part)
+        return self.make_all_examples_step().view(self.part)
 
     def mean_grad(self) -> Tree:
         """Return the mean gradient along the local path; who asks for it needs LINEAR_ACCUMULATION.
@@ -370,7 +417,7 @@ class Cohort:
             they may be sums over some of the clients, [G, ...].
         state: what this part remembers.
         rows: what this part remembers of each of these clients, tensors [K, ...].
-        seen: [K] whether it has remembered something of each before, a NumPy array.
+        is_known: [K] whether it has remembered something of each before, a NumPy array.
         answer: the mean answer to what this part asked before training.
         diagnostics: diagnostics of all parts.
         part: name of the part.
@@ -386,7 +433,7 @@ class Cohort:
     uploads: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
     rows: State = field(default_factory=dict)
-    seen: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    is_known: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     answer: State = field(default_factory=dict)
     diagnostics: dict[str, float] = field(default_factory=dict)
     part: str = ""

@@ -19,9 +19,9 @@ from typing import Any
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
+from fedkeel.method.part import Capability, Part
 from fedkeel.method.plugins import installed
 from fedkeel.method.registry import ALIASES, REGISTRY, Recipe, lookup
-from fedkeel.method.roles import Capability, Part
 from fedkeel.user_code import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

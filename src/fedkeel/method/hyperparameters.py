@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args, get_origin
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.roles import Part
+from fedkeel.method.part import Part
 
 
 def check_hyperparameters(part: Part) -> None:

@@ -7,8 +7,9 @@ from itertools import combinations
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
+from fedkeel.method.part import Part
 from fedkeel.method.registry import REGISTRY
-from fedkeel.method.roles import ROLES, SLOTS, Part
+from fedkeel.method.roles import ROLES, SLOTS
 
 LEGAL, WEIGHTS, TWICE, BREAKS = "+", "w", "=", "B"
 SLOT_CODES = dict(zip(SLOTS, "DLCGERS", strict=True))

@@ -17,7 +17,7 @@ from fedkeel import tree
 from fedkeel.config import Buffers, Local
 from fedkeel.method import checks
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import ByPart, ClientInfo, Message, Round, Step, of
+from fedkeel.method.context import ByPart, ClientInfo, Message, Round, Step, part_state
 from fedkeel.method.local_optimiser import LocalSGD, path_length
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
@@ -56,7 +56,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientRound:
     """What stays the same for one client during its round.
 
     Args:
@@ -65,7 +65,7 @@ class Client:
         client_info: about the client.
         client_state: what the parts keep for the client.
         prepared: what the preparations made, by part, with one row for each distinct example.
-        everything: gives all examples of the client.
+        all_examples: gives all examples of the client.
     """
 
     training: LocalTraining
@@ -73,7 +73,7 @@ class Client:
     client_info: ClientInfo
     client_state: ByPart
     prepared: ByPart
-    everything: Callable[[], Batch]
+    all_examples: Callable[[], Batch]
 
     @property
     def start(self) -> Tree:
@@ -82,7 +82,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LocalState:
     """What changes from step to step.
 
     Args:
@@ -124,10 +124,21 @@ class Reply:
     diagnostics: dict[str, Tensor]
 
 
-def wired(plan: Plan, reply: Reply) -> State:
-    """Return what of a reply is sent: the update, or what a codec made of it, and the rest."""
+def uploaded_state(plan: Plan, reply: Reply) -> State:
+    """Return what a reply sends: the update, or a codec's upload in its place, and the rest."""
     rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
     return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
+
+
+def reply_state(reply: Reply) -> State:
+    """Return what a client sends, keeps and logs, as one state."""
+    return {
+        "update": dict(reply.update),
+        "buffers": dict(reply.buffers),
+        "uploads": dict(reply.uploads),
+        "client_state": dict(reply.client_state),
+        "diagnostics": dict(reply.diagnostics),
+    }
 
 
 def client_survey(
@@ -135,7 +146,7 @@ def client_survey(
     message: Message,
     client_state: ByPart | None,
     client_info: ClientInfo,
-    everything: Callable[[], Batch],
+    all_examples: Callable[[], Batch],
 ) -> ByPart:
     """Return a client's answers to the surveys, by part, before it trains.
 
@@ -144,16 +155,16 @@ def client_survey(
         message: what the server sent.
         client_state: what the client kept from its last round, None the first time.
         client_info: about the client.
-        everything: gives all examples of the client.
+        all_examples: gives all examples of the client.
     """
-    client_state, buffers = kept(training, message, client_state)
+    client_state, buffers = start_client_state(training, message, client_state)
     carry = {
-        p.name: p.init_carry(message.params, of(client_state, p.name))
+        p.name: p.init_carry(message.params, part_state(client_state, p.name))
         for p in training.plan.carries
     }
     states = (message.broadcast, client_state, carry, ByPart())
     own = training.network.copy_buffers(buffers)
-    step = _step(training, message, client_info, everything(), own, states)
+    step = _step(training, message, client_info, all_examples(), own, states)
     return {part.name: part.survey(step.view(part.name)) for part in training.plan.surveys}
 
 
@@ -162,9 +173,9 @@ def client_start(
     message: Message,
     client_state: ByPart | None,
     client_info: ClientInfo,
-    everything: Callable[[], Batch],
+    all_examples: Callable[[], Batch],
     examples: Callable[[], Batch] | None = None,
-) -> tuple[Client, Progress]:
+) -> tuple[ClientRound, LocalState]:
     """Begin a client's round.
 
     Args:
@@ -172,34 +183,37 @@ def client_start(
         message: what the server sent.
         client_state: what the client kept from its last round, None the first time.
         client_info: about the client.
-        everything: gives all examples of the client; called only by methods that want them.
+        all_examples: gives all examples of the client; called only by methods that want them.
         examples: gives the distinct examples of the round, where those are not all; called only
             by methods that prepare.
     """
     plan, start = training.plan, message.params
-    client_state, buffers = kept(training, message, client_state)
+    client_state, buffers = start_client_state(training, message, client_state)
     prepared: ByPart = {}
     if plan.preparations:
-        batch = (examples or everything)()
+        batch = (examples or all_examples)()
         own = training.network.copy_buffers(buffers)
         step = _step(
             training, message, client_info, batch, own, (message.broadcast, client_state, {}, {})
         )
         for part in plan.preparations:
             prepared[part.name] = part.prepare(batch, step.view(part.name))
-    progress = Progress(
+    progress = LocalState(
         params=tree.clone(start) if training.network.traits.writes_parameters else start,
         buffers=tree.clone(buffers),
         optimiser=training.optimiser.init(start),
         carry={
-            part.name: part.init_carry(start, of(client_state, part.name)) for part in plan.carries
+            part.name: part.init_carry(start, part_state(client_state, part.name))
+            for part in plan.carries
         },
         loss=next(iter(start.values())).new_zeros(()),
     )
-    return Client(training, message, client_info, client_state, prepared, everything), progress
+    return ClientRound(
+        training, message, client_info, client_state, prepared, all_examples
+    ), progress
 
 
-def kept(
+def start_client_state(
     training: LocalTraining, message: Message, client_state: ByPart | None
 ) -> tuple[ByPart, Tree]:
     """Return what a client keeps, made anew the first time, and the buffers it begins with."""
@@ -211,20 +225,20 @@ def kept(
         if training.buffers == "local":
             client_state[BUFFERS] = dict(tree.clone(buffers))
     return client_state, tree.tensors(
-        of(client_state, BUFFERS)
+        part_state(client_state, BUFFERS)
     ) if training.buffers == "local" else buffers
 
 
 def client_step(
-    client: Client,
-    progress: Progress,
+    client: ClientRound,
+    progress: LocalState,
     batch: Batch,
     rows: Tensor | None = None,
     first_pass: Tensor | None = None,
     active: Tensor | None = None,
     noise: Tree | None = None,
     lr: Tensor | None = None,
-) -> Progress:
+) -> LocalState:
     """Make one local step.
 
     Args:
@@ -258,27 +272,28 @@ def client_step(
     rule = plan.gradient_rule
     grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
     if rule is not None:
-        grads = checks.tree_of(rule, grads, params)
+        grads = checks.check_tree(rule, grads, params)
     for part in plan.gradient_transforms:
         grads = part.transform_gradient(grads, params, step.view(part.name))
-        grads = checks.tree_of(part, grads, params)
+        grads = checks.check_tree(part, grads, params)
     moved, optimiser = training.optimiser.step(params, grads, progress.optimiser, rate)
     for correction in plan.corrections:
         moved = correction.correct(moved, step.view(correction.name))
-        moved = checks.tree_of(correction, moved, params)
+        moved = checks.check_tree(correction, moved, params)
     carry = {
-        part.name: part.next_carry(params, of(progress.carry, part.name)) for part in plan.carries
+        part.name: part.next_carry(params, part_state(progress.carry, part.name))
+        for part in plan.carries
     }
-    if not step.seen:
+    if not step.recorded_losses:
         raise ValueError("the gradient rule has to call step.grad or step.example_grads once")
-    loss = progress.loss + step.seen[0]
-    after = Progress(moved, buffers, optimiser, carry, loss)
+    loss = progress.loss + step.recorded_losses[0]
+    after = LocalState(moved, buffers, optimiser, carry, loss)
     return after if active is None else _choose(active, after, progress)
 
 
 def client_finish(
-    client: Client,
-    progress: Progress,
+    client: ClientRound,
+    progress: LocalState,
     steps: int | Tensor,
     path_length: Tensor | None = None,
     lr: Tensor | None = None,
@@ -289,18 +304,18 @@ def client_finish(
         client: what stays the same.
         progress: what the last step left.
         steps: S, the number of real steps; [] where clients end side by side.
-        path_length: [] length of the local path, where clients end side by side; see `path`.
+        path_length: [] length of the local path, where clients end side by side.
         lr: [] the learning rate, where the end is recorded for many; None is the message's.
     """
     training, plan = client.training, client.training.plan
     rate = client.message.lr if lr is None else lr
     diagnostics: dict[str, Tensor] = {}
 
-    def everything() -> Step:
+    def all_examples_step() -> Step:
         buffers = training.network.copy_buffers(progress.buffers)
         states = (client.message.broadcast, client.client_state, progress.carry, ByPart())
         return _step(
-            training, client.message, client.client_info, client.everything(), buffers, states
+            training, client.message, client.client_info, client.all_examples(), buffers, states
         )
 
     round = Round(
@@ -308,11 +323,11 @@ def client_finish(
         end=progress.params,
         client_info=client.client_info,
         steps=steps,
-        path_length=path(training, int(steps), client.message.lr)
+        path_length=local_path_length(training, int(steps), client.message.lr)
         if path_length is None
         else path_length,
         lr=rate,
-        everything=everything,
+        make_all_examples_step=all_examples_step,
         diagnostics=diagnostics,
         nonlinear_part=plan.nonlinear_part,
     )
@@ -320,19 +335,21 @@ def client_finish(
     def view(part: str) -> Round:
         return replace(
             round,
-            broadcast=of(client.message.broadcast, part),
-            client_state=of(client.client_state, part),
+            broadcast=part_state(client.message.broadcast, part),
+            client_state=part_state(client.client_state, part),
             part=part,
         )
 
     update = tree.sub(progress.params, client.start)
     for part in plan.update_transforms:
-        update = checks.tree_of(part, part.transform_update(update, view(part.name)), client.start)
+        update = checks.check_tree(
+            part, part.transform_update(update, view(part.name)), client.start
+        )
     round, codec = replace(round, update=update), plan.codec
     encoded: ByPart = {}
     if codec is not None:
         encoded[codec.name] = codec.encode(update, view(codec.name))
-        update = checks.tree_of(
+        update = checks.check_tree(
             codec, codec.decode(encoded[codec.name], client.start), client.start
         )
     client_state = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
@@ -340,28 +357,32 @@ def client_finish(
         client_state[BUFFERS] = dict(progress.buffers)
     buffers = progress.buffers if training.buffers == "average" else {}
     uploads = {
-        part.name: part.upload(replace(view(part.name), new_state=of(client_state, part.name)))
+        part.name: part.upload(
+            replace(view(part.name), new_state=part_state(client_state, part.name))
+        )
         for part in plan.uploads
     }
     uploads.update(encoded)
-    checks.states("sends to the server", uploads)
+    checks.check_states("sends to the server", uploads)
     return Reply(
         update=update,
         buffers=buffers,
         uploads=uploads,
         client_state=client_state,
         loss=progress.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
-        finite=finite({"update": dict(update), "buffers": dict(buffers), "uploads": dict(uploads)}),
+        finite=all_finite(
+            {"update": dict(update), "buffers": dict(buffers), "uploads": dict(uploads)}
+        ),
         diagnostics=diagnostics,
     )
 
 
-def path(training: LocalTraining, steps: int, lr: float) -> float:
+def local_path_length(training: LocalTraining, steps: int, lr: float) -> float:
     """Return the length of the local path of `steps` steps, see `Round.path_length`."""
     return path_length(training.optimiser, steps, lr, training.plan.pull)
 
 
-def finite(sent: State) -> Tensor:
+def all_finite(sent: State) -> Tensor:
     """Return [] whether every entry is finite, and small enough to be added up."""
     sums = [t.sum() for _, t in tree.walk(sent) if t.is_floating_point()]
     return torch.isfinite(torch.stack(sums)).all()
@@ -385,12 +406,12 @@ def _step(
         objective=training.plan.objective,
         autograd=training.autograd,
         received=message.buffers or training.network.buffers,
-        noise=noise,
+        declared_noise=noise,
         states=states,
     )
 
 
-def _rows(client: Client, rows: Tensor | None, first_pass: Tensor | None) -> ByPart:
+def _rows(client: ClientRound, rows: Tensor | None, first_pass: Tensor | None) -> ByPart:
     """Return the rows of the preparations that this step sees."""
     out: ByPart = {}
     for part in client.training.plan.preparations:
@@ -404,13 +425,13 @@ def _rows(client: Client, rows: Tensor | None, first_pass: Tensor | None) -> ByP
     return out
 
 
-def _choose(active: Tensor, after: Progress, before: Progress) -> Progress:
+def _choose(active: Tensor, after: LocalState, before: LocalState) -> LocalState:
     """Return `after` where `active` is true and `before` elsewhere."""
 
     def pick(a: State | Tree, b: State | Tree) -> State:
         return tree.where(active, dict(a), dict(b))
 
-    return Progress(
+    return LocalState(
         params=tree.tensors(pick(after.params, before.params)),
         buffers=tree.tensors(pick(after.buffers, before.buffers)),
         optimiser=pick(after.optimiser, before.optimiser),

@@ -24,7 +24,8 @@ from typing import TypeGuard
 from fedkeel.errors import CompositionError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.hyperparameters import expressible, hyperparameter_types, type_name
-from fedkeel.method.roles import ROLES, Part
+from fedkeel.method.part import Part
+from fedkeel.method.roles import ROLES
 from fedkeel.source_digest import module_digest
 from fedkeel.user_code import ImportTarget, import_object, one_line
 

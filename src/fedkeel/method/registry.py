@@ -8,6 +8,7 @@ from typing import Any
 
 from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
+from fedkeel.method.part import Part
 from fedkeel.method.parts.clip import Clip
 from fedkeel.method.parts.compress import Quantise, TopK
 from fedkeel.method.parts.domo import DOMO
@@ -40,7 +41,6 @@ from fedkeel.method.parts.moon import Moon
 from fedkeel.method.parts.robust import Median, TrimmedMean
 from fedkeel.method.parts.scaffold import Scaffold
 from fedkeel.method.parts.server import Addition
-from fedkeel.method.roles import Part
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,16 @@
 """The closed list of roles that a part of a method can play.
 
 A role is an abstract class with one method, or two where a state has to begin and go on. A part is
-a frozen dataclass of hyper-parameters that inherits the roles it needs; it keeps nothing. Client
-roles are written for one client, without a client axis; server roles always see a leading axis K.
+a frozen dataclass of hyper-parameters that inherits the roles it needs; it keeps nothing itself.
+Client roles are written for one client, without a client axis; server roles always have a leading
+axis K.
 
-Order of what is sent
-    `Dispatch`, `Broadcast`.
-Order of a local step
-    `GradientRule` (where the gradient is taken; of the task's loss or a `Criterion`, with every
-    `LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`.
-Order of a client's round
-    `ClientState.init_client`, `Survey` (questions before training), `Preparation`, the steps with
-    `Carry`, `UpdateTransform` by stage, `Codec`, `ClientState.next_client`, `Upload`.
-Order of a server round
-    weights, `CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`,
-    `ServerState.next_server`, `Table`.
+Roles are listed by when they act: before training, in a local step, at the end of a client's round,
+at the server. Within a local step the order is `GradientRule` (which takes the gradient of the
+task's loss or the `Criterion`, with every `LossTerm` and `Penalty`), `GradientTransform` by stage,
+the local optimiser, `StepCorrection`, `Carry`. At the server it is the clients' weights,
+`CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`, `ServerState`,
+`Table`.
 
 Axis letters, the same everywhere: N examples, C clients in all, K clients this round, S local
 steps, B batch, Y classes, F features.
@@ -22,267 +18,30 @@ steps, B batch, Y classes, F features.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedkeel.config import Local, Weights
+from fedkeel.config import Local
+from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
+from fedkeel.method.part import Capability as Capability  # a part's author imports from here alone
+from fedkeel.method.part import Part as Part
+from fedkeel.method.part import Stage as Stage
+from fedkeel.method.part import param as param
+from fedkeel.solve.span import Span
+from fedkeel.task.network import Batch, Output
 from fedkeel.tree import State, Tree
 
-if TYPE_CHECKING:
-    from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
-    from fedkeel.solve.span import Span
-    from fedkeel.task.network import Batch, Output
-
-
-class Capability(Enum):
-    """What a part may need of task, loop or engine, and another part may break."""
-
-    HEAD = "a named classifier sub-module"
-    INPUT_GRADIENT = "inputs that a gradient can be taken of"
-    LINEAR_ACCUMULATION = "a local path that is a weighted sum of gradients"
-    WHOLE_UPDATES = "updates that are as long as clients have moved, not divided by their steps"
-    PER_CLIENT_UPDATES = "single clients' updates at the server"
-    STABLE_CLIENTS = "clients that keep their index from round to round"
-    FEATURES = "a classifier whose inputs are the features"
-    BLOCKS = "a network of several blocks, one after the other"
-    CLASS_COUNTS = "how many examples of each class a client has"
-    EXAMPLE_LOSSES = "an objective that is a mean over examples, none of which sees another"
-    NOISE = "random numbers in every step"
-    SURVEYS = "an exchange of messages before local training"
-
-
-class Stage(IntEnum):
-    """Order among transforms of one kind; within a stage, the order of the expression."""
-
-    CORRECT = 0
-    PROJECT = 1
-    LIMIT = 2
-
-
-def param(
-    default: Any,  # noqa: ANN401 - the type is that of the field
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-) -> Any:  # noqa: ANN401
-    """Declare a hyper-parameter with its range, which `compose` checks.
-
-    Args:
-        default: the value where none is given.
-        ge: smallest value allowed.
-        gt: bound below that is not allowed itself.
-        le: largest value allowed.
-        lt: bound above that is not allowed itself.
-    """
-    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    return field(default=default, metadata={k: v for k, v in bounds.items() if v is not None})
-
-
-@dataclass(frozen=True)
-class Part(ABC):
-    """A piece of a method: hyper-parameters, and the roles its class inherits."""
-
-    name: ClassVar[str]
-    """Unique name, which is also its namespace of state and messages, e.g. ``fedgc.cgc``."""
-    paper: ClassVar[str]
-    """Citation key in papers.bib; other methods share the names FedGC and FedGH."""
-    weights: ClassVar[Weights | None] = None
-    """The paper's client weights, where it states any."""
-    needs: ClassVar[frozenset[Capability]] = frozenset()
-    """What it asks of model, engine and other parts, of `Capability`; refused where it cannot be
-    had."""
-    breaks: ClassVar[frozenset[Capability]] = frozenset()
-    """What others cannot have beside it. A `Preparation` that is a `Criterion`, a `LossTerm` or a
-    `Penalty` too breaks EXAMPLE_LOSSES and SURVEYS without saying so."""
-    keeps_pull: ClassVar[bool] = True
-    """Whether a penalty pulls the step as it pulls the gradient; not where the gradient is taken
-    elsewhere, or reshaped by what the data are. Then its gradient counts as any other."""
-
-
-class LocalWork(Part):
-    """Fixes how much local work is done. At most one."""
-
-    @abstractmethod
-    def work(self, local: Local) -> Local:
-        """Return the settings of local training that the method means."""
-
-
-class Penalty(Part):
-    """Adds a function of the parameters to the objective, by its gradient. Any number, summed."""
-
-    @property
-    @abstractmethod
-    def pull(self) -> float:
-        """Return mu where the penalty holds (mu/2)||theta - theta_t||^2, for the step counts."""
-
-    @abstractmethod
-    def penalty_gradient(self, params: Tree, step: Step) -> Tree:
-        """Return the penalty's gradient at `params`."""
-
-
-class Criterion(Part):
-    """Replaces the task's loss. At most one."""
-
-    @abstractmethod
-    def criterion(self, logits: Tensor, step: Step) -> Tensor:
-        """Return the loss of each example of the step, [B]; `logits` are [B, Y]."""
-
-
-class LossTerm(Part):
-    """Adds a function of the network's output to the loss. Any number, summed."""
-
-    @abstractmethod
-    def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
-        """Return a value for each example, [B], whose mean counts, or one for the batch, [].
-
-        Gradients flow through `output` and through `params`, of which it was made.
-        """
-
-
-class GradientRule(Part):
-    """Says where, and of what, the gradient is taken. At most one."""
-
-    @abstractmethod
-    def gradient(self, params: Tree, step: Step) -> Tree:
-        """Return the gradient for a step from `params`."""
-
-
-class GradientTransform(Part):
-    """Changes the gradient before the local optimiser sees it. Any number, by stage."""
-
-    gradient_stage: ClassVar[Stage]
-
-    @abstractmethod
-    def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
-        """Return the changed gradient."""
-
-
-class StepCorrection(Part):
-    """Moves the parameters after the local optimiser's step. Any number, as written."""
-
-    @abstractmethod
-    def correct(self, params: Tree, step: Step) -> Tree:
-        """Return the corrected parameters."""
-
-
-class Carry(Part):
-    """Remembers something from step to step within a round."""
-
-    @abstractmethod
-    def init_carry(self, start: Tree, client_state: State) -> State:
-        """Return what the first step sees."""
-
-    @abstractmethod
-    def next_carry(self, before: Tree, carry: State) -> State:
-        """Return what the next step sees; `before` are the parameters before this step."""
-
-
-class Survey(Part):
-    """Asks the clients of a round something about the received model before they train.
-
-    It costs an exchange of messages. All clients then receive the weighted mean of the answers,
-    under ``survey`` among what is sent.
-    """
-
-    @abstractmethod
-    def survey(self, step: Step) -> State:
-        """Return a client's answer; the step's batch is all its examples."""
-
-
-class Preparation(Part):
-    """Makes something of the received model and the round's examples before the first step."""
-
-    pairing: Literal["example", "position"]
-    """Which rows a step sees: those of its own examples, or those of the batch that had the same
-    place in the round's first pass."""
-
-    @abstractmethod
-    def prepare(self, examples: Batch, step: Step) -> State:
-        """Return tensors [n, ...], one row for each of the n distinct examples of the round."""
-
-
-class UpdateTransform(Part):
-    """Changes the update after the last step. Any number, by stage."""
-
-    update_stage: ClassVar[Stage]
-
-    @abstractmethod
-    def transform_update(self, update: Tree, round: Round) -> Tree:
-        """Return the changed update; `update` is end - start, as earlier transforms left it."""
-
-
-class Codec(Part):
-    """Says in what form the update is sent. At most one.
-
-    What is not sent is gone: everything after this, at the client and at the server, sees the
-    update as it was decoded.
-    """
-
-    @abstractmethod
-    def encode(self, update: Tree, round: Round) -> State:
-        """Return what is sent in place of the update; it has the same form in every round."""
-
-    @abstractmethod
-    def decode(self, sent: State, like: Tree) -> Tree:
-        """Return the update of one client that `sent` stands for.
-
-        Args:
-            sent: what `encode` returned.
-            like: the model, for names, shapes and types.
-        """
-
-
-class ClientState(Part):
-    """Keeps something for each client from round to round."""
-
-    mirrored: ClassVar[bool] = False
-    """Whether the part's server state adds up what the clients keep. Where one client loses its
-    own, the sum is wrong for ever: the part then begins anew, for all clients and the server."""
-
-    renewed: ClassVar[bool] = False
-    """Whether what a client keeps is made of its last round alone, whatever it kept before. Of few
-    examples it is then a product of thin matrices, and an engine may keep it as such."""
-
-    @abstractmethod
-    def init_client(self, start: Tree) -> State:
-        """Return the state of a client that takes part for the first time."""
-
-    @abstractmethod
-    def next_client(self, round: Round) -> State:
-        """Return the state for the client's next round, of the same names and shapes."""
-
-
-class Upload(Part):
-    """Sends something to the server beyond the update."""
-
-    summed: ClassVar[bool] = False
-    """Whether its server half looks at no more than the sum of what the clients send: it may then
-    be given sums over some of them, [G, ...] in place of [K, ...]."""
-
-    @abstractmethod
-    def upload(self, round: Round) -> State:
-        """Return what is sent."""
-
-
-class Broadcast(Part):
-    """Sends something to the clients beyond the model."""
-
-    @abstractmethod
-    def message(self, state: State) -> State:
-        """Return what is sent; `state` is the part's own server state."""
+# ---- before training ------------------------------------------------------------------------
 
 
 class Dispatch(Part):
     """Changes the model that is sent. At most one.
 
-    Updates are then relative to what was sent, and so is the aggregate.
+    You need it when clients start somewhere else than at the global model, such as ahead along a
+    momentum. Updates are then relative to what was sent, and so is the aggregate.
     """
 
     @abstractmethod
@@ -296,20 +55,239 @@ class Dispatch(Part):
         """
 
 
-class Table(Part):
-    """Remembers something of each client at the server."""
+class Broadcast(Part):
+    """Sends something to the clients beyond the model.
+
+    You need it when clients use something that the server knows, such as a global momentum.
+    """
 
     @abstractmethod
-    def init_row(self, params: Tree) -> State:
-        """Return the row of a client that takes part for the first time."""
+    def message(self, state: State) -> State:
+        """Return what is sent; `state` is the part's own server state."""
+
+
+class LocalWork(Part):
+    """Fixes how much local work is done. At most one.
+
+    You need it when the method is defined by its local work, such as one full-batch step.
+    """
 
     @abstractmethod
-    def next_rows(self, outcome: Outcome) -> State:
-        """Return the new rows of the round's clients, tensors [K, ...]."""
+    def work(self, local: Local) -> Local:
+        """Return the settings of local training that the method means."""
+
+
+class Survey(Part):
+    """Asks the clients of a round something about the received model before they train.
+
+    You need it when local training uses a mean over the clients that belongs to this very model,
+    such as the full gradient. It costs a second exchange of messages in every round: all clients
+    then receive the weighted mean of the answers, as `step.broadcast["survey"]`.
+    """
+
+    @abstractmethod
+    def survey(self, step: Step) -> State:
+        """Return a client's answer; the step's batch is all its examples."""
+
+
+class Preparation(Part):
+    """Makes something of the received model and the round's examples before the first step.
+
+    You need it when a step uses values for its examples that the received model determines, such
+    as pseudo labels or perturbed inputs.
+    """
+
+    pairing: Literal["example", "position"]
+    """Which rows a step gets: ``example`` are those of its own examples, ``position`` those of the
+    batch that had the same place in the round's first pass."""
+
+    @abstractmethod
+    def prepare(self, examples: Batch, step: Step) -> State:
+        """Return tensors [n, ...], one row for each of the n distinct examples of the round."""
+
+
+# ---- in a local step ------------------------------------------------------------------------
+
+
+class Criterion(Part):
+    """Replaces the task's loss. At most one.
+
+    You need it when the loss of an example is another one, such as a calibrated cross-entropy.
+    """
+
+    @abstractmethod
+    def criterion(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of each example of the step, [B]; `logits` are [B, Y]."""
+
+
+class LossTerm(Part):
+    """Adds a function of the network's output to the loss. Any number, summed.
+
+    You need it for regularisers of outputs or features, such as distillation.
+    """
+
+    @abstractmethod
+    def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
+        """Return a value for each example, [B], whose mean counts, or one for the batch, [].
+
+        Gradients flow through `output` and through `params`, of which it was made.
+        """
+
+
+class Penalty(Part):
+    """Adds a function of the parameters to the objective, by its gradient. Any number, summed.
+
+    You need it for regularisers of the parameters, such as a proximal term.
+    """
+
+    @property
+    @abstractmethod
+    def pull(self) -> float:
+        """Return mu where the penalty holds (mu/2)||theta - theta_t||^2, for the step counts."""
+
+    @abstractmethod
+    def penalty_gradient(self, params: Tree, step: Step) -> Tree:
+        """Return the penalty's gradient at `params`."""
+
+
+class GradientRule(Part):
+    """Says where, and of what, the gradient is taken. At most one.
+
+    You need it when a step's gradient is not that of the objective at the local model, such as the
+    gradient at a perturbed point. Call `step.grad` or `step.example_grads` at least once.
+    """
+
+    @abstractmethod
+    def gradient(self, params: Tree, step: Step) -> Tree:
+        """Return the gradient for a step from `params`."""
+
+
+class GradientTransform(Part):
+    """Changes the gradient before the local optimiser uses it. Any number, by stage.
+
+    You need it when each gradient is corrected, projected or clipped.
+    """
+
+    gradient_stage: ClassVar[Stage]
+
+    @abstractmethod
+    def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
+        """Return the changed gradient."""
+
+
+class StepCorrection(Part):
+    """Moves the parameters after the local optimiser's step. Any number, as written.
+
+    You need it when a correction must not pass through the local optimiser's momentum.
+    """
+
+    @abstractmethod
+    def correct(self, params: Tree, step: Step) -> Tree:
+        """Return the corrected parameters."""
+
+
+class Carry(Part):
+    """Remembers something from step to step within a round.
+
+    You need it when a step uses values of earlier steps, such as the last local model.
+    """
+
+    @abstractmethod
+    def init_carry(self, start: Tree, client_state: State) -> State:
+        """Return the carry of the first step."""
+
+    @abstractmethod
+    def next_carry(self, before: Tree, carry: State) -> State:
+        """Return the next step's carry; `before` are the parameters before this step."""
+
+
+# ---- at the end of a client's round ---------------------------------------------------------
+
+
+class UpdateTransform(Part):
+    """Changes the update after the last step. Any number, by stage.
+
+    You need it when what a client sends is not end - start itself, such as a normalised update.
+    """
+
+    update_stage: ClassVar[Stage]
+
+    @abstractmethod
+    def transform_update(self, update: Tree, round: Round) -> Tree:
+        """Return the changed update; `update` is end - start, as earlier transforms left it."""
+
+
+class Codec(Part):
+    """Encodes the update for sending. At most one.
+
+    You need it when the update is compressed. What the encoding drops is lost: everything after it,
+    at the client and at the server, gets the decoded update.
+    """
+
+    @abstractmethod
+    def encode(self, update: Tree, round: Round) -> State:
+        """Return what is sent in place of the update; it has the same form in every round."""
+
+    @abstractmethod
+    def decode(self, sent: State, like: Tree) -> Tree:
+        """Return the update of one client that `sent` encodes.
+
+        Args:
+            sent: what `encode` returned.
+            like: the model, for names, shapes and types.
+        """
+
+
+class ClientState(Part):
+    """Keeps something for each client from round to round.
+
+    You need it when a client's next round uses its last one, such as a control variate.
+    """
+
+    server_holds_sum: ClassVar[bool] = False
+    """Whether the part's server state is a sum over what the clients keep. Set it to True then:
+    when a client loses its state, the sum can no longer be corrected, so the part starts again from
+    its first states, at the server and at all clients."""
+
+    from_last_round_only: ClassVar[bool] = False
+    """Whether the new client state depends on the client's last round alone and not on its former
+    state. Set it to True where that holds: engines may then store its matrices as products of two
+    small factors when the round had few examples. Results do not depend on it."""
+
+    @abstractmethod
+    def init_client(self, start: Tree) -> State:
+        """Return the state of a client that takes part for the first time."""
+
+    @abstractmethod
+    def next_client(self, round: Round) -> State:
+        """Return the state for the client's next round, of the same names and shapes."""
+
+
+class Upload(Part):
+    """Sends something to the server beyond the update.
+
+    You need it when the server uses more of a client than its update, such as the change of its
+    control variate.
+    """
+
+    needs_only_sum: ClassVar[bool] = False
+    """Whether the part's server half uses only the sum of what the clients send. Set it to True
+    where that holds: engines may then add the uploads up, so that `cohort.uploads` has sums over
+    some of the clients, [G, ...], in place of [K, ...]."""
+
+    @abstractmethod
+    def upload(self, round: Round) -> State:
+        """Return what is sent."""
+
+
+# ---- at the server --------------------------------------------------------------------------
 
 
 class CohortTransform(Part):
-    """Changes the K updates before they are reduced to one. Any number, as written."""
+    """Changes the K updates before they are reduced to one. Any number, as written.
+
+    You need it when updates are compared with one another, such as to remove conflicts.
+    """
 
     @abstractmethod
     def transform_cohort(self, updates: Span, cohort: Cohort) -> Span:
@@ -317,7 +295,10 @@ class CohortTransform(Part):
 
 
 class Reduction(Part):
-    """Makes one update of K. Exactly one; the weighted mean where none is given."""
+    """Makes one update of K. Exactly one; the weighted mean where none is given.
+
+    You need it when the aggregate is not the weighted mean, such as a median.
+    """
 
     @abstractmethod
     def reduce(self, updates: Span, cohort: Cohort) -> Tree:
@@ -325,7 +306,10 @@ class Reduction(Part):
 
 
 class AggregateTransform(Part):
-    """Changes the aggregate before it is applied. Any number, by stage."""
+    """Changes the aggregate before it is applied. Any number, by stage.
+
+    You need it when the aggregate is corrected or projected at the server.
+    """
 
     aggregate_stage: ClassVar[Stage]
 
@@ -335,7 +319,10 @@ class AggregateTransform(Part):
 
 
 class ServerOptimiser(Part):
-    """Applies the aggregate to the global model. Exactly one; addition where none is given."""
+    """Applies the aggregate to the global model. Exactly one; addition where none is given.
+
+    You need it for momentum or adaptive steps at the server.
+    """
 
     @abstractmethod
     def init_optimiser(self, params: Tree, population: Population) -> State:
@@ -349,7 +336,10 @@ class ServerOptimiser(Part):
 
 
 class ServerState(Part):
-    """Remembers something at the server from round to round."""
+    """Remembers something at the server from round to round.
+
+    You need it when the server's next round uses its last one.
+    """
 
     @abstractmethod
     def init_server(self, params: Tree, population: Population) -> State:
@@ -358,6 +348,21 @@ class ServerState(Part):
     @abstractmethod
     def next_server(self, outcome: Outcome) -> State:
         """Return the state for the next round, of the same names and shapes."""
+
+
+class Table(Part):
+    """Remembers something of each client at the server.
+
+    You need it when absent clients count with what they sent last.
+    """
+
+    @abstractmethod
+    def init_row(self, params: Tree) -> State:
+        """Return the row of a client that takes part for the first time."""
+
+    @abstractmethod
+    def next_rows(self, outcome: Outcome) -> State:
+        """Return the new rows of the round's clients, tensors [K, ...]."""
 
 
 ROLES: Mapping[type, str] = {

@@ -22,7 +22,7 @@ from fedkeel.method.context import (
     Message,
     Outcome,
     Population,
-    of,
+    part_state,
 )
 from fedkeel.solve.span import Span, Sums
 from fedkeel.task.network import Network
@@ -74,7 +74,7 @@ class Replies:
 
 
 @dataclass(frozen=True)
-class Aggregated:
+class RoundResult:
     """What a server round did.
 
     Args:
@@ -93,16 +93,16 @@ class Aggregated:
 
 
 @dataclass(frozen=True)
-class Remembered:
+class TableRows:
     """What the server remembers of the clients of a round.
 
     Args:
         rows: by part, tensors [K, ...], in the order of the replies.
-        seen: [K] whether it has remembered something of each before.
+        is_known: [K] whether it has remembered something of each before.
     """
 
     rows: ByPart
-    seen: Bools
+    is_known: Bools
 
 
 def server_start(plan: Plan, network: Network, population: Population, average: bool) -> Server:
@@ -115,31 +115,31 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
         average: whether buffers are averaged.
     """
     params = tree.clone(network.params)
-    memory = first_memory(plan, params, population)
+    memory = initial_memory(plan, params, population)
     return Server(params, tree.clone(network.buffers) if average else {}, memory)
 
 
-def first_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
+def initial_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
     """Return what the parts at the server remember before the first round."""
     optimiser = plan.server_optimiser
-    with checks.raised_in("The server's memory cannot be begun"):
+    with checks.explain_errors("The server's memory cannot be begun"):
         memory: ByPart = {p.name: p.init_server(params, population) for p in plan.server_states}
         memory[optimiser.name] = optimiser.init_optimiser(params, population)
-    checks.states("remembers at the server", memory)
+    checks.check_states("remembers at the server", memory)
     return memory
 
 
-def begun_anew(plan: Plan, server: Server, population: Population) -> Server:
+def reset_client_sums(plan: Plan, server: Server, population: Population) -> Server:
     """Return the server with the memory of mirrored parts as before the first round.
 
     For when a client has lost what it kept: what is left of it in a sum cannot be taken out.
     """
-    fresh = first_memory(plan, server.params, population)
-    mirrored = {name: state for name, state in fresh.items() if name in plan.mirrored}
+    fresh = initial_memory(plan, server.params, population)
+    mirrored = {name: state for name, state in fresh.items() if name in plan.client_sum_parts}
     return replace(server, memory={**server.memory, **mirrored})
 
 
-def owned(server: Server) -> Server:
+def copy_memory(server: Server) -> Server:
     """Return a server whose memory is its own: parts may change what they remember in place."""
     memory = {name: tree.map_tensors(torch.clone, kept) for name, kept in server.memory.items()}
     return replace(server, memory=memory)
@@ -152,16 +152,19 @@ def server_message(plan: Plan, server: Server, lr: float) -> Message:
         TrainingError: names the part that raised something, or that sends something of no use.
     """
     params, dispatch = server.params, plan.dispatch
-    with checks.raised_in(f"The message of round {server.round + 1} cannot be made"):
-        sent = {part.name: part.message(of(server.memory, part.name)) for part in plan.broadcasts}
-        checks.states("sends to the clients", sent)
+    with checks.explain_errors(f"The message of round {server.round + 1} cannot be made"):
+        sent = {
+            part.name: part.message(part_state(server.memory, part.name))
+            for part in plan.broadcasts
+        }
+        checks.check_states("sends to the clients", sent)
         if dispatch is not None:
-            found = dispatch.dispatch(params, of(server.memory, dispatch.name), lr)
-            params = checks.tree_of(dispatch, found, params)
+            found = dispatch.dispatch(params, part_state(server.memory, dispatch.name), lr)
+            params = checks.check_tree(dispatch, found, params)
     return Message(params, server.buffers, sent, server.round, lr)
 
 
-def surveyed(message: Message, answers: ByPart, weights: Floats) -> Message:
+def add_mean_answers(message: Message, answers: ByPart, weights: Floats) -> Message:
     """Return the message with the weighted mean of the clients' answers in it.
 
     Args:
@@ -200,15 +203,15 @@ def surveyed(message: Message, answers: ByPart, weights: Floats) -> Message:
 
 def with_answers(message: Message, answers: ByPart) -> Message:
     """Return the message with answers, by part, among what is sent."""
-    told = {k: {**of(message.broadcast, k), "survey": v} for k, v in answers.items()}
+    told = {k: {**part_state(message.broadcast, k), "survey": v} for k, v in answers.items()}
     return replace(message, broadcast={**message.broadcast, **told})
 
 
-def server_rows(plan: Plan, params: Tree) -> ByPart:
+def initial_table_row(plan: Plan, params: Tree) -> ByPart:
     """Return what is remembered of a client of which nothing is known yet."""
-    with checks.raised_in("What is remembered of a client cannot be begun"):
+    with checks.explain_errors("What is remembered of a client cannot be begun"):
         rows = {part.name: part.init_row(params) for part in plan.tables}
-    checks.states("remembers of a client", rows)
+    checks.check_states("remembers of a client", rows)
     return rows
 
 
@@ -219,9 +222,9 @@ def server_round(
     replies: Replies,
     population: Population,
     seed: int,
-    remembered: Remembered | None = None,
+    remembered: TableRows | None = None,
     lap: Lap = lambda _: None,
-) -> Aggregated:
+) -> RoundResult:
     """Aggregate the replies of a round.
 
     Replies are put in ascending client order first, and those that are not finite or weigh nothing
@@ -258,9 +261,9 @@ def server_round(
     keep = keep[np.argsort(replies.clients[keep], kind="stable")]
     if len(keep) == 0:
         nobody = np.zeros(0, dtype=np.int64)
-        return Aggregated(replace(server, round=server.round + 1), excluded, {}, nobody, {})
-    replies = _take(replies, keep, plan.summed if replies.summed else frozenset())
-    remembered = remembered or Remembered({}, np.zeros(len(finite), dtype=np.bool_))
+        return RoundResult(replace(server, round=server.round + 1), excluded, {}, nobody, {})
+    replies = _take(replies, keep, plan.sum_only_uploads if replies.summed else frozenset())
+    remembered = remembered or TableRows({}, np.zeros(len(finite), dtype=np.bool_))
     rows = _pick(remembered.rows, keep)
     diagnostics: dict[str, float] = {}
     cohort = Cohort(
@@ -271,15 +274,17 @@ def server_round(
         population=population,
         names=tuple(server.params),
         seed=seed,
-        seen=remembered.seen[keep],
+        is_known=remembered.is_known[keep],
         diagnostics=diagnostics,
     )
     updates = Sums(replies.update, weights=raw[keep]) if replies.summed else Span(replies.update)
-    with checks.raised_in(f"The server's step in round {server.round + 1} failed"):
+    with checks.explain_errors(f"The server's step in round {server.round + 1} failed"):
         after, rows = _aggregate(plan, server, message, (replies, updates), rows, cohort, lap)
     makers = (*plan.cohort_transforms, plan.reduction, *plan.aggregate_transforms)
-    checks.finite(after.round, (*makers, plan.server_optimiser), {**after.params, **after.buffers})
-    return Aggregated(_apart(after, replies), excluded, diagnostics, replies.clients, rows)
+    checks.check_finite_model(
+        after.round, (*makers, plan.server_optimiser), {**after.params, **after.buffers}
+    )
+    return RoundResult(_apart(after, replies), excluded, diagnostics, replies.clients, rows)
 
 
 def _apart(server: Server, replies: Replies) -> Server:
@@ -305,44 +310,44 @@ def _aggregate(
     def view(part: str) -> Cohort:
         return replace(
             cohort,
-            uploads=of(replies.uploads, part),
-            state=of(server.memory, part),
-            rows=of(rows, part),
-            answer=tree.substate(of(message.broadcast, part), "survey"),
+            uploads=part_state(replies.uploads, part),
+            state=part_state(server.memory, part),
+            rows=part_state(rows, part),
+            answer=tree.substate(part_state(message.broadcast, part), "survey"),
             part=part,
         )
 
     lap("server")
     for transform in plan.cohort_transforms:
-        updates = checks.span(
+        updates = checks.check_span(
             transform, transform.transform_cohort(updates, view(transform.name)), updates
         )
     lap("projection")
     reduction = plan.reduction
-    update = checks.tree_of(
+    update = checks.check_tree(
         reduction, reduction.reduce(updates, view(reduction.name)), server.params
     )
     lap("server")
     for part in plan.aggregate_transforms:
         update = part.transform_aggregate(update, updates, view(part.name))
-        update = checks.tree_of(part, update, server.params)
+        update = checks.check_tree(part, update, server.params)
     lap("projection")
     optimiser = plan.server_optimiser
-    with checks.unchanged_models(optimiser, start=server.params):
+    with checks.check_models_unchanged(optimiser, start=server.params):
         applied = optimiser.apply(server.params, update, updates, view(optimiser.name))
-    params, state = checks.pair(optimiser, applied)
-    params = checks.tree_of(optimiser, params, server.params)
+    params, state = checks.check_model_and_state(optimiser, applied)
+    params = checks.check_tree(optimiser, params, server.params)
     memory, known = {optimiser.name: state}, ByPart()
     for keeper in plan.server_states:
         outcome = Outcome(server.params, params, updates, view(keeper.name))
-        with checks.unchanged_models(keeper, start=server.params, end=params):
+        with checks.check_models_unchanged(keeper, start=server.params, end=params):
             memory[keeper.name] = keeper.next_server(outcome)
-    checks.same_form("remembers at the server", server.memory, memory)
+    checks.check_same_form("remembers at the server", server.memory, memory)
     for table in plan.tables:
         outcome = Outcome(server.params, params, updates, view(table.name))
-        with checks.unchanged_models(table, start=server.params, end=params):
+        with checks.check_models_unchanged(table, start=server.params, end=params):
             known[table.name] = table.next_rows(outcome)
-    checks.same_form("remembers of clients", rows, known)
+    checks.check_same_form("remembers of clients", rows, known)
     buffers = _mean_buffers(replies.buffers, cohort)
     return Server(params, buffers, memory, server.round + 1), known
 

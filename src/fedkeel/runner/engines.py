@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedkeel.engine.base import Engine
-from fedkeel.engine.local import Trainer
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.round_buffers import answered, kept_spec
+from fedkeel.engine.rehearsal import client_state_spec, with_empty_answers
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.engine.workers import Workers
@@ -28,9 +27,9 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
     """
     setup, spec, capacity = prepared.setup, prepared.spec, prepared.population.per_round
     file = None if state is None else state / "clients.bin"
-    codec = low_rank_codec(kept_spec(spec), prepared.plan)
+    codec = low_rank_codec(client_state_spec(spec), prepared.plan)
     kind, count = choice.kind, choice.workers
-    message = answered(server_message(prepared.plan, prepared.server, 1.0), spec)
+    message = with_empty_answers(server_message(prepared.plan, prepared.server, 1.0), spec)
     if kind == "ray":
         from fedkeel.engine.ray.engine import Ray
 
@@ -38,11 +37,16 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
         return Ray(
             setup, spec, capacity, message, count, address, file=file, chunk=parallel, codec=codec
         )
-    chunks: Trainer | None = None
-    if kind == "vectorized":
-        from fedkeel.engine.vectorized.engine import VectorizedTrainer  # slow to import
+    if kind == "vectorized":  # slow to import
+        from fedkeel.engine.vectorized.engine import VectorizedTrainer
+        from fedkeel.engine.vectorized.single_process import SingleProcess
 
-        chunks = VectorizedTrainer(setup, choice.parallel_clients or 1, choice.device or "cpu")
-    if kind != "workers" and count == 1:
-        return Sequential(setup, spec, capacity, file=file, chunks=chunks, codec=codec)
-    return Workers(setup, spec, capacity, message, count, file=file, chunks=chunks, codec=codec)
+        trainer = VectorizedTrainer(setup, choice.parallel_clients or 1, choice.device or "cpu")
+        if count == 1:
+            return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
+        return Workers(
+            setup, spec, capacity, message, count, file=file, chunks=trainer, codec=codec
+        )
+    if kind == "workers" or count > 1:
+        return Workers(setup, spec, capacity, message, count, file=file, codec=codec)
+    return Sequential(setup, spec, capacity, file=file, codec=codec)

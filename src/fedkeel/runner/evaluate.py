@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.base import Engine, Split, TrainingSetup
-from fedkeel.engine.local import evaluated
+from fedkeel.engine.evaluation import split_examples
 from fedkeel.method.server_round import Server
 from fedkeel.records.rows import Scores
 from fedkeel.task.metrics import by_group
@@ -45,8 +45,9 @@ def on_clients(
 def _measure(
     engine: Engine, setup: TrainingSetup, server: Server, split: Split
 ) -> tuple[Tensor, Tensor, int]:
-    _, group, groups = evaluated(setup, split)
+    examples = split_examples(setup, split)
     buffers = server.buffers or setup.training.network.buffers
     measured = engine.evaluate(server.params, buffers, split)
     there = ~measured[:, 0].isnan()  # a node that does not answer measures nothing
-    return measured[there], torch.from_numpy(group)[there], groups
+    groups = torch.from_numpy(examples.groups)
+    return measured[there], groups[there], examples.group_count

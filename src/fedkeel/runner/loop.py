@@ -17,20 +17,20 @@ from fedkeel.clock import Clock, shares
 from fedkeel.cost.memory import estimate
 from fedkeel.data import batches
 from fedkeel.data.cohort import Selection, select
-from fedkeel.engine.base import Account, Engine, Trained
-from fedkeel.engine.local import evaluated
+from fedkeel.engine.base import Engine, RemoteReport, TrainedCohort
+from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.malloc import kept
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
 from fedkeel.method.server_round import (
-    Aggregated,
-    begun_anew,
-    owned,
+    RoundResult,
+    add_mean_answers,
+    copy_memory,
     raw_weights,
+    reset_client_sums,
     server_message,
     server_round,
-    surveyed,
 )
 from fedkeel.records.folder import Checkpoint, RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -123,10 +123,10 @@ class Run:
         self._settings = prepared.settings
         self._folder = folder
         self._watcher, self._name = watcher, name
-        self._server = owned(prepared.server)
+        self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._whole = True  # false from a server's step until its round is recorded
-        sources = len(np.unique(evaluated(self._setup, "test")[1]))
+        sources = len(np.unique(split_examples(self._setup, "test").groups))
         self._early = Early(self._settings.stop, least(self._settings.flower.quorum, sources))
         self._table: ServerTable  # from when it is known where state lives
         self._estimate = estimate(prepared)
@@ -256,8 +256,12 @@ class Run:
             clock.lap,
         )
         after = result.server
-        if trained.account is not None and trained.account.lost and self._prepared.plan.mirrored:
-            after = begun_anew(self._prepared.plan, after, self._prepared.population)
+        if (
+            trained.remote is not None
+            and trained.remote.lost
+            and self._prepared.plan.client_sum_parts
+        ):
+            after = reset_client_sums(self._prepared.plan, after, self._prepared.population)
         self._server = after
         engine.commit(trained, result.clients)
         self._table.put(result)
@@ -295,15 +299,15 @@ class Run:
             batches.count_examples(local, int(n), int(d)) for n, d in zip(sizes, done, strict=True)
         ]
         weights = raw_weights(plan.weights, sizes, np.array(spent))
-        return surveyed(message, engine.survey(message, chosen.clients), weights)
+        return add_mean_answers(message, engine.survey(message, chosen.clients), weights)
 
     def _record(
         self,
         number: int,
         lr: float,
         chosen: Selection,
-        trained: Trained,
-        result: Aggregated,
+        trained: TrainedCohort,
+        result: RoundResult,
         message: Message,
     ) -> RoundRecord:
         """Return the row of a round, without scores and seconds."""
@@ -311,7 +315,7 @@ class Run:
         selected = len(chosen.clients) + len(chosen.dropped)
         replied = trained.replies.clients
         silent = np.setdiff1d(chosen.clients, replied)
-        account = trained.account or self._account(message, selected, len(replied))
+        account = trained.remote or self._account(message, selected, len(replied))
         losses = trained.loss[kept]
         diagnostics = {
             k: float(v[kept].mean()) for k, v in trained.diagnostics.items() if kept.any()
@@ -331,11 +335,11 @@ class Run:
             faults=account.faults,
         )
 
-    def _account(self, message: Message, selected: int, replied: int) -> Account:
+    def _account(self, message: Message, selected: int, replied: int) -> RemoteReport:
         """Return what was sent, where every client receives and sends the same."""
         down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
         down.update({part: nbytes(state) for part, state in message.broadcast.items()})
-        return Account(
+        return RemoteReport(
             down={part: n * selected for part, n in down.items()},
             up={part: n * replied for part, n in self._estimate.up.items()},
             faults={},

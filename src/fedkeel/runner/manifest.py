@@ -19,8 +19,8 @@ from fedkeel.errors import counted
 from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe
+from fedkeel.method.part import Part
 from fedkeel.method.plugins import fingerprint
-from fedkeel.method.roles import Part
 from fedkeel.records.run_record import (
     DataRecord,
     EngineChoice,

@@ -21,16 +21,16 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
 from fedkeel.engine.base import TrainingSetup
-from fedkeel.engine.local import examples
+from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
-from fedkeel.engine.round_buffers import rehearse
+from fedkeel.engine.rehearsal import rehearse
 from fedkeel.errors import DataError, ModelError, counted
 from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining
+from fedkeel.method.part import Capability
 from fedkeel.method.plugins import fingerprint
-from fedkeel.method.roles import Capability
 from fedkeel.method.server_round import server_message, server_start
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
@@ -196,8 +196,8 @@ def _check_single_score(setup: TrainingSetup) -> None:
     if not setup.training.network.batch_statistics:
         return
     counts = {
-        "test set": examples(setup, "test"),
-        "clients' own examples": examples(setup, "clients"),
+        "test set": count_examples(setup, "test"),
+        "clients' own examples": count_examples(setup, "clients"),
     }
     size = setup.shard
     alone = [name for name, n in counts.items() if n and (size == 1 or n % size == 1)]

@@ -16,7 +16,7 @@ from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Ints, Population
-from fedkeel.method.server_round import Aggregated, Remembered, server_rows
+from fedkeel.method.server_round import RoundResult, TableRows, initial_table_row
 from fedkeel.tree import Tree, substates, unwalk, walk
 
 PREFIX = "table/"
@@ -38,11 +38,11 @@ class ServerTable:
         self._plan = plan
         self._store = None
         if plan.tables:
-            spec = specs_of(dict(server_rows(plan, params)))
+            spec = specs_of(dict(initial_table_row(plan, params)))
             most = population.per_round
             self._store = client_store(spec, population.clients, private_memory, file, most)
 
-    def remembered(self, params: Tree, clients: Ints) -> Remembered | None:
+    def remembered(self, params: Tree, clients: Ints) -> TableRows | None:
         """Return what is remembered of clients [K], None for methods that remember nothing.
 
         Args:
@@ -54,11 +54,11 @@ class ServerTable:
         seen = self._store.has_row[clients]
         known = dict(walk(self._store.read_rows(clients)))
         absent = torch.from_numpy(~seen)
-        for path, fresh in walk(dict(server_rows(self._plan, params))):
+        for path, fresh in walk(dict(initial_table_row(self._plan, params))):
             known[path][absent] = fresh
-        return Remembered(substates(unwalk(known)), seen)
+        return TableRows(substates(unwalk(known)), seen)
 
-    def put(self, result: Aggregated) -> None:
+    def put(self, result: RoundResult) -> None:
         """Take the new rows of a finished round."""
         if self._store is not None and len(result.clients):
             self._store.replace(result.clients, ClientRecord.of(dict(result.rows)))

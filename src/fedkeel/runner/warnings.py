@@ -12,7 +12,7 @@ from fedkeel.config.base import Kinds
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Prepared, learning_rate
-from fedkeel.engine.round_buffers import tried
+from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import server_message
@@ -232,7 +232,7 @@ def _strays(prepared: Prepared) -> str:
         return ""
     lr = learning_rate(prepared.settings, prepared.setup.training, 0)
     message = server_message(prepared.plan, prepared.server, lr)
-    one, two = (dict(walk(tried(prepared.setup, message))) for _ in range(2))
+    one, two = (dict(walk(rehearse_client(prepared.setup, message))) for _ in range(2))
     if all(torch.equal(t, two[path]) or not t.isfinite().all() for path, t in one.items()):
         return ""
     return (

@@ -14,11 +14,11 @@ from fedkeel import config
 from fedkeel.cost.memory import estimate, size
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
-from fedkeel.engine.base import Job
+from fedkeel.engine.base import ClientJob
 from fedkeel.engine.local import survey_client, train_client
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.round_buffers import answered
+from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.errors import FedkeelError
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message
@@ -116,12 +116,12 @@ def multiply_adds(prepared: Prepared) -> float:
 
 def _multiplications(prepared: Prepared) -> float:
     """Return a client's multiplications and additions in matrix products, for each example."""
-    setup, job = prepared.setup, Job(row=0, client=0, done=0)
-    message = answered(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
+    setup, job = prepared.setup, ClientJob(row=0, client=0, steps_done=0)
+    message = with_empty_answers(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
     with _Counter() as counter:
         if prepared.plan.surveys:
             survey_client(setup, message, job, None)
-        _, _, processed = train_client(setup, message, job, None)
+        processed = train_client(setup, message, job, None).examples
     total: int = counter.total
     return total / processed
 

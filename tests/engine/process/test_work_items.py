@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkeel.engine.base import Job
+from fedkeel.engine.base import ClientJob
 from fedkeel.engine.process.work_items import Evaluate, Tasks, Train, even, guided, plain, raised
 from fedkeel.errors import DataError, TrainingError
 
-PIECE = Train(3, 0.1, (Job(0, 7, 0), Job(1, 9, 0)))
+PIECE = Train(3, 0.1, (ClientJob(0, 7, 0), ClientJob(1, 9, 0)))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -46,8 +46,8 @@ def test_work_is_done_again_together_then_apart_and_then_given_up() -> None:
     tasks.again(PIECE, "exit code 1", None)
     assert tasks.next() == PIECE
     tasks.again(PIECE, "exit code 1", None)
-    alone = Train(3, 0.1, (Job(0, 7, 0),))
-    assert tasks.pieces == [alone, Train(3, 0.1, (Job(1, 9, 0),)), other]
+    alone = Train(3, 0.1, (ClientJob(0, 7, 0),))
+    assert tasks.pieces == [alone, Train(3, 0.1, (ClientJob(1, 9, 0),)), other]
     with pytest.raises(TrainingError, match="died 3 times") as found:
         tasks.again(alone, "exit code 1", "no memory")
     assert found.value.got == "exit code 1 on client 7"

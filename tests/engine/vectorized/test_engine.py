@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.engine.base import Job
+from fedkeel.engine.base import ClientJob
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.compiled_function import CompiledFunction
 from fedkeel.engine.compiler.errors import CannotCompile
-from fedkeel.engine.local import Done, SequentialTrainer
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.trainer import SequentialTrainer, TrainedClients
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, SharedInputs
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
 from fedkeel.engine.vectorized.low_rank import dense
@@ -85,9 +85,9 @@ def trained(
 ) -> dict[int, dict[str, Tensor]]:
     """What each client replies, by path, with its counts."""
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(row, k, 0) for row, k in enumerate(range(len(p.setup.federation)))]
+    jobs = [ClientJob(row, k, 0) for row, k in enumerate(range(len(p.setup.federation)))]
     found: dict[int, dict[str, Tensor]] = {}
-    done: Done
+    done: TrainedClients
     for done in train(message, jobs, kept):
         kept_state = {path: dense(value) for path, value in done.client_state.values.items()}
         flat = {**dict(walk(done.state)), **kept_state}
@@ -195,7 +195,7 @@ def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
     rounds.run(train, message, rounds.begin(clients), lambda _: None)
     found = rounds.gather(clients).replies
     sent: State = {"update": dict(found.update)}
-    sent["uploads"] = {part: found.uploads[part] for part in p.plan.summed}
+    sent["uploads"] = {part: found.uploads[part] for part in p.plan.sum_only_uploads}
     return {path: t.sum(0) for path, t in walk(sent)}
 
 
@@ -304,7 +304,7 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
 def joined(p: Prepared) -> list[list[int]]:
     """Which clients share a chunk of five."""
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(k, k, 0) for k in range(5)]
+    jobs = [ClientJob(k, k, 0) for k in range(5)]
     done = list(VectorizedTrainer(p.setup, 5)(message, jobs, lambda _: None))
     return sorted(sorted(job.client for job in one.jobs) for one in done)
 
@@ -359,7 +359,7 @@ def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
         return genuine(self, shared, *given)
 
     monkeypatch.setattr(CompiledLoop, "whole_round", once)
-    jobs = [Job(k, k, 0) for k in range(3)]
+    jobs = [ClientJob(k, k, 0) for k in range(3)]
     message = server_message(p.plan, p.server, 0.1)
     for one in (jobs[:1], jobs[:2], jobs[:1], jobs[:2]):
         list(chunks(message, one, lambda client: None))
@@ -554,7 +554,9 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     train = VectorizedTrainer._train
     sizes = []
 
-    def short(self: VectorizedTrainer, message: Any, group: Any, *others: Any) -> list[Done]:
+    def short(
+        self: VectorizedTrainer, message: Any, group: Any, *others: Any
+    ) -> list[TrainedClients]:
         sizes.append(len(group))
         if len(group) > 2:
             raise torch.OutOfMemoryError("no room")
@@ -624,7 +626,7 @@ def test_nothing_of_a_round_is_left_on_another_device(
     monkeypatch.setattr(CompileCache, "run", run)
     p = ready(**given)
     message = server_message(p.plan, p.server, 0.1)
-    jobs = [Job(row, k, 0) for row, k in enumerate(range(4))]
+    jobs = [ClientJob(row, k, 0) for row, k in enumerate(range(4))]
     chunks = VectorizedTrainer(p.setup, lanes, "meta")
     done = list(chunks(message, jobs, lambda _: None))
     client_state = {

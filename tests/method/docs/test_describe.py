@@ -10,8 +10,9 @@ from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.describe import describe, facts
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.grammar import parse
+from fedkeel.method.part import Part
 from fedkeel.method.registry import REGISTRY
-from fedkeel.method.roles import ROLES, Part
+from fedkeel.method.roles import ROLES
 
 KINDS = sorted(
     {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}, key=lambda k: k.name

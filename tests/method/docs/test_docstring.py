@@ -13,8 +13,8 @@ import pytest
 from fedkeel.errors import CompositionError
 from fedkeel.method import parts as room
 from fedkeel.method.docs.docstring import FIELDS, Maths, read
+from fedkeel.method.part import Part, param
 from fedkeel.method.registry import REGISTRY
-from fedkeel.method.roles import Part, param
 
 
 def written() -> list[type[Part]]:

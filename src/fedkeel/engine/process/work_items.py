@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.data import batches
-from fedkeel.engine.base import Job, Split, TrainingSetup
+from fedkeel.engine.base import ClientJob, Split, TrainingSetup
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.context import Message
 
@@ -32,7 +32,7 @@ class Train:
 
     round: int
     lr: float
-    jobs: tuple[Job, ...]
+    jobs: tuple[ClientJob, ...]
     survey: bool = False
 
 
@@ -103,11 +103,11 @@ def named(piece: Piece) -> str:
 
 
 def training(
-    setup: TrainingSetup, message: Message, found: Sequence[Job], workers: int, lanes: int
+    setup: TrainingSetup, message: Message, found: Sequence[ClientJob], workers: int, lanes: int
 ) -> list[Piece]:
     """Cut the training of a round: as many lanes in each piece as there are, or guided."""
     local, sizes = setup.training.local, setup.federation.sizes
-    spent = [batches.count_examples(local, int(sizes[job.client]), job.done) for job in found]
+    spent = [batches.count_examples(local, int(sizes[job.client]), job.steps_done) for job in found]
     order = sorted(range(len(found)), key=spent.__getitem__, reverse=True)  # stable
     jobs, costs = [found[i] for i in order], [spent[i] for i in order]
     if lanes == 1:
@@ -117,7 +117,7 @@ def training(
     return [Train(message.round, message.lr, tuple(jobs[a:b])) for a, b in cuts]
 
 
-def survey(message: Message, jobs: Sequence[Job], workers: int) -> list[Piece]:
+def survey(message: Message, jobs: Sequence[ClientJob], workers: int) -> list[Piece]:
     """Cut the survey of a round."""
     cuts = guided([1] * len(jobs), workers)
     return [Train(message.round, message.lr, tuple(jobs[a:b]), survey=True) for a, b in cuts]

@@ -11,17 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.engine.buffers import Buffers, RowBytes
-from fedkeel.engine.local import ReadRecord, SequentialTrainer, Trainer, evaluate_shard
+from fedkeel.engine.evaluation import evaluate_shard
+from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.process import malloc, work_items
 from fedkeel.engine.process.numerics import settle
 from fedkeel.engine.process.shared_memory import allocate_aligned, private_memory
 from fedkeel.engine.process.work_items import Evaluate, Piece, Train
 from fedkeel.engine.ray.cluster import Carried, opened
+from fedkeel.engine.rehearsal import client_state_spec
 from fedkeel.engine.reply_rows import Packed, Rows
-from fedkeel.engine.round_buffers import kept_spec, unflat
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.layout import RowLayout
 from fedkeel.engine.store.record import ClientRecord
+from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, Trainer
 from fedkeel.method.context import Message
 
 
@@ -87,7 +89,7 @@ class Actor:
 
             self._train = VectorizedTrainer(self._setup, chunk)
         self._rows = Rows(self._setup, spec, capacity, private_memory, sums=chunk is not None)
-        self._layout = RowLayout(kept_spec(spec))
+        self._layout = RowLayout(client_state_spec(spec))
         self._message = Buffers(message, None, private_memory)
         self._read = 0
 
@@ -114,7 +116,7 @@ class Actor:
             return Found(error=work_items.plain(error, piece))
 
     def _received(self, round: int, lr: float) -> Message:
-        return unflat(self._message.state(), round, lr)
+        return message_from_state(self._message.state(), round, lr)
 
     def _scores(self, piece: Evaluate) -> dict[int, NDArray[np.float64]]:
         received, setup = self._received(0, 0.0), self._setup

@@ -19,15 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.engine.base import Split, Tick, Trained, TrainingSetup
+from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
-from fedkeel.engine.local import examples
+from fedkeel.engine.evaluation import count_examples
+from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process import work_items
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import ATTEMPTS, Piece, Tasks, Train
 from fedkeel.engine.ray.actor import Actor, Cohort, Found
 from fedkeel.engine.ray.cluster import carried, connected, reason
-from fedkeel.engine.round_buffers import RoundBuffers, flat, kept_spec
+from fedkeel.engine.rehearsal import client_state_spec
+from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.layout import RowLayout
 from fedkeel.engine.store.record import RowCodec
@@ -81,10 +83,10 @@ class Ray:
         codec: RowCodec | None = None,
     ) -> None:
         self._setup, self._lanes, self._wanted = setup, chunk or 1, workers
-        self._message = Buffers(specs_of(flat(message)), None, private_memory)
+        self._message = Buffers(specs_of(message_state(message)), None, private_memory)
         sums = chunk is not None
         self._rounds = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
-        self._kept = kept_spec(spec)
+        self._kept = client_state_spec(spec)
         self._sent = 0  # messages so far: actors read each of them once
         self._workers: list[_Worker] = []
         self._failed = 0  # actors in a row that could not start
@@ -92,7 +94,7 @@ class Ray:
         with ExitStack() as open_now:
             self._ray = open_now.enter_context(connected(address, workers))
             open_now.callback(self._end)
-            shapes = specs_of(flat(message))
+            shapes = specs_of(message_state(message))
             self._given = (self._ray.put(carried(setup)), dict(spec), shapes, capacity, chunk)
             self._class = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
             for _ in range(workers):
@@ -103,9 +105,9 @@ class Ray:
 
     # ---- what every engine does ---------------------------------------------------------------
 
-    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+    def train(self, message: Message, clients: Ints, tick: ReportProgress) -> TrainedCohort:
         """Train clients [K] from a message."""
-        self._message.write(flat(message))
+        self._message.write(message_state(message))
         jobs = self._rounds.begin(clients)
         work = work_items.training(self._setup, message, jobs, self._wanted, self._lanes)
         self._work(work, self._put("params", "buffers", "broadcast"), tick)
@@ -113,7 +115,7 @@ class Ray:
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
-        self._message.write(flat(message))
+        self._message.write(message_state(message))
         work = work_items.survey(message, self._rounds.jobs(clients), self._wanted)
         self._work(work, self._put("params", "buffers", "broadcast"), lambda _: None)
         return self._rounds.answers(clients)
@@ -122,7 +124,7 @@ class Ray:
         """Return [K] local steps that clients have made in earlier rounds."""
         return self._rounds.done(clients)
 
-    def commit(self, trained: Trained, keep: Ints) -> None:
+    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Take the state of the clients `keep`."""
         self._rounds.commit(trained, keep)
 
@@ -133,7 +135,7 @@ class Ray:
         if self._setup.training.buffers == "average":  # otherwise the actors have them
             self._message.write({"buffers": dict(buffers)})
             sent.append("buffers")
-        count = examples(self._setup, split)
+        count = count_examples(self._setup, split)
         scores = torch.empty(count, 3, dtype=torch.float64)
         work = work_items.evaluation(self._setup, split, count, self._wanted)
         self._work(work, self._put(*sent), lambda _: None, scores)
@@ -180,7 +182,7 @@ class Ray:
         self,
         work: Sequence[Piece],
         sent: Any,  # noqa: ANN401
-        tick: Tick,
+        tick: ReportProgress,
         scores: Tensor | None = None,
     ) -> None:
         """Give out pieces of work until all are done.
@@ -215,7 +217,9 @@ class Ray:
             )
         return [waiting[answer] for answer in ready]
 
-    def _hear(self, worker: _Worker, tasks: Tasks, tick: Tick, scores: Tensor | None) -> None:
+    def _hear(
+        self, worker: _Worker, tasks: Tasks, tick: ReportProgress, scores: Tensor | None
+    ) -> None:
         """Take an actor's answer; replace it where it died."""
         piece, errors = worker.busy, self._ray.exceptions
         try:

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
-from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.local import noise, passes, plans
+from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.local import batch_plans, first_pass_length, noise_source
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
 from fedkeel.tree import State
@@ -33,19 +33,19 @@ class ClientGroup:
             examples.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[ClientJob]
     batches: Sequence[list[Ints]]
     distinct: Sequence[Ints] | None
 
     @classmethod
     def single_clients(
-        cls, setup: TrainingSetup, message: Message, jobs: Sequence[Job]
+        cls, setup: TrainingSetup, message: Message, jobs: Sequence[ClientJob]
     ) -> list[ClientGroup]:
         """Return a group for each client, with the batches of its round."""
         prepares = bool(setup.training.plan.preparations)
         return [
             cls([job], [batches], [np.unique(np.concatenate(batches))] if prepares else None)
-            for job, batches in zip(jobs, plans(setup, message, jobs), strict=True)
+            for job, batches in zip(jobs, batch_plans(setup, message, jobs), strict=True)
         ]
 
     @classmethod
@@ -168,10 +168,10 @@ class GroupBatches:
             tables = _crop_tables(group, streams, rows.shape)
             self._offsets, self._mirrored = map(examples.on_device, tables)
         if group.distinct is not None:
-            first_passes = [passes(setup, job, batches) for job, batches in pairs]
+            first_passes = [first_pass_length(setup, job, batches) for job, batches in pairs]
             table = _prepared_rows(group, first_passes, rows.shape)
             self._prepared_rows = examples.on_device(table)
-        self._noise = [noise(setup, message, k) for k in clients]
+        self._noise = [noise_source(setup, message, k) for k in clients]
         self._taken: list[State] = []
 
     def all_steps(self, steps: int) -> State:

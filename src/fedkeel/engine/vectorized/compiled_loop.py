@@ -17,16 +17,16 @@ from fedkeel.config import Precision
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
-from fedkeel.engine.local import sent
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
-    Client,
+    ClientRound,
+    LocalState,
     LocalTraining,
-    Progress,
     Reply,
     client_finish,
     client_start,
     client_step,
+    reply_state,
 )
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
@@ -273,7 +273,11 @@ class CompiledLoop:
             if shared.is_single:
                 result = map_tensors(lambda t: t[None], result)
             weight = tensors(weights).get("weights")  # type: ignore[arg-type]
-            return result if weight is None else _added_up(result, weight, training.plan.summed)
+            return (
+                result
+                if weight is None
+                else _added_up(result, weight, training.plan.sum_only_uploads)
+            )
 
         weight_state: State = {} if weights is None else {"weights": weights}
         states = map(FlatState.of, (distinct, batches, end_info, weight_state))
@@ -281,7 +285,7 @@ class CompiledLoop:
             "round" if weights is None else "round, added up",
             train_group,
             (2, 3),
-            low_rank=tuple(f"client_state/{part}/" for part in training.plan.renewed),
+            low_rank=tuple(f"client_state/{part}/" for part in training.plan.last_round_states),
         )
         return self.compiled.run(call, shared.arguments(client_data, *states))
 
@@ -291,7 +295,7 @@ class CompiledLoop:
 
 def _started(
     training: LocalTraining, shared: State, client_data: State, distinct: State
-) -> tuple[Client, Progress]:
+) -> tuple[ClientRound, LocalState]:
     return client_start(
         training,
         _message(shared),
@@ -302,7 +306,7 @@ def _started(
     )
 
 
-def _stepped(client: Client, progress: Progress, batch: State, lr: Tensor) -> Progress:
+def _stepped(client: ClientRound, progress: LocalState, batch: State, lr: Tensor) -> LocalState:
     fields = tensors(batch)
     return client_step(
         client,
@@ -316,7 +320,7 @@ def _stepped(client: Client, progress: Progress, batch: State, lr: Tensor) -> Pr
     )
 
 
-def _finished(client: Client, progress: Progress, end_info: State, lr: Tensor) -> State:
+def _finished(client: ClientRound, progress: LocalState, end_info: State, lr: Tensor) -> State:
     steps, path_length = leaf(end_info, "steps"), leaf(end_info, "path_length")
     return _reply_state(client_finish(client, progress, steps, path_length, lr))
 
@@ -366,14 +370,14 @@ def _client_info(client_data: State) -> ClientInfo:
 
 def _client(
     training: LocalTraining, message: Message, client_data: State, all_examples: Callable[[], Batch]
-) -> Client:
-    return Client(
+) -> ClientRound:
+    return ClientRound(
         training=training,
         message=message,
         client_info=_client_info(client_data),
         client_state=substates(substate(client_data, "client_state")),
         prepared=substates(substate(client_data, "prepared")),
-        everything=all_examples,
+        all_examples=all_examples,
     )
 
 
@@ -383,10 +387,10 @@ def _batch(state: State) -> Batch:
 
 
 def _reply_state(reply: Reply) -> State:
-    return {**sent(reply), "loss": reply.loss, "finite": reply.finite}
+    return {**reply_state(reply), "loss": reply.loss, "finite": reply.finite}
 
 
-def _progress_state(progress: Progress) -> State:
+def _progress_state(progress: LocalState) -> State:
     return {
         "params": dict(progress.params),
         "buffers": dict(progress.buffers),
@@ -396,8 +400,8 @@ def _progress_state(progress: Progress) -> State:
     }
 
 
-def _progress(state: State) -> Progress:
-    return Progress(
+def _progress(state: State) -> LocalState:
+    return LocalState(
         params=tensors(substate(state, "params")),
         buffers=tensors(substate(state, "buffers")),
         optimiser=substate(state, "optimiser"),

@@ -19,21 +19,22 @@ import torch
 
 from fedkeel import tree
 from fedkeel.clock import Clock
-from fedkeel.engine.base import Job, TrainingSetup
+from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.compiler.cache import FlatState
 from fedkeel.engine.compiler.compiled_function import warm_up as warm_up
 from fedkeel.engine.compiler.errors import CannotCompile
-from fedkeel.engine.local import Done, ReadRecord, SequentialTrainer, carry_on, client_info, seed
+from fedkeel.engine.local import client_info
 from fedkeel.engine.store.record import ClientRecord
+from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, TrainedClients
 from fedkeel.engine.vectorized.batching import ClientGroup, GroupBatches, TrainingExamples
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, NeedsAllExamples, SharedInputs
 from fedkeel.engine.vectorized.facts import SetupFacts, establish
 from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.engine.vectorized.strategy import Strategy
-from fedkeel.method.checks import raised_in
+from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
-from fedkeel.method.local_loop import kept, path
-from fedkeel.rng import torch_seeds
+from fedkeel.method.local_loop import local_path_length, start_client_state
+from fedkeel.rng import continue_torch, seed_torch, torch_seeds
 from fedkeel.tree import State, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"
@@ -93,12 +94,16 @@ class VectorizedTrainer:
         return self.strategy.parallel_clients
 
     def __call__(
-        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
-    ) -> Iterator[Done]:
+        self,
+        message: Message,
+        jobs: Sequence[ClientJob],
+        read: ReadRecord,
+        sums: bool = False,
+    ) -> Iterator[TrainedClients]:
         """Train clients from a message."""
         clock = Clock()
         message = self._message_on_device(message)
-        read = self._records_on_device(kept)
+        read = self._records_on_device(read)
         waiting = ClientGroup.single_clients(self._setup, message, jobs)
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
@@ -186,7 +191,7 @@ class VectorizedTrainer:
 
     def _train(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool
-    ) -> list[Done]:
+    ) -> list[TrainedClients]:
         """Train a group by a whole compiled round where that is possible, else by steps."""
         is_alike = len(set(group.steps)) == 1
         if self.facts.draws is not None:
@@ -211,7 +216,7 @@ class VectorizedTrainer:
         clients = [job.client for job in group.jobs] if draws else []
         seeds = torch_seeds(self._setup.seed, "torch", message.round, clients)
         if group.is_single:
-            seed(seeds[0])
+            seed_torch(seeds[0])
             return SharedInputs.of(message, None), batches
         missing = len(seeds) - len(self._generators)
         self._generators += [torch.Generator(self.device) for _ in range(missing)]
@@ -222,7 +227,7 @@ class VectorizedTrainer:
 
     def _train_whole_round(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool
-    ) -> Done | None:
+    ) -> TrainedClients | None:
         """Train a group whose clients make as many steps; None where a result is not finite.
 
         A sum would be spoilt by one client, which may be finite by itself: low-rank terms overflow
@@ -250,14 +255,14 @@ class VectorizedTrainer:
 
     def _train_by_steps(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock
-    ) -> list[Done]:
+    ) -> list[TrainedClients]:
         """Train a group step by step; as clients end, the others go on as a smaller group."""
         client_data = self._client_data(message, group, read)
         shared, batches = self._begin(message, group, self.facts.pads)
         clock.lap("data")
         distinct = batches.distinct_examples()
         client_data, progress = self._loop.start(shared, client_data, distinct)
-        done: list[Done] = []
+        done: list[TrainedClients] = []
         n = len(group)
         clock.lap("steps")
         for step in range(group.steps[0]):
@@ -299,7 +304,9 @@ class VectorizedTrainer:
             "client": torch.tensor([info.client for info in infos]),
             "examples": torch.tensor([info.examples for info in infos]),
         }
-        counts = [info.class_counts for info in infos if info.class_counts is not None]
+        counts = [
+            info.declared_class_counts for info in infos if info.declared_class_counts is not None
+        ]
         if counts:
             info["counts"] = torch.stack(counts)
         if group.is_single:
@@ -317,7 +324,7 @@ class VectorizedTrainer:
         records = self._records(message, group, read)
         if group.is_single:
             return {path: dense(value) for path, value in next(records).values.items()}
-        parts = self._training.plan.renewed if low_rank else ()
+        parts = self._training.plan.last_round_states if low_rank else ()
         rank = sum(max(sizes) for sizes in zip(*group.batch_sizes, strict=True)) if parts else 0
         return stack_records(records, len(group), rank, parts)
 
@@ -330,7 +337,9 @@ class VectorizedTrainer:
             record = read(job.client)
             if record is None:
                 if initial is None:
-                    initial = ClientRecord.of(dict(kept(self._training, message, None)[0]))
+                    initial = ClientRecord.of(
+                        dict(start_client_state(self._training, message, None)[0])
+                    )
                 record = initial
             yield record
 
@@ -343,7 +352,7 @@ class VectorizedTrainer:
         client_data: FlatState,
         progress: FlatState,
         first: int = 0,
-    ) -> Done:
+    ) -> TrainedClients:
         """End the round of the clients from `first` on."""
         if first:
             client_data, progress = _clients(slice(first, None), client_data, progress)
@@ -356,7 +365,7 @@ class VectorizedTrainer:
                 if not shared.is_single:
                     states = [map_tensors(lambda t, i=i: t[i], state) for state in states]  # type: ignore[misc]
                 if shared.generators:  # draws at the end follow those of the steps
-                    carry_on(shared.generators[first + i])
+                    continue_torch(shared.generators[first + i])
                 ends.append(self._finish_plainly(shared.message, group, i, *states))
             result = tree.stack(ends)
         return _as_done(group, FlatState.of(result))
@@ -387,7 +396,10 @@ class VectorizedTrainer:
     def _end_info(self, shared: SharedInputs, group: ClientGroup) -> State:
         """Return each client's steps and the length of its local path."""
         steps = group.steps
-        lengths = {count: path(self._training, count, shared.message.lr) for count in set(steps)}
+        lengths = {
+            count: local_path_length(self._training, count, shared.message.lr)
+            for count in set(steps)
+        }
         path_lengths = [lengths[count] for count in steps]
         info: State = {
             "steps": torch.tensor(steps, device=self.device),
@@ -408,7 +420,7 @@ class VectorizedTrainer:
             table = self._examples.on_device(rows[None])
             return self._examples.take(table, None, True, self.strategy.channels_last)
 
-        with raised_in(f"Training failed at client {client}, step {steps}"):
+        with explain_errors(f"Training failed at client {client}, step {steps}"):
             return self._loop.end_plainly(message, client_data, progress, info, steps, all_examples)
 
 
@@ -417,17 +429,19 @@ def _clients(clients: slice, *states: FlatState) -> list[FlatState]:
     return [state.map(lambda t: t[clients]) for state in states]
 
 
-def _as_done(group: ClientGroup, reply: FlatState) -> Done:
+def _as_done(group: ClientGroup, reply: FlatState) -> TrainedClients:
     values = reply.by_path
-    kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
-    state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
+    client_state = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
+    state = unwalk({k: dense(v) for k, v in values.items() if k not in client_state})
     counts = tensors(state)
-    return Done(
+    return TrainedClients(
         jobs=group.jobs,
         state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
-        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
+        client_state=ClientRecord(
+            {k.removeprefix(CLIENT_STATE): v for k, v in client_state.items()}
+        ),
         loss=counts["loss"],
         finite=counts["finite"],
         steps=group.steps,
-        seen=group.processed,
+        examples=group.processed,
     )

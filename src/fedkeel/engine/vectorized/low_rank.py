@@ -114,7 +114,7 @@ def low_rank_codec(client_state: Mapping[str, TensorSpec], plan: Plan) -> LowRan
     paths = [
         path
         for path, spec in client_state.items()
-        if path.split("/")[0] in plan.renewed and len(spec.shape) == 2
+        if path.split("/")[0] in plan.last_round_states and len(spec.shape) == 2
     ]
     return LowRankCodec(paths) if paths else None
 

@@ -23,8 +23,14 @@ from fedkeel import tree
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.engine.compiler.errors import first_line
 from fedkeel.method.context import ByPart, ClientInfo, Message, Population
-from fedkeel.method.local_loop import LocalTraining, client_start, client_step, client_survey, kept
-from fedkeel.method.server_round import server_message, server_start, surveyed
+from fedkeel.method.local_loop import (
+    LocalTraining,
+    client_start,
+    client_step,
+    client_survey,
+    start_client_state,
+)
+from fedkeel.method.server_round import add_mean_answers, server_message, server_start
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import State, Tree
 
@@ -80,11 +86,11 @@ def method_obstacle(
     try:
         server = server_start(plan, network, population, training.buffers == "average")
         message = server_message(plan, server, lr=1.0)
-        client_state, _ = kept(training, message, None)
+        client_state, _ = start_client_state(training, message, None)
         if plan.surveys:
             answers = client_survey(training, message, client_state, client_info, lambda: batch)
             stacked = tree.map_tensors(lambda t: t[None], dict(answers))
-            message = surveyed(message, tree.substates(stacked), np.ones(1))
+            message = add_mean_answers(message, tree.substates(stacked), np.ones(1))
     except Exception as error:
         return f"a trial of the method raises {first_line(error)}"
     random_message = replace(message, broadcast=_random_like(message.broadcast))

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from flwr.app import MetricRecord, RecordDict
 
-from fedkeel.engine.base import Job
-from fedkeel.engine.local import evaluate, evaluated, survey_client, train_client
+from fedkeel.engine.base import ClientJob
+from fedkeel.engine.evaluation import evaluate, split_examples
+from fedkeel.engine.local import survey_client, train_client
+from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.round_buffers import unflat
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
@@ -49,7 +50,7 @@ from fedkeel.flower.wire import (
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.local_loop import wired
+from fedkeel.method.local_loop import uploaded_state
 from fedkeel.records.folder import write_text
 from fedkeel.task.metrics import by_group
 from fedkeel.version import __version__
@@ -108,7 +109,7 @@ class Node:
         """
         request = self._request(content)
         tensors = unpack(content, TENSORS, self.specs.training)
-        message = unflat(tensors, request.round, request.lr)
+        message = message_from_state(tensors, request.round, request.lr)
         self._write_scale(request)
         records = RecordDict()
         results = []
@@ -136,17 +137,18 @@ class Node:
         if status == LOST:
             return ClientResult(LOST)
         with arithmetic(self.prepared.setup.precision):
-            job = Job(position, row.client, row.steps_done)
-            reply, steps, examples = train_client(self.prepared.setup, message, job, client_state)
+            job = ClientJob(position, row.client, row.steps_done)
+            result = train_client(self.prepared.setup, message, job, client_state)
+        reply = result.reply
         digest = ""
         if self.specs.client_state:
             digest = storage.store(request.round + 1, reply.client_state)
-        records[of_client(TENSORS, row.client)] = pack(wired(self.prepared.plan, reply))
+        records[of_client(TENSORS, row.client)] = pack(uploaded_state(self.prepared.plan, reply))
         diagnostics = {name: float(t) for name, t in reply.diagnostics.items()}
         records[of_client(DIAGNOSTICS, row.client)] = MetricRecord(
             {**diagnostics, "loss": float(reply.loss)}
         )
-        return ClientResult(status, steps, examples, digest)
+        return ClientResult(status, result.steps, result.examples, digest)
 
     def _load_state(self, row: ClientRequest, storage: ClientStorage) -> tuple[ByPart | None, str]:
         """Return a client's state, None where it starts anew, and its status."""
@@ -156,7 +158,7 @@ class Node:
             state = storage.load(row.state_round, row.state_digest, self.specs.client_state)
         except LostStateError as error:
             log_error(self.folder, error)
-            return None, LOST if self.prepared.plan.mirrored else RESTARTED
+            return None, LOST if self.prepared.plan.client_sum_parts else RESTARTED
         return state, OK
 
     def survey(self, content: RecordDict) -> RecordDict:
@@ -166,11 +168,13 @@ class Node:
             WireError: it is no request of this run, or not for this node.
         """
         request = self._request(content)
-        message = unflat(unpack(content, TENSORS, self.specs.survey), request.round, request.lr)
+        message = message_from_state(
+            unpack(content, TENSORS, self.specs.survey), request.round, request.lr
+        )
         records = RecordDict({HEADER: request.record()})
         for position, row in enumerate(request.rows()):
             storage = ClientStorage(self.folder, request.run, row.client)
-            job = Job(position, row.client, row.steps_done)
+            job = ClientJob(position, row.client, row.steps_done)
             try:
                 client_state, _ = self._load_state(row, storage)
                 with arithmetic(self.prepared.setup.precision):
@@ -189,13 +193,13 @@ class Node:
         """
         request = self._request(content)
         tensors = unpack(content, TENSORS, self.specs.evaluation)
-        message = unflat(tensors, request.round, request.lr)
+        message = message_from_state(tensors, request.round, request.lr)
         setup = self.prepared.setup
         buffers = message.buffers or setup.training.network.buffers
         with arithmetic(setup.precision):
             measured = evaluate(setup, message.params, buffers, "clients")
-        _, group, groups = evaluated(setup, "clients")
-        scores = by_group(measured, torch.from_numpy(group), groups)
+        examples = split_examples(setup, "clients")
+        scores = by_group(measured, torch.from_numpy(examples.groups), examples.group_count)
         records = RecordDict({HEADER: request.record()})
         for client in request.clients:
             score = scores[client]
@@ -208,8 +212,8 @@ class Node:
         """Return what the node says of itself: its clients, and what their data look like."""
         setup, clients = self.prepared.setup, tuple(sorted(self.clients))
         data = setup.federation.data
-        _, group, groups = evaluated(setup, "clients")
-        test_examples = np.bincount(group, minlength=groups)
+        examples = split_examples(setup, "clients")
+        test_examples = np.bincount(examples.groups, minlength=examples.group_count)
         description = NodeDescription(
             format=FORMAT,
             run="",

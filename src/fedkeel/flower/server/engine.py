@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.cost.memory import estimate
-from fedkeel.engine.base import Job, Split, Tick, Trained
-from fedkeel.engine.local import evaluate, evaluated
+from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
+from fedkeel.engine.evaluation import evaluate, split_examples
+from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.process.shared_memory import private_memory
-from fedkeel.engine.round_buffers import RoundBuffers, flat
+from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.protocol import (
     EVALUATE,
@@ -109,7 +110,7 @@ class NodeClients:
 
     # --- training --------------------------------------------------------------------------------
 
-    def train(self, message: Message, clients: Ints, tick: Tick) -> Trained:
+    def train(self, message: Message, clients: Ints, tick: ReportProgress) -> TrainedCohort:
         """Train clients [K] from a message; those that reply in time make the round.
 
         Raises:
@@ -130,17 +131,17 @@ class NodeClients:
         self._record_absent(clients, received, time.monotonic() - started)
         self._check_quorum(message, len(clients), len({*received, *lost}))
         replied = np.array(sorted(received), dtype=np.int64)
-        rows = [Job(row, k, jobs[k].done) for row, k in enumerate(replied.tolist())]
+        rows = [ClientJob(row, k, jobs[k].steps_done) for row, k in enumerate(replied.tolist())]
         self._new_digests = {k: client.result.state_digest for k, client in received.items()}
         trainer = ReceivedReplies(self._setup, received)
         self._buffers.run(trainer, message, rows, lambda count: None)
         trained = self._buffers.gather(replied)
         self._exclude_outliers(trained)
         self._round = message.round
-        return replace(trained, account=self._traffic.account(lost))
+        return replace(trained, remote=self._traffic.account(lost))
 
     def _requests(
-        self, message: Message, jobs: Mapping[int, Job], purpose: str = "model"
+        self, message: Message, jobs: Mapping[int, ClientJob], purpose: str = "model"
     ) -> dict[int, _NodeRequest]:
         """Return the request to each node, and count its bytes.
 
@@ -149,7 +150,7 @@ class NodeClients:
             jobs: the clients that are asked.
             purpose: under which name the bytes of the model are counted.
         """
-        size = nbytes(flat(message))
+        size = nbytes(message_state(message))
         if size > self._settings.message_mb * 1e6:
             raise RunError(
                 "A message to the clients is too large.",
@@ -162,13 +163,13 @@ class NodeClients:
         if not wanted <= set(self._membership.node_by_client()):  # a node may have come back
             seconds = self._settings.deadline_seconds / 4
             self._membership.refresh(seconds, lambda by_client: wanted <= set(by_client))
-        arrays, descriptions = pack(flat(message)), self._membership.descriptions()
+        arrays, descriptions = pack(message_state(message)), self._membership.descriptions()
         requests = {}
         for node, clients in self._membership.clients_by_node(sorted(wanted)).items():
             rows = [
                 ClientRequest(
                     client=k,
-                    steps_done=jobs[k].done,
+                    steps_done=jobs[k].steps_done,
                     state_round=int(self._state_round[k]),
                     state_digest=f"{int(self._state_digest[k]):016x}",
                     checkpoint_round=int(self._checkpoint_round[k]),
@@ -236,7 +237,7 @@ class NodeClients:
         for part, upload in substates(substate(state, "uploads")).items():
             self._traffic.add_received(part, {part: upload})
 
-    def _exclude_outliers(self, trained: Trained) -> None:
+    def _exclude_outliers(self, trained: TrainedCohort) -> None:
         """Mark replies as not finite whose norm is far from the others', and record them."""
         replies = trained.replies
         for row, reason in outlying_replies(replies, self._settings.outlier_factor).items():
@@ -323,7 +324,7 @@ class NodeClients:
             self._traffic.add_fault(reason, [int(clients[row])], SURVEY_STAGE)
         return answers
 
-    def _take_answer(self, content: RecordDict, job: Job) -> bool:
+    def _take_answer(self, content: RecordDict, job: ClientJob) -> bool:
         """Take one client's answer to the surveys, or record why not; return whether it was."""
         try:
             state = unpack(content, of_client(TENSORS, job.client), self._specs.answer)
@@ -345,7 +346,7 @@ class NodeClients:
         """Return [K] local steps that clients have made in earlier rounds."""
         return self._buffers.done(clients)
 
-    def commit(self, trained: Trained, keep: Ints) -> None:
+    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Believe from now on in the states that the clients `keep` have written in this round."""
         self._buffers.commit(trained, keep)
         if self._specs.client_state:
@@ -353,8 +354,8 @@ class NodeClients:
                 self._state_round[client] = self._round + 1
                 self._state_digest[client] = int(self._new_digests[client], 16)
         self._new_digests = {}
-        account = trained.account
-        if account is not None and account.lost and self._prepared.plan.mirrored:
+        account = trained.remote
+        if account is not None and account.lost and self._prepared.plan.client_sum_parts:
             self._state_round[:] = 0
             self._state_digest[:] = 0
         self._round += 1
@@ -395,7 +396,7 @@ class NodeClients:
         if self._descriptions is None:
             with arithmetic(self._setup.precision):
                 return evaluate(self._setup, params, buffers, split)
-        _, group, _ = evaluated(self._setup, "clients")
+        group = split_examples(self._setup, "clients").groups
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
         clients = np.unique(group)
         if self._setup.training.buffers != "average":  # else nodes use their own

@@ -11,10 +11,11 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedkeel.data import batches
-from fedkeel.engine.base import Job, TrainingSetup
-from fedkeel.engine.local import Done, ReadRecord, ended
+from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.local import LocalResult
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.spec import TensorSpec
+from fedkeel.engine.trainer import ReadRecord, TrainedClients, single_client
 from fedkeel.flower.protocol import (
     ClientRequest,
     ClientResult,
@@ -32,7 +33,7 @@ from fedkeel.flower.wire import (
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.local_loop import Reply, finite
+from fedkeel.method.local_loop import Reply, all_finite
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 
@@ -57,12 +58,13 @@ class ReceivedReplies:
         self.reasons: list[str] = []
 
     def __call__(
-        self, message: Message, jobs: Sequence[Job], kept: ReadRecord, sums: bool = False
-    ) -> Iterator[Done]:
+        self, message: Message, jobs: Sequence[ClientJob], read: ReadRecord, sums: bool = False
+    ) -> Iterator[TrainedClients]:
         """Return the replies that have come."""
         for job in jobs:
             client = self._clients[job.client]
-            yield ended(job, client.reply, client.result.steps, client.result.examples)
+            result = client.result
+            yield single_client(job, LocalResult(client.reply, result.steps, result.examples))
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class ReplyReader:
             uploads=substates(substate(state, "uploads")),
             client_state={},
             loss=torch.tensor(values["loss"], dtype=torch.float64),
-            finite=finite({**state, "update": dict(update)}),
+            finite=all_finite({**state, "update": dict(update)}),
             diagnostics={
                 name: torch.tensor(values[name], dtype=spec.dtype)
                 for name, spec in diagnostics.items()

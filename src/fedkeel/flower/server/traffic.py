@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedkeel.engine.base import Account
+from fedkeel.engine.base import RemoteReport
 from fedkeel.tree import State, nbytes
 
 EVALUATION = "evaluation"
@@ -60,8 +60,8 @@ class TrafficRecord:
         """Return the clients for which something went wrong in training, or in another stage."""
         return self._clients.get(stage, set())
 
-    def account(self, lost: Sequence[int]) -> Account:
+    def account(self, lost: Sequence[int]) -> RemoteReport:
         """Return the account of the round, to which evaluations are still added."""
         self.down = {part: self.down[part] for part in self._order if part in self.down}
         self.up = {part: self.up[part] for part in self._order if part in self.up}
-        return Account(self.down, self.up, self.faults, sorted(lost))
+        return RemoteReport(self.down, self.up, self.faults, sorted(lost))

@@ -9,7 +9,8 @@ from typing import Any
 from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import hyperparameter_types, type_name
-from fedkeel.method.roles import LocalWork, Part
+from fedkeel.method.part import Part
+from fedkeel.method.roles import LocalWork
 
 
 def describe(plan: Plan) -> str:
@@ -21,7 +22,8 @@ def describe(plan: Plan) -> str:
         where = f"of {loss} at the local model"
     else:
         where = f"by {rule.name}" + (f", of {loss}" if objective.criterion else "")
-    penalties = "".join(f" + {p.name}" for p in (*objective.terms, *objective.penalties))
+    added = [*(p.name for p in objective.terms), *(p.name for p in objective.penalties)]
+    penalties = "".join(f" + {name}" for name in added)
     lines = [
         f"method   {plan.expression}",
         f"weights  {plan.weights}",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fedkeel.errors import CompositionError, nearest
-from fedkeel.method.roles import Part
+from fedkeel.method.part import Part
 
 FIELDS = ("Source", "Args", "Sent", "State", "Cost", "Laws", "Deviations", "Example")
 """Every field, in order."""

@@ -19,8 +19,8 @@ from fedkeel.method.docs.describe import describe, parameters
 from fedkeel.method.docs.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
+from fedkeel.method.part import Part
 from fedkeel.method.registry import ALIASES, REGISTRY
-from fedkeel.method.roles import Part
 
 Kind = Literal["title", "section", "part", "text", "maths", "code", "item"]
 

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.roles import GradientTransform, Stage, param
+from fedkeel.method.part import Stage, param
+from fedkeel.method.roles import GradientTransform
 from fedkeel.tree import Tree
 
 
@@ -47,7 +48,7 @@ class Clip(GradientTransform):
 
     name: ClassVar[str] = "clip"
     paper: ClassVar[str] = "pascanu2013"
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.LIMIT
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:

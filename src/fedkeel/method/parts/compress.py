@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Round
-from fedkeel.method.roles import Capability, ClientState, Codec, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import ClientState, Codec
 from fedkeel.tree import State, Tree
 
 LEVELS = 127

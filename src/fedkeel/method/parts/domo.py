@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Cohort, Population
-from fedkeel.method.roles import Dispatch, ServerOptimiser, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import Dispatch, ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.roles import Capability, GradientRule, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import GradientRule
 from fedkeel.tree import Tree
 
 
@@ -82,7 +83,7 @@ class DPSGD(GradientRule):
         if self.clipped == "batch":
             grads = tree.scale(grads, self._factor(tree.dot(grads, grads).sqrt()))
         size = self.sigma * self.norm / (count if self.noise_on == "sum" else 1.0)
-        grads = tree.add(grads, step.noise or {}, size)
+        grads = tree.add(grads, step.noise, size)
         for penalty in step.objective.penalties:
             grads = tree.add(grads, penalty.penalty_gradient(params, step.view(penalty.name)))
         return grads

@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort, Population, Step
-from fedkeel.method.roles import Dispatch, Penalty, ServerOptimiser, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import Dispatch, Penalty, ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 

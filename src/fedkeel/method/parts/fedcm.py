@@ -15,15 +15,8 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort, Population, Round, Step
-from fedkeel.method.roles import (
-    Broadcast,
-    Capability,
-    GradientTransform,
-    ServerOptimiser,
-    Stage,
-    Upload,
-    param,
-)
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import Broadcast, GradientTransform, ServerOptimiser, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 
@@ -69,7 +62,7 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
     paper: ClassVar[str] = "xu2021fedcm"
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.CORRECT
 
     def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:

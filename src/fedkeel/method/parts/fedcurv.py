@@ -12,16 +12,9 @@ from typing import ClassVar, Literal
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
+from fedkeel.method.part import Capability, param
 from fedkeel.method.per_example import squared_grads
-from fedkeel.method.roles import (
-    Broadcast,
-    Capability,
-    ClientState,
-    Penalty,
-    ServerState,
-    Upload,
-    param,
-)
+from fedkeel.method.roles import Broadcast, ClientState, Penalty, ServerState, Upload
 from fedkeel.tree import State, Tree
 
 
@@ -72,7 +65,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "shoham2019fedcurv"
-    mirrored: ClassVar[bool] = True
+    server_holds_sum: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
@@ -81,7 +74,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
         return frozenset({Capability.STABLE_CLIENTS if kept else Capability.PER_CLIENT_UPDATES})
 
     @property
-    def summed(self) -> bool:  # type: ignore[override]
+    def needs_only_sum(self) -> bool:  # type: ignore[override]
         """Return whether the server adds up the changes of terms, and looks at nothing else."""
         return self.memory == "clients"
 
@@ -147,7 +140,7 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
 def fisher(round: Round) -> Tree:
     """Return the mean over a client's examples of the squared gradient of the task's loss."""
-    whole = round.whole()
+    whole = round.all_examples_step()
     count = whole.batch.real(whole.network.dtype).sum()
     sums = squared_grads(whole.network, round.end, whole.buffers, whole.batch)
     return {k: t / count for k, t in sums.items()}

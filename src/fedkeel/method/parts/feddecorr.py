@@ -13,7 +13,8 @@ from typing import ClassVar, Literal, cast
 from torch import Tensor
 
 from fedkeel.method.context import Step
-from fedkeel.method.roles import Capability, LossTerm, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import LossTerm
 from fedkeel.task.network import Output
 from fedkeel.tree import Tree
 

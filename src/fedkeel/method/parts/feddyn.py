@@ -16,7 +16,8 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort, Population, Round, Step
-from fedkeel.method.roles import Capability, ClientState, Penalty, ServerOptimiser, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import ClientState, Penalty, ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 
@@ -67,7 +68,7 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
 
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "acar2021feddyn"
-    mirrored: ClassVar[bool] = True
+    server_holds_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.STABLE_CLIENTS, Capability.WHOLE_UPDATES}

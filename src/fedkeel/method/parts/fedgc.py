@@ -21,15 +21,8 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort, Outcome, Population, Round
-from fedkeel.method.roles import (
-    AggregateTransform,
-    Broadcast,
-    Capability,
-    ServerState,
-    Stage,
-    UpdateTransform,
-    param,
-)
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import AggregateTransform, Broadcast, ServerState, UpdateTransform
 from fedkeel.solve import qp, span
 from fedkeel.solve.span import Span
 from fedkeel.tree import Groups, State, Tree

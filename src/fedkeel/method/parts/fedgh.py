@@ -15,7 +15,8 @@ import numpy as np
 
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort
-from fedkeel.method.roles import Capability, CohortTransform
+from fedkeel.method.part import Capability
+from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.projections import Rule, harmonise
 from fedkeel.solve.span import Floats, Span, noise
 from fedkeel.tree import Groups

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
-from fedkeel.method.roles import Capability, LossTerm, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import LossTerm
 from fedkeel.task.network import Output
 from fedkeel.task.parameter_names import blocks, under
 from fedkeel.tree import Tree

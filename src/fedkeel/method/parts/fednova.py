@@ -15,13 +15,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Cohort, Round
-from fedkeel.method.roles import (
-    AggregateTransform,
-    Capability,
-    Stage,
-    UpdateTransform,
-    Upload,
-)
+from fedkeel.method.part import Capability, Stage
+from fedkeel.method.roles import AggregateTransform, UpdateTransform, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.method.context import Step
-from fedkeel.method.roles import LossTerm, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import LossTerm
 from fedkeel.task.network import Output
 from fedkeel.tree import Tree
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Cohort, Population
-from fedkeel.method.roles import ServerOptimiser, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import ServerOptimiser
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 

@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 
 from fedkeel.method.context import Step
-from fedkeel.method.roles import Penalty, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import Penalty
 from fedkeel.tree import Tree
 
 

@@ -16,13 +16,8 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Step
-from fedkeel.method.roles import (
-    Capability,
-    GradientRule,
-    Preparation,
-    StepCorrection,
-    param,
-)
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import GradientRule, Preparation, StepCorrection
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree
 
@@ -84,7 +79,7 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.INPUT_GRADIENT})
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
 
     def prepare(self, examples: Batch, step: Step) -> State:
         """Return pseudo inputs, their soft labels and perturbed inputs, and the true labels."""

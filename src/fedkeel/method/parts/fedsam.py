@@ -15,7 +15,8 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.roles import GradientRule, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import GradientRule
 from fedkeel.tree import Tree
 
 
@@ -51,7 +52,7 @@ class FedSAM(GradientRule):
 
     name: ClassVar[str] = "fedsam"
     paper: ClassVar[str] = "qu2022fedsam"
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the point uphill."""

@@ -14,13 +14,8 @@ from typing import ClassVar
 from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import Round, Step
-from fedkeel.method.roles import (
-    Capability,
-    GradientRule,
-    LocalWork,
-    Stage,
-    UpdateTransform,
-)
+from fedkeel.method.part import Capability, Stage
+from fedkeel.method.roles import GradientRule, LocalWork, UpdateTransform
 from fedkeel.tree import Tree
 
 
@@ -79,7 +74,7 @@ class MinibatchSGD(GradientRule, UpdateTransform):
     breaks: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES}
     )
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
     update_stage: ClassVar[Stage] = Stage.CORRECT
 
     def gradient(self, params: Tree, step: Step) -> Tree:

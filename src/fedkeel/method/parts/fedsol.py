@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Step
-from fedkeel.method.roles import GradientRule, param
+from fedkeel.method.part import param
+from fedkeel.method.roles import GradientRule
 from fedkeel.task.network import Output
 from fedkeel.tree import Tree
 
@@ -68,7 +69,7 @@ class FedSOL(GradientRule):
 
     name: ClassVar[str] = "fedsol"
     paper: ClassVar[str] = "lee2024fedsol"
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
 
     def gradient(self, params: Tree, step: Step) -> Tree:
         """Return the gradient at the perturbed model."""

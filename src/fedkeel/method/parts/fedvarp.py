@@ -15,7 +15,8 @@ import numpy as np
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort, Outcome, Population
-from fedkeel.method.roles import Capability, Reduction, ServerState, Table
+from fedkeel.method.part import Capability
+from fedkeel.method.roles import Reduction, ServerState, Table
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 

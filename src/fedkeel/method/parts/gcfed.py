@@ -13,13 +13,8 @@ from typing import ClassVar, Literal
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Cohort, Step
-from fedkeel.method.roles import (
-    AggregateTransform,
-    Capability,
-    GradientTransform,
-    Stage,
-    param,
-)
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import AggregateTransform, GradientTransform
 from fedkeel.solve.projections import Axes, centralise
 from fedkeel.solve.span import Span
 from fedkeel.task.parameter_names import under

@@ -18,15 +18,8 @@ from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import Cohort, Ints, Population, Round, Step
-from fedkeel.method.roles import (
-    Capability,
-    Carry,
-    ClientState,
-    GradientTransform,
-    ServerOptimiser,
-    Stage,
-    param,
-)
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import Carry, ClientState, GradientTransform, ServerOptimiser
 from fedkeel.solve import qp, span
 from fedkeel.solve.span import Floats, Span
 from fedkeel.tree import Groups, State, Tree
@@ -86,7 +79,7 @@ class GradMAW(GradientTransform, Carry, ClientState):
     name: ClassVar[str] = "gradma.w"
     paper: ClassVar[str] = "luo2023gradma"
     weights: ClassVar[Weights | None] = "uniform"
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.PROJECT
 
     @property

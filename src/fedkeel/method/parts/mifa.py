@@ -16,7 +16,8 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort, Outcome, Population
-from fedkeel.method.roles import Capability, Reduction, ServerState, Table
+from fedkeel.method.part import Capability
+from fedkeel.method.roles import Reduction, ServerState, Table
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 
@@ -98,5 +99,5 @@ class MIFA(Reduction, Table, ServerState):
         total = tree.add(tree.leaves(cohort.state, "sum"), tree.sub(fresh, old))
         return {
             "sum": dict(total),
-            "seen": tree.leaf(cohort.state, "seen") + int((~cohort.seen).sum()),
+            "seen": tree.leaf(cohort.state, "seen") + int((~cohort.is_known).sum()),
         }

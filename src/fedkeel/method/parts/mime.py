@@ -16,16 +16,8 @@ import torch
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.roles import (
-    Broadcast,
-    Capability,
-    GradientTransform,
-    ServerState,
-    Stage,
-    Survey,
-    Upload,
-    param,
-)
+from fedkeel.method.part import Capability, Stage, param
+from fedkeel.method.roles import Broadcast, GradientTransform, ServerState, Survey, Upload
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 
@@ -56,7 +48,7 @@ class Fixed(GradientTransform, Broadcast, ServerState):
 
     paper: ClassVar[str] = "karimireddy2021mime"
     weights: ClassVar[Weights | None] = "uniform"
-    keeps_pull: ClassVar[bool] = False
+    preserves_penalty_pull: ClassVar[bool] = False
     gradient_stage: ClassVar[Stage] = Stage.CORRECT
 
     def mix(self, grads: Tree, m: Tree) -> Tree:
@@ -172,7 +164,7 @@ class MimeLite(Upload, Fixed):
 
     def upload(self, round: Round) -> State:
         """Return the gradient at the received model."""
-        return {"gradient": dict(whole_gradient(round.whole(), round.start))}
+        return {"gradient": dict(whole_gradient(round.all_examples_step(), round.start))}
 
     def mean(self, outcome: Outcome) -> Tree:
         """Return the weighted mean of the gradients."""

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.method.context import Round, Step
-from fedkeel.method.roles import Capability, ClientState, LossTerm, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import ClientState, LossTerm
 from fedkeel.task.network import Output
 from fedkeel.tree import State, Tree
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedkeel.config import Weights
 from fedkeel.method.context import Cohort
-from fedkeel.method.roles import Capability, Reduction, param
+from fedkeel.method.part import Capability, param
+from fedkeel.method.roles import Reduction
 from fedkeel.solve.span import Span
 from fedkeel.tree import Tree
 

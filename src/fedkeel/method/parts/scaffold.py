@@ -13,15 +13,8 @@ from typing import ClassVar
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.roles import (
-    Broadcast,
-    Capability,
-    ClientState,
-    GradientTransform,
-    ServerState,
-    Stage,
-    Upload,
-)
+from fedkeel.method.part import Capability, Stage
+from fedkeel.method.roles import Broadcast, ClientState, GradientTransform, ServerState, Upload
 from fedkeel.tree import State, Tree
 
 
@@ -54,9 +47,9 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "karimireddy2020"
-    mirrored: ClassVar[bool] = True
-    renewed: ClassVar[bool] = True
-    summed: ClassVar[bool] = True
+    server_holds_sum: ClassVar[bool] = True
+    from_last_round_only: ClassVar[bool] = True
+    needs_only_sum: ClassVar[bool] = True
     weights: ClassVar[Weights | None] = "uniform"
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.LINEAR_ACCUMULATION, Capability.STABLE_CLIENTS}

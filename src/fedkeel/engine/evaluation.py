@@ -1,0 +1,75 @@
+"""Evaluation of a model on a split, shard by shard, as every engine does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.engine.base import Split, TrainingSetup
+from fedkeel.method.context import Ints
+from fedkeel.rng import seed_torch, torch_seed
+from fedkeel.task import metrics
+from fedkeel.tree import Tree
+
+
+@dataclass(frozen=True)
+class SplitExamples:
+    """The examples of a split, in the order in which they are evaluated.
+
+    Args:
+        rows: [N] rows of the training set; None for the whole test set.
+        groups: [N] group of each example: its source in the test set, or its client.
+        group_count: number of groups.
+    """
+
+    rows: Ints | None
+    groups: Ints
+    group_count: int
+
+
+def split_examples(setup: TrainingSetup, split: Split) -> SplitExamples:
+    """Return the examples of a split."""
+    federation = setup.federation
+    if split == "test":
+        return SplitExamples(None, setup.test.source_ids, len(setup.test.sources))
+    if federation.holdout_rows is None or federation.holdout_offsets is None:
+        return SplitExamples(federation.rows, federation.client_of_row(), len(federation))
+    sizes = np.diff(federation.holdout_offsets)
+    owners = np.repeat(np.arange(len(federation)), sizes)
+    return SplitExamples(federation.holdout_rows, owners, len(federation))
+
+
+def count_examples(setup: TrainingSetup, split: Split) -> int:
+    """Return N, the number of examples of a split."""
+    return len(split_examples(setup, split).groups)
+
+
+def evaluate_shard(
+    setup: TrainingSetup, params: Tree, buffers: Tree, split: Split, start: int
+) -> Tensor:
+    """Return [n, 3] of the examples from `start` on, at most `setup.shard` of them.
+
+    A module that draws random numbers in evaluation draws the same ones for a shard each time.
+    """
+    examples = split_examples(setup, split)
+    shard = slice(start, start + setup.shard)
+    if examples.rows is None:
+        # a clone starts at a multiple of 64 bytes, so sums are added in the same order everywhere
+        x, y = setup.test.x[shard].clone(), setup.test.y[shard]
+    else:
+        index = torch.from_numpy(examples.rows[shard])
+        x, y = setup.federation.data.x[index], setup.federation.data.y[index]
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(torch_seed(setup.seed, f"evaluation.{split}", client=start))
+        groups = torch.from_numpy(examples.groups[shard])
+        return metrics.measure(setup.training.network, params, buffers, x, y, groups)
+
+
+def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Tensor:
+    """Return [N, 3] of the examples of a split, shard by shard in this process."""
+    starts = range(0, count_examples(setup, split), setup.shard)
+    shards = [evaluate_shard(setup, params, buffers, split, start) for start in starts]
+    return torch.cat(shards).cpu() if shards else torch.empty(0, 3, dtype=torch.float64)

@@ -1,0 +1,106 @@
+"""The vectorized engine in one process: it trains groups of clients side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
+from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.shared_memory import private_memory
+from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.spec import TensorSpec
+from fedkeel.engine.store.record import RowCodec
+from fedkeel.engine.trainer import Trainer
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.tree import Tree
+
+
+class SingleProcess:
+    """Trains the clients of a round in this process with a trainer.
+
+    Args:
+        setup: method, model, data and seed.
+        spec: shape and type of each tensor of a reply, by path, from `rehearse`.
+        capacity: the largest cohort.
+        trainer: trains the clients.
+        file: where client state is stored; None for memory.
+        codec: stores some of the clients' state in compact form; None stores it as it is.
+    """
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        spec: Mapping[str, TensorSpec],
+        capacity: int,
+        trainer: Trainer,
+        *,
+        file: Path | None = None,
+        codec: RowCodec | None = None,
+    ) -> None:
+        self._buffers = RoundBuffers(
+            setup, spec, capacity, private_memory, file, sums=True, codec=codec
+        )
+        self._trainer = trainer
+        self._precision = setup.precision
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why clients were trained in a plainer way than was asked for."""
+        return self._trainer.reasons
+
+    def train(
+        self, message: Message, clients: Ints, report_progress: ReportProgress
+    ) -> TrainedCohort:
+        """Train clients [K] from a message."""
+        jobs = self._buffers.begin(clients)
+        with arithmetic(self._precision):
+            self._buffers.run(self._trainer, message, jobs, report_progress)
+        return self._buffers.gather(clients)
+
+    def survey(self, message: Message, clients: Ints) -> ByPart:
+        """Return the answers of clients [K] to the surveys."""
+        with arithmetic(self._precision):
+            for job in self._buffers.jobs(clients):
+                self._buffers.ask(message, job)
+        return self._buffers.answers(clients)
+
+    def done(self, clients: Ints) -> Ints:
+        """Return [K] local steps that clients have made in earlier rounds."""
+        return self._buffers.done(clients)
+
+    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
+        """Make the new state of the clients `keep` count."""
+        self._buffers.commit(trained, keep)
+
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
+        """Return [N, 3] of the examples of a split."""
+        setup = self._trainer.placed
+        device = next(iter(setup.training.network.params.values())).device
+        params = {name: tensor.to(device) for name, tensor in params.items()}
+        buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
+        with arithmetic(self._precision):
+            return evaluate(setup, params, buffers, split)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return client state as arrays, for a checkpoint."""
+        return self._buffers.state()
+
+    def saved(self) -> None:
+        """Hear that the checkpoint of the last state is complete."""
+        self._buffers.store.snapshot_saved()
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take client state from a checkpoint."""
+        self._buffers.restore(arrays)
+
+    def __enter__(self) -> SingleProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: there are no other processes to end."""
