@@ -205,3 +205,29 @@ def test_what_is_imported_is_asked_for() -> None:
     packages = {WITHIN.get(name, PACKAGE_OF.get(name, name)) for name in used}
     assert {"torch", "flwr", "optuna", "typer"} <= packages
     assert {name.replace("-", "_") for name in packages} <= declared()
+
+
+def importers(package: str) -> set[str]:
+    """The modules outside of a package that import from it."""
+    pattern = re.compile(rf"(from|import) {re.escape(package)}\b")
+    texts = {
+        ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts): file.read_text("utf-8")
+        for file in SOURCE.rglob("*.py")
+    }
+    outside = {module: text for module, text in texts.items() if not module.startswith(package)}
+    return {module for module, text in outside.items() if pattern.search(text)}
+
+
+def test_only_the_vectorized_engine_imports_the_compiler() -> None:
+    found = importers("fedkeel.engine.compiler")
+    assert found
+    assert all(module.startswith("fedkeel.engine.vectorized.") for module in found)
+
+
+def test_the_reference_path_does_not_import_the_vectorized_engine() -> None:
+    plain = {"base", "local", "sequential", "workers", "reply_rows", "round_buffers", "prepared"}
+    found = importers("fedkeel.engine.vectorized")
+    assert found
+    assert not found & {f"fedkeel.engine.{name}" for name in plain}
+    others = ("fedkeel.engine.store", "fedkeel.engine.compiler")
+    assert not any(module.startswith(others) for module in found)

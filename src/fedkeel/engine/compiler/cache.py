@@ -18,9 +18,9 @@ from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
 from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
 from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generators, MaskSpec
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
+from fedkeel.engine.compiler.low_rank_matrix import LowRank, Matrix, dense
 from fedkeel.engine.process import malloc
 from fedkeel.engine.process.numerics import arithmetic
-from fedkeel.engine.vectorized.low_rank import LowRank, Matrix, dense
 from fedkeel.method.context import Ints
 from fedkeel.tree import State, Tree, unwalk, walk
 

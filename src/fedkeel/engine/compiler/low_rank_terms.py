@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.engine.vectorized.low_rank import saves_work
+from fedkeel.engine.compiler.low_rank_matrix import saves_work
 from fedkeel.matmul import add_product, bmm, mm
 
 Scale = tuple[float, tuple[Any, ...]]

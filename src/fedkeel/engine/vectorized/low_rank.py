@@ -8,12 +8,15 @@ because these take less time to write, to read and to multiply with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fedkeel.engine.compiler.low_rank_matrix import LowRank as LowRank
+from fedkeel.engine.compiler.low_rank_matrix import Matrix as Matrix
+from fedkeel.engine.compiler.low_rank_matrix import dense as dense
+from fedkeel.engine.compiler.low_rank_matrix import saves_work
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.record import ClientRecord, CompactTensor, Value
 from fedkeel.method.compose import Plan
@@ -23,58 +26,9 @@ RANK_MULTIPLE = 8
 """Ranks of client groups are multiples of this, so that few shapes of a round are compiled."""
 
 
-@dataclass(frozen=True)
-class LowRank:
-    """A matrix left @ right, or a matrix of each of n clients.
-
-    Args:
-        left: [a, r] or [n, a, r].
-        right: [r, b] or [n, r, b].
-    """
-
-    left: Tensor
-    right: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the matrix, [a, b] or [n, a, b]."""
-        return torch.Size((*self.left.shape[:-1], self.right.shape[-1]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the matrix."""
-        return self.left.dtype
-
-    @property
-    def rank(self) -> int:
-        """The inner dimension r."""
-        return self.left.shape[-1]
-
-    def dense(self) -> Tensor:
-        """Return the matrix itself."""
-        return torch.matmul(self.left, self.right)
-
-    def to(self, device: torch.device) -> LowRank:
-        """Return it on a device."""
-        return self.map(lambda factor: factor.to(device))
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> LowRank:
-        """Return it with both factors changed."""
-        return LowRank(change(self.left), change(self.right))
-
-
-Matrix = Tensor | LowRank
-"""A tensor, or a matrix as factors."""
-
-
 def as_matrix(value: Value) -> Matrix:
     """Return a value of a client's record; other compact forms than `LowRank` become dense."""
     return value if isinstance(value, Tensor | LowRank) else value.dense()
-
-
-def dense(value: Value) -> Tensor:
-    """Return a value as a tensor."""
-    return value if isinstance(value, Tensor) else value.dense()
 
 
 class LowRankCodec:
@@ -187,8 +141,3 @@ def _stack_matrices(matrices: Sequence[Matrix], rank: int) -> Matrix:
     for i, matrix in low_rank.items():
         left[i, :, : matrix.rank], right[i, : matrix.rank] = matrix.left, matrix.right
     return LowRank(left, right)
-
-
-def saves_work(rank: int, a: int, b: int) -> bool:
-    """Return whether the factors of two rounds are less work than the matrix [a, b]."""
-    return 4 * rank * (a + b) <= a * b
