@@ -51,7 +51,7 @@ from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
 from fedkeel.solve.span import Span
-from fedkeel.study.footprint import footprint, told
+from fedkeel.study.footprint import footprint, footprint_lines
 from fedkeel.task.network import Batch, Output
 
 COMMAND = "python docs/generate.py"
@@ -260,7 +260,7 @@ call or its files, and 130 after an interrupt that ended cleanly.
 
 def pages() -> dict[str, str]:
     """Return every generated page by its path below docs/."""
-    out = {f"methods/{name}.md": markdown(page(name, told(name))) for name in REGISTRY}
+    out = {f"methods/{name}.md": markdown(page(name, footprint_lines(name))) for name in REGISTRY}
     out["methods/index.md"] = table()
     out["methods/legality.md"] = legality()
     out["reference/roles.md"] = roles()
@@ -285,8 +285,8 @@ def table() -> str:
         except FedkeelError:
             cells += [""] * 5
         else:
-            needs, where = found.estimate, found.where
-            kept = [count / found.model for count in (needs.client_state, found.server)]
+            needs, where = found.estimate, found.setting
+            kept = [count / found.model_bytes for count in (needs.client_state, found.server_bytes)]
             cells += [f"{one:.2f}" for one in (found.down, found.up)]
             cells += [f"{one:.2f}" if one else "" for one in kept]
             cells.append(f"{found.gradients:.2f}")

@@ -6,7 +6,7 @@ import pytest
 
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.study import footprint as room
-from fedkeel.study.footprint import CLIENTS, footprint, told
+from fedkeel.study.footprint import CLIENTS, footprint, footprint_lines
 
 MODEL = 4 * (64 * 64 + 64 + 64 * 10 + 10)
 
@@ -29,21 +29,23 @@ def test_models_sent_and_kept_and_gradients_taken(
     method: str, down: float, up: float, client: float, server: float, gradients: float
 ) -> None:
     found = footprint(method)
-    assert found.model == MODEL
+    assert found.model_bytes == MODEL
     assert (found.down, found.up) == (down, up)
     assert found.estimate.client_state == client * MODEL
-    assert found.server == server * MODEL
+    assert found.server_bytes == server * MODEL
     assert found.gradients == pytest.approx(gradients, abs=1e-9)
 
 
 def test_a_number_is_eight_bytes() -> None:
     found = footprint("fednova")
     assert sum(found.estimate.up.values()) == MODEL + 8
-    assert dict(told("fednova"))["up"].startswith("1.00 x model (model 19.2 KB, fednova 8 bytes)")
+    assert dict(footprint_lines("fednova"))["up"].startswith(
+        "1.00 x model (model 19.2 KB, fednova 8 bytes)"
+    )
 
 
 def test_what_is_told() -> None:
-    assert told("scaffold") == [
+    assert footprint_lines("scaffold") == [
         ("down", "2.00 x model (model 19.2 KB, scaffold 19.2 KB) to each client in a round"),
         ("up", "2.00 x model (model 19.2 KB, scaffold 19.2 KB) from each client in a round"),
         ("client", "1.00 x model (19.2 KB) kept by each client"),
@@ -55,7 +57,7 @@ def test_what_is_told() -> None:
         ),
     ]
     with pytest.raises(CompositionError):
-        told("momentum+addition")
+        footprint_lines("momentum+addition")
 
 
 def test_what_cannot_be_trained_there_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,4 +65,4 @@ def test_what_cannot_be_trained_there_is_told_too(monkeypatch: pytest.MonkeyPatc
         raise TrainingError(f"{method} fails.", got="KeyError: 'v'")
 
     monkeypatch.setattr(room, "footprint", fails)
-    assert told("fedprox") == [("not measured", "fedprox fails. Got KeyError: 'v'.")]
+    assert footprint_lines("fedprox") == [("not measured", "fedprox fails. Got KeyError: 'v'.")]

@@ -25,7 +25,7 @@ from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import FINISHED, REUSED, Silent, Watcher
 from fedkeel.runner.start import start
-from fedkeel.study.pool import Made, Order, alone, make_all
+from fedkeel.study.pool import RunOutcome, RunRequest, run_all, single_process
 from fedkeel.study.tune import tune
 from toys import Kills, Net, Raises, Slow, children, eventually, federation, held
 
@@ -45,14 +45,16 @@ def settings(lr: float = 0.05, rounds: int = 3, kind: str = "sequential") -> con
     )
 
 
-def orders(wanted: list[config.Run], given: Ingredients, out: Path, jobs: int) -> Iterator[Order]:
+def orders(
+    wanted: list[config.Run], given: Ingredients, out: Path, jobs: int
+) -> Iterator[RunRequest]:
     """Each in a folder of its own, however often the same is wanted."""
     for number, one in enumerate(wanted):
         if jobs > 1:
-            one = one.model_copy(update={"engine": alone(one.engine)})
+            one = one.model_copy(update={"engine": single_process(one.engine)})
         prepared = prepare(one, given)
         folder = out / prepared.key
-        yield Order(f"run {number}", folder, partial(make, prepared, folder))
+        yield RunRequest(f"run {number}", folder, partial(make, prepared, folder))
 
 
 def make(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> str:
@@ -65,8 +67,8 @@ def made_of(
     out: Path,
     jobs: int = 1,
     watcher: Watcher | None = None,
-) -> list[Made | None]:
-    return make_all(orders(wanted, given, out, jobs), jobs, watcher)
+) -> list[RunOutcome | None]:
+    return run_all(orders(wanted, given, out, jobs), jobs, watcher)
 
 
 def rows(found: list) -> list[str]:
@@ -103,11 +105,11 @@ def before() -> Iterator[set[int]]:
 def test_the_same_bits_whatever_the_number(tmp_path: Path) -> None:
     wanted = [settings(lr) for lr in RATES]
     watchers = Listens(), Listens(), Listens()
-    alone = made_of(wanted, ingredients(), tmp_path / "a", 1, watchers[0])
+    single_process = made_of(wanted, ingredients(), tmp_path / "a", 1, watchers[0])
     both = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[1])
     again = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[2])
-    assert rows(again) == rows(both) == rows(alone)
-    assert [made.folder.name for made in both] == [made.folder.name for made in alone]
+    assert rows(again) == rows(both) == rows(single_process)
+    assert [made.folder.name for made in both] == [made.folder.name for made in single_process]
     for watcher, how in zip(watchers, (FINISHED, FINISHED, REUSED), strict=True):
         assert watcher.rounds == {"run 0": 3, "run 1": 3, "run 2": 3}
         assert set(watcher.ends.values()) == {how}
@@ -246,7 +248,7 @@ def test_a_fault_of_the_program_is_raised(tmp_path: Path) -> None:
         raise KeyError("oops")
 
     with pytest.raises(RuntimeError, match="oops"):
-        make_all([Order("one", tmp_path / "one", fails)], 2)
+        run_all([RunRequest("one", tmp_path / "one", fails)], 2)
 
 
 def test_an_error_before_the_first_round(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_an_error_before_the_first_round(tmp_path: Path) -> None:
 
     for jobs in (1, 2):
         watcher = Listens()
-        [made] = make_all([Order("one", tmp_path / "one", fails)], jobs, watcher)
+        [made] = run_all([RunRequest("one", tmp_path / "one", fails)], jobs, watcher)
         assert (made.rows, made.error.what) == ([], "no such file")
         assert watcher.ends == {"one": "no such file"}
 
@@ -265,18 +267,18 @@ def test_two_runs_in_one_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     """Also where both have found it empty before either begins."""
-    alone = RunFolder.alone
+    single_process = RunFolder.single_process
 
     def hesitates(folder: RunFolder) -> AbstractContextManager[None]:
         time.sleep(late)
-        return alone(folder)
+        return single_process(folder)
 
     monkeypatch.setattr(RunFolder, "alone", hesitates)
     slow = ingredients(partial(Slow, 0.02))
     prepared = [prepare(settings(lr), slow) for lr in (0.1, 0.2)]
     out = tmp_path / "one"
-    wanted = [Order(str(i), out, partial(make, one, out)) for i, one in enumerate(prepared)]
-    errors = [made.error for made in make_all(wanted, 2)]
+    wanted = [RunRequest(str(i), out, partial(make, one, out)) for i, one in enumerate(prepared)]
+    errors = [made.error for made in run_all(wanted, 2)]
     assert sum(isinstance(error, RunError) for error in errors) == 1
 
 
@@ -297,21 +299,21 @@ def at_once(folder: Path, watcher: Watcher, name: str) -> str:
 
 def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedkeel.study.pool.beginning", lambda: "spawn")
-    wanted = [Order(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]
+    wanted = [RunRequest(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]
     watcher = Listens()
-    assert [len(made.rows) for made in make_all(wanted, 2, watcher)] == [4, 4]
+    assert [len(made.rows) for made in run_all(wanted, 2, watcher)] == [4, 4]
     assert watcher.ends == {"a": FINISHED, "b": FINISHED}
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     slow = ingredients(partial(Slow, 0.02))
     wanted = [
-        Order("one", out, partial(make, prepare(settings(lr), slow), out))
+        RunRequest("one", out, partial(make, prepare(settings(lr), slow), out))
         for lr in RATES
         for out in [tmp_path / str(lr)]
     ]
     watcher = Listens()
-    assert all(made.error is None for made in make_all(wanted, 3, watcher))
+    assert all(made.error is None for made in run_all(wanted, 3, watcher))
     assert watcher.ends == dict.fromkeys(("one", "one (again)", "one (again) (again)"), FINISHED)
 
 
@@ -382,20 +384,24 @@ def test_what_ends_all_is_told_at_once(tmp_path: Path) -> None:
         raise ConfigError("no such file")
 
     [long] = orders([settings(rounds=60)], ingredients(partial(Slow, 0.05)), tmp_path, 2)
-    wanted = [long, Order("bad", tmp_path / "bad", fails), Order("never", tmp_path / "x", fails)]
-    found = make_all(wanted, 2, goes_on=lambda made: made.error is None)
+    wanted = [
+        long,
+        RunRequest("bad", tmp_path / "bad", fails),
+        RunRequest("never", tmp_path / "x", fails),
+    ]
+    found = run_all(wanted, 2, may_continue=lambda made: made.error is None)
     assert (found[0], len(found)) == (None, 2)
     assert RunFolder(long.folder).load().round > 0
 
 
 def test_an_error_between_orders_lets_runs_save(tmp_path: Path) -> None:
-    def broken() -> Iterator[Order]:
+    def broken() -> Iterator[RunRequest]:
         yield from orders([settings(rounds=60)], ingredients(partial(Slow, 0.05)), tmp_path, 2)
         eventually(lambda: begun(tmp_path))
         raise KeyError("oops")
 
     with pytest.raises(KeyError):
-        make_all(broken(), 2)
+        run_all(broken(), 2)
     [folder] = map(RunFolder, tmp_path.iterdir())
     assert folder.read_run().status == "interrupted"
     assert folder.load().round > 0

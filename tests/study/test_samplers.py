@@ -8,18 +8,18 @@ import pytest
 
 from fedkeel.config import Range, Space
 from fedkeel.errors import ConfigError
-from fedkeel.study.samplers import WAVE, Grid, Suggested, Suggester, suggester
-from fedkeel.study.search_space import Point, axes
+from fedkeel.study.samplers import WAVE, GridSampler, OptunaSampler, Sampler, make_sampler
+from fedkeel.study.search_space import Point, search_axes
 
 RANGE = Range(low=0.001, high=1.0, log=True)
 
 
-def made(expression: str = "fedavg", seed: int = 0, **space: object) -> Suggester:
+def made(expression: str = "fedavg", seed: int = 0, **space: object) -> Sampler:
     searched = Space(**space)
-    return suggester(axes(expression, searched), searched, seed)
+    return make_sampler(search_axes(expression, searched), searched, seed)
 
 
-def asked(suggests: Suggester, value: object = lambda point: 0.5) -> list[list[Point]]:
+def asked(suggests: Sampler, value: object = lambda point: 0.5) -> list[list[Point]]:
     """Every wave, told what `value` makes of each point."""
     waves = []
     while wave := suggests.ask():
@@ -35,8 +35,8 @@ def points(waves: list[list[Point]]) -> list[Point]:
 
 def test_a_grid_is_every_combination_once() -> None:
     grid = made("fedprox", space={"local.lr": (0.1, 1.0)}, method={"fedprox": {"mu": (1, 2, 3)}})
-    assert isinstance(grid, Grid)
-    assert (grid.offered, grid.trials) == (6, 6)
+    assert isinstance(grid, GridSampler)
+    assert (grid.size, grid.trials) == (6, 6)
     assert [tuple(p.values()) for p in points(asked(grid))] == [
         (0.1, 1),
         (0.1, 2),
@@ -61,7 +61,7 @@ def test_of_a_grid_that_is_too_large_points_are_drawn() -> None:
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_no_more_points_than_trials_are_a_grid(sampler: str) -> None:
-    assert isinstance(made(sampler=sampler, trials=5), Grid)
+    assert isinstance(made(sampler=sampler, trials=5), GridSampler)
 
 
 def test_random_choices_of_lists_are_never_the_same_twice() -> None:
@@ -108,15 +108,15 @@ def test_tpe_looks_where_it_was_good() -> None:
     assert sum(late) / len(late) < 0.5 * sum(early) / len(early)
 
 
-@pytest.mark.parametrize("again", [1, 50])
+@pytest.mark.parametrize("repeats", [1, 50])
 def test_tpe_tries_no_combination_twice_and_finds_the_last_one(
-    again: int, monkeypatch: pytest.MonkeyPatch
+    repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkeel.study.samplers.AGAIN", again)
+    monkeypatch.setattr("fedkeel.study.samplers.MAX_REPEATS", repeats)
     space = {"local.lr": (0.1, 0.2, 0.3, 0.4), "weights": ("examples", "uniform", "processed")}
     own = made(space=space, sampler="tpe", trials=11)
-    assert isinstance(own, Suggested)
-    assert (own.offered, own.trials) == (12, 11)
+    assert isinstance(own, OptunaSampler)
+    assert (own.size, own.trials) == (12, 11)
     found = points(asked(own, lambda p: float(p["local.lr"] == 0.1)))
     assert len({tuple(p.values()) for p in found}) == 11
 

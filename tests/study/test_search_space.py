@@ -8,7 +8,7 @@ import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import Range, Space
 from fedkeel.errors import CompositionError, ConfigError, FedkeelError
-from fedkeel.study.search_space import Axis, applied, axes, check
+from fedkeel.study.search_space import Axis, check_space, search_axes, settings_at
 
 RATES = {"local.lr": (0.1, 1.0)}
 
@@ -22,7 +22,7 @@ def space(**method: dict[str, object]) -> Space:
 
 
 def names(method: str, searched: Space) -> list[str]:
-    return [axis.name for axis in axes(method, searched)]
+    return [axis.name for axis in search_axes(method, searched)]
 
 
 # --- which axes -----------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ def test_another_name_of_a_method_is_that_method() -> None:
 
 def test_a_part_has_the_choices_of_its_method_and_its_own() -> None:
     searched = space(fedgc={"margin": (0.0, 1.0)}, **{"fedgc.sgc": {"margin": (2.0, 3.0)}})
-    assert axes("fedgc.sgc", searched)[1].choices == (2.0, 3.0)
-    assert axes("fedgc", searched)[1].choices == (0.0, 1.0)
+    assert search_axes("fedgc.sgc", searched)[1].choices == (2.0, 3.0)
+    assert search_axes("fedgc", searched)[1].choices == (0.0, 1.0)
     assert names("fedgc.cgc", searched) == ["local.lr", "fedgc.cgc.margin"]
 
 
@@ -57,17 +57,18 @@ def test_a_part_has_the_choices_of_its_method_and_its_own() -> None:
 
 def test_a_point_sets_settings_and_hyperparameters() -> None:
     method, searched = "fedavg + fedprox+gcfed", space(fedprox={"mu": (0.1, 1.0)})
-    found = axes(method, searched)
-    one = applied(settings(), method, found, {"local.lr": 1.0, "fedprox.mu": 0.1})
+    axes = search_axes(method, searched)
+    one = settings_at({"local.lr": 1.0, "fedprox.mu": 0.1}, axes, method, settings())
     assert (one.local.lr, one.local.epochs) == (1.0, 1)
     assert one.method == "fedavg+fedprox(mu=0.1)+gcfed"
     assert fk.parse(one.method).parts[0].mu == 0.1
 
 
 def test_an_expression_without_hyperparameters_stays_as_it_was_written() -> None:
-    found = axes("fedavg + gcfed", space())
+    axes = search_axes("fedavg + gcfed", space())
     assert (
-        applied(settings(), "fedavg + gcfed", found, {"local.lr": 0.1}).method == "fedavg + gcfed"
+        settings_at({"local.lr": 0.1}, axes, "fedavg + gcfed", settings()).method
+        == "fedavg + gcfed"
     )
 
 
@@ -75,15 +76,15 @@ def test_deeper_settings_and_text() -> None:
     searched = Space(
         space={"local.schedule.final": (0.5,), "weights": ("uniform",), "cohort.clients": (3,)}
     )
-    found = axes("fedavg", searched)
-    point = {axis.name: axis.some[0] for axis in found}
-    one = applied(settings(), "fedavg", found, point)
+    axes = search_axes("fedavg", searched)
+    point = {axis.name: axis.examples[0] for axis in axes}
+    one = settings_at(point, axes, "fedavg", settings())
     assert (one.local.schedule.final, one.weights, one.cohort.clients) == (0.5, "uniform", 3)
 
 
 def test_an_experiment_stays_one() -> None:
     tables = {"data": {"source": "digits"}, "model": {"name": "mlp", "args": {"hidden": [8]}}}
-    whole = config.build(
+    experiment = config.build(
         config.Experiment,
         {
             "rounds": 1,
@@ -94,7 +95,7 @@ def test_an_experiment_stays_one() -> None:
         },
         "values",
     )
-    assert applied(whole, "fedavg", (), {}) == whole
+    assert settings_at({}, (), "fedavg", experiment) == experiment
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_choices_that_no_run_can_be_made_with(
     searched: Space, methods: list[str], kind: type[FedkeelError], says: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        check(settings(), methods, searched)
+        check_space(settings(), methods, searched)
     assert says in str(caught.value)
     assert len(caught.value.lines()) <= 4
 
@@ -142,7 +143,7 @@ def test_a_point_of_a_grid_is_looked_at_whole() -> None:
     """Each value alone would do."""
     searched = Space(space={"local.momentum": (0.9, 0.0), "local.nesterov": (True, False)})
     with pytest.raises(ConfigError, match="needs 'momentum'"):
-        check(settings(), ["fedavg"], searched)
+        check_space(settings(), ["fedavg"], searched)
 
 
 # --- the edge -------------------------------------------------------------------------------------
@@ -169,4 +170,4 @@ def test_a_point_of_a_grid_is_looked_at_whole() -> None:
     ],
 )
 def test_the_end_at_which_a_value_lies(choices: object, value: object, end: str | None) -> None:
-    assert Axis("x", choices, None, "x").end(value) == end
+    assert Axis("x", choices, None, "x").end_at(value) == end

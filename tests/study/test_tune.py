@@ -27,7 +27,8 @@ from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import REUSED, Silent
 from fedkeel.runner.start import start
 from fedkeel.study.compare import compare
-from fedkeel.study.tune import Tuned, tune
+from fedkeel.study.tune import tune
+from fedkeel.study.tuning_result import TuningResult
 from toys import Net, federation, held
 
 RATES = {"local.lr": (0.001, 0.1, 1.0)}
@@ -55,7 +56,9 @@ def settings(**more: object) -> config.Run:
     return config.Run(**{**values, **more})
 
 
-def tuned(out: Path, methods: list[str], space: Space | None = None, **more: object) -> Tuned:
+def tuned(
+    out: Path, methods: list[str], space: Space | None = None, **more: object
+) -> TuningResult:
     space = space or Space(space=RATES)
     return tune(settings(**more), ingredients(), methods, space, out)
 
@@ -178,7 +181,7 @@ def test_validation_is_on_examples_that_nobody_trains_on(tmp_path: Path, metric:
     found = tuned(tmp_path, ["fedavg"], Space(space={"local.lr": (0.1,)}, metric=metric, seeds=2))
     [trial] = found.trials
     assert found.rows[0].on == "validation"
-    assert found.held == len(federation().hold_out(0.2, 0).holdout_rows)
+    assert found.validation_examples == len(federation().hold_out(0.2, 0).holdout_rows)
     for value, run in zip(trial.values, trial.runs, strict=True):
         assert value == pytest.approx(by_hand(tmp_path / run, metric), abs=1e-12)
 
@@ -201,7 +204,7 @@ def test_on_the_test_set_where_that_is_asked_for(tmp_path: Path) -> None:
     assert found.trials[0].values == tuple(result.best for result in compared.results)
     assert watcher.ends == [True, True, False, False]
     assert watcher.accuracies
-    assert (found.held, found.rows[0].on) == (None, "test")
+    assert (found.validation_examples, found.rows[0].on) == (None, "test")
     last = tune(settings(), ingredients(), ["fedavg"], _with(space, metric="last"), tmp_path)
     assert last.trials[0].values == tuple(result.last for result in compared.results)
 
@@ -229,7 +232,7 @@ def test_what_clients_hold_out_already_is_left_alone(tmp_path: Path) -> None:
     ready = Ingredients(fk.Task(Net), lambda _: own, held(), "toy")
     found = tune(settings(), ready, ["fedavg"], Space(space={"local.lr": (0.1,)}), tmp_path)
     again = own.hold_out(0.2, 0)
-    assert found.held == len(again.holdout_rows) < len(own.holdout_rows)
+    assert found.validation_examples == len(again.holdout_rows) < len(own.holdout_rows)
     assert not set(again.holdout_rows) & set(own.holdout_rows)
 
 

@@ -61,10 +61,10 @@ def _print_page(expression: str) -> None:
     from shutil import get_terminal_size
 
     from fedkeel.method.docs.page import page, terminal
-    from fedkeel.study.footprint import told
+    from fedkeel.study.footprint import footprint_lines
 
     width = max(40, min(get_terminal_size().columns, 100))
-    print(terminal(page(expression, told(expression)), width))
+    print(terminal(page(expression, footprint_lines(expression)), width))
 
 
 def _objects(expression: str) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ def tune(
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import watcher
     from fedkeel.study.tune import tune as search
-    from fedkeel.study.tuning_result import files
+    from fedkeel.study.tuning_result import experiment_files
     from fedkeel.study.tuning_table import tuning_table
 
     given = {"trials": trials, "seeds": seeds}
@@ -75,9 +75,9 @@ def tune(
     if as_json:
         document([asdict(row) for row in found.rows])
     else:
-        Console().print(tuning_table(found.rows, found.held))
+        Console().print(tuning_table(found.rows, found.validation_examples))
     say(console, f"runs    {out}")
-    for row, file in zip(found.rows, files(found), strict=True):
+    for row, file in zip(found.rows, experiment_files(found), strict=True):
         if row.value is None:
             say(console, f"failed  {row.method}: no trial could be finished")
         else:

@@ -17,7 +17,7 @@ from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.table import Column, Row, Table, laid_over
 from fedkeel.source_digest import file_digest
-from fedkeel.study.compare import in_words
+from fedkeel.study.compare import file_name
 from fedkeel.version import __version__
 
 Chosen = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -150,7 +150,7 @@ def _is_here(name: str) -> bool:
 
 def _name(experiment: config.Experiment) -> str:
     """Return the name of a run's folder: readable, and another for other settings."""
-    return f"{in_words(experiment.method)}-seed{experiment.seed}-{digest(experiment)}"
+    return f"{file_name(experiment.method)}-seed{experiment.seed}-{digest(experiment)}"
 
 
 def digest(experiment: config.Experiment) -> str:

@@ -20,8 +20,8 @@ from fedkeel.reproduce.plan import Cell
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import Silent, Watcher
 from fedkeel.runner.start import start
-from fedkeel.study.compare import make_folder
-from fedkeel.study.pool import Order, alone, can_fork, make_all
+from fedkeel.study.compare import create_folder
+from fedkeel.study.pool import RunRequest, can_fork, run_all, single_process
 
 
 @dataclass
@@ -60,10 +60,10 @@ def play(cells: Sequence[Cell], jobs: int, watcher: Watcher | None = None) -> Pl
     played = Played(reused=len(once) - len(todo))
     if not todo:
         return played
-    make_folder(todo[0].folder.parent)
+    create_folder(todo[0].folder.parent)
     with watcher:
         watcher.plan(len(todo), sum(cell.experiment.rounds for cell in todo))
-        made = make_all(map(_Orders(), todo), jobs, watcher)
+        made = run_all(map(_Orders(), todo), jobs, watcher)
     for run in made:
         if run is not None and run.error is not None:
             played.failures[run.folder.name] = run.error.what
@@ -80,11 +80,13 @@ class _Orders:
         self._key = ""
         self._ingredients: Ingredients | None = None
 
-    def __call__(self, cell: Cell) -> Order:
-        engine = alone(cell.experiment.engine)
+    def __call__(self, cell: Cell) -> RunRequest:
+        engine = single_process(cell.experiment.engine)
         experiment = cell.experiment.model_copy(update={"engine": engine})
         ingredients = self._gather(experiment) if can_fork() else None
-        return Order(cell.label, cell.folder, partial(_make, experiment, ingredients, cell.folder))
+        return RunRequest(
+            cell.label, cell.folder, partial(_make, experiment, ingredients, cell.folder)
+        )
 
     def _gather(self, experiment: config.Experiment) -> Ingredients:
         parts = (experiment.data, experiment.partition, experiment.model)

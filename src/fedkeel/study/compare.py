@@ -1,16 +1,15 @@
-"""Several methods, several seeds, everything else the same.
+"""A comparison: several methods with several seeds, everything else the same.
 
-A method's run depends on its settings, the data and the seed alone, so a comparison can be stopped,
-taken up and extended: runs that are finished are used again, unfinished ones are continued.
+The run of a method depends only on its settings, the data and the seed. So a comparison can be
+stopped, continued and extended: finished runs are used again, unfinished ones are continued.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,16 @@ from fedkeel.runner.start import start
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What a comparison came to.
+    """The result of a comparison.
 
     Args:
-        results: the runs, methods in the order given and seeds within a method.
+        results: the finished runs, by method in the order given, then by seed.
         failures: one line for each run that could not go on.
-        failed: what these had come to.
-        others: runs in the folder that have other settings, another model, other data or another
-            version, and so are in no table of this one.
+        failed: the results of these runs until then.
+        others: number of runs in the folder that no table of this comparison holds, because they
+            have other settings, another model, other data or another version.
         complete: whether every run was made; false after an interrupt.
-        folder: where it is on disk, None for a comparison in memory.
+        folder: where it is on disk; None for a comparison in memory.
     """
 
     results: list[Result]
@@ -54,18 +53,18 @@ class Comparison:
 
     @property
     def entries(self) -> list[MethodResults]:
-        """The runs, put together by method, as the report has them.
+        """The runs, grouped by method, as the report takes them.
 
-        Those that failed are among them, and on disk those of earlier calls that are alike but for
-        method and seed.
+        Failed runs are among them; on disk also those of earlier calls that differ only in method
+        and seed.
         """
         if self.folder is not None:
             return load_runs(runs_of(self.folder))
-        every = [*self.results, *self.failed]
-        methods = dict.fromkeys(result.record.method for result in every)
-        made = sorted(every, key=lambda one: one.record.seed)
+        results = [*self.results, *self.failed]
+        methods = dict.fromkeys(result.record.method for result in results)
+        by_seed = sorted(results, key=lambda result: result.record.seed)
         return [
-            MethodResults(method, i, tuple(_run(r) for r in made if r.record.method == method))
+            MethodResults(method, i, tuple(_run_results(r) for r in by_seed if r.record.method == method))
             for i, method in enumerate(methods)
         ]
 
@@ -85,14 +84,14 @@ class Comparison:
         return markdown_table(self.table) + "".join(f"\n{note}\n" for note in notes)
 
     def __repr__(self) -> str:
-        """Return what a notebook shows: the table, where its folder is still there."""
+        """Return what a notebook shows: the table, where its folder still exists."""
         try:
             return str(self)
         except (OSError, FedkeelError):
             return f"Comparison of {counted(len(self.results), 'run')} in {self.folder}"
 
 
-def _run(result: Result) -> RunResults:
+def _run_results(result: Result) -> RunResults:
     summary = summarise(result.rows, result.record.target, model_bytes=result.record.model.bytes)
     folder = "" if result.folder is None else result.folder.name
     return RunResults(folder, result.record, tuple(result.rows), summary)
@@ -126,81 +125,108 @@ def compare(
             "There is nothing to compare.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
-    wanted: dict[str, RunSettings] = {}  # however a method is written, it is one
+    by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     for method in methods:
-        one = settings.model_copy(update={"method": method})
-        prepared = prepare(one, ingredients)  # refuse what is illegal before anything runs
+        of_method = settings.model_copy(update={"method": method})
+        prepared = prepare(of_method, ingredients)  # refuse what is illegal before anything runs
         check_disk(prepared, out)
-        wanted.setdefault(prepared.plan.expression, one)
-    for seed in range(settings.seed + 1, settings.seed + seeds):
-        ingredients.clients(seed)  # not every seed's partition need be possible
+        by_expression.setdefault(prepared.plan.expression, of_method)
+    seed_range = range(settings.seed, settings.seed + seeds)
+    for seed in seed_range[1:]:
+        ingredients.clients(seed)  # the partition may be impossible for some seeds
     if out is not None:
-        make_folder(out)
-    results: dict[tuple[str, int], Result] = {}
-    failures: list[str] = []
-    failed: list[Result] = []
-    made: dict[tuple[str, int], Path] = {}
-    complete = True
-    watcher.plan(len(wanted) * seeds, len(wanted) * seeds * settings.rounds)
-    every = range(settings.seed, settings.seed + seeds)
-    pairs = [(s, one) for s in every for one in wanted.values()]
-    methods = [one.method for one in wanted.values()]
-    listed = partial(_list, out, settings.name, methods, made)
-    with _even_so(listed), interrupts(watcher.stopping) as stop:
-        for number, (seed, one) in enumerate(pairs, 1):
-            prepared = prepare(one.model_copy(update={"seed": seed}), ingredients)
-            folder = None if out is None else out / folder_of(prepared)
-            if folder is not None:
-                made[one.method, seed] = folder
-            last = number == len(pairs)
-            try:
-                result = start(prepared, folder, resume=True, watcher=watcher)
-            except TrainingError as error:
-                watcher.end(f"{one.method} seed {seed}", error.what)
-                failures.append(f"{one.method}, seed {seed}: {error.what}")
-                if isinstance(error.result, Result):
-                    failed.append(error.result)
-                complete = last or not stop.is_set()
-                if not complete:
-                    break
-                continue
-            results[one.method, seed] = result
-            complete = result.record.status != "interrupted" and (last or not stop.is_set())
-            if not complete:
-                break
-    others = listed()
-    ordered = [results[key] for method in methods for key in results if key[0] == method]
-    if not ordered:
-        raise TrainingError("No run of the comparison could be finished.", got="; ".join(failures))
-    return Comparison(ordered, failures, failed, others, complete, out)
-
-
-def _list(
-    out: Path | None, name: str, methods: Sequence[str], made: Mapping[tuple[str, int], Path]
-) -> int:
-    """List the runs that were begun; return how many of the folder are of other settings."""
-    if out is None:
-        return 0
-    folders = [made[key] for method in methods for key in made if key[0] == method]
-    return write_index(out, name, [one.name for one in folders])
-
-
-@contextmanager
-def _even_so(listed: Callable[[], int]) -> Iterator[None]:
-    """List the runs also where an error, such as a full disk, or a second Ctrl-C ends them all."""
+        create_folder(out)
+    runs = [
+        of_method.model_copy(update={"seed": seed})
+        for seed in seed_range
+        for of_method in by_expression.values()
+    ]
+    watcher.plan(len(runs), len(runs) * settings.rounds)
+    comparison = _Runs(settings.name, ingredients, out, watcher)
     try:
-        yield
-    except BaseException:
+        comparison.make(runs)
+    except BaseException:  # such as a full disk, or a second Ctrl-C
         with suppress(FedkeelError, OSError):
-            listed()
+            comparison.write_index()
         raise
+    return comparison.result()
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder of a comparison or a search.
+class _Runs:
+    """Makes the runs of a comparison, and collects their results.
+
+    Args:
+        name: name of the experiment.
+        ingredients: data and model.
+        out: folder of the comparison; None to keep it in memory.
+        watcher: follows the runs.
+    """
+
+    def __init__(
+        self, name: str, ingredients: Ingredients, out: Path | None, watcher: Watcher
+    ) -> None:
+        self._name, self._ingredients, self._out, self._watcher = name, ingredients, out, watcher
+        self._folders: dict[str, list[str]] = {}  # by method
+        self._results: dict[str, list[Result]] = {}
+        self._failed: list[Result] = []
+        self._failures: list[str] = []
+        self._complete = True
+
+    def make(self, runs: Sequence[RunSettings]) -> None:
+        """Make the runs one after the other, until an interrupt comes."""
+        for settings in runs:
+            self._folders[settings.method], self._results[settings.method] = [], []
+        with interrupts(self._watcher.stopping) as stop:
+            for settings in runs:
+                was_interrupted = self._make(settings)
+                is_last = settings is runs[-1]
+                if was_interrupted or (stop.is_set() and not is_last):
+                    self._complete = False
+                    return
+
+    def _make(self, settings: RunSettings) -> bool:
+        """Make a run; return whether it was interrupted."""
+        prepared = prepare(settings, self._ingredients)
+        folder = None if self._out is None else self._out / run_folder_name(prepared)
+        if folder is not None:
+            self._folders[settings.method].append(folder.name)
+        try:
+            result = start(prepared, folder, resume=True, watcher=self._watcher)
+        except TrainingError as error:
+            self._watcher.end(f"{settings.method} seed {settings.seed}", error.what)
+            self._failures.append(f"{settings.method}, seed {settings.seed}: {error.what}")
+            if isinstance(error.result, Result):
+                self._failed.append(error.result)
+            return False
+        self._results[settings.method].append(result)
+        return result.record.status == "interrupted"
+
+    def write_index(self) -> int:
+        """List the runs that were begun; return how many in the folder have other settings."""
+        if self._out is None:
+            return 0
+        folders = [name for of_method in self._folders.values() for name in of_method]
+        return write_index(self._out, self._name, folders)
+
+    def result(self) -> Comparison:
+        """Write the index, and return the comparison.
+
+        Raises:
+            TrainingError: no run could be finished.
+        """
+        others = self.write_index()
+        results = [result for of_method in self._results.values() for result in of_method]
+        if not results:
+            got = "; ".join(self._failures)
+            raise TrainingError("No run of the comparison could be finished.", got=got)
+        return Comparison(results, self._failures, self._failed, others, self._complete, self._out)
+
+
+def create_folder(out: Path) -> None:
+    """Create the folder of a comparison or a search.
 
     Raises:
-        RunError: it cannot be made, or it is that of a run.
+        RunError: it cannot be created, or it is a run folder.
     """
     if RunFolder(out).exists():
         raise RunError(
@@ -213,16 +239,16 @@ def make_folder(out: Path) -> None:
         raise RunError(f"{out} cannot be written to.", got=error, do=ANOTHER) from None
 
 
-def folder_of(prepared: Prepared) -> str:
-    """Return a run's folder: readable, and different for every difference that decides numbers."""
+def run_folder_name(prepared: Prepared) -> str:
+    """Return the name of a run folder: readable, and unique to the settings that decide numbers."""
     settings = prepared.settings
-    return f"{in_words(settings.method)}-seed{settings.seed}-{prepared.key[:8]}"
+    return f"{file_name(settings.method)}-seed{settings.seed}-{prepared.key[:8]}"
 
 
-def in_words(method: str) -> str:
-    """Return an expression as part of a file's name.
+def file_name(method: str) -> str:
+    """Return an expression as part of a file name.
 
-    >>> in_words("fedprox(mu=0.1)+gcfed")
+    >>> file_name("fedprox(mu=0.1)+gcfed")
     'fedprox-mu-0.1-gcfed'
     """
     return re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-")[:48]

@@ -1,4 +1,7 @@
-"""What a method sends and keeps, measured on one named model: a table's row, without a run."""
+"""The footprint of a method: bytes sent and stored, and multiplications, on one named model.
+
+It is measured without a run, for a row in a table of methods.
+"""
 
 from __future__ import annotations
 
@@ -35,83 +38,94 @@ MODEL = "mlp"
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a method sends and keeps.
+    """What a method sends, stores and computes.
 
     Args:
         estimate: bytes by part.
-        gradients: what a client multiplies in matrix products for each example that it processes,
-            in gradients of the loss, of which FedAvg takes one.
+        gradients: multiplications in matrix products for each example that a client processes, in
+            gradients of the loss, of which FedAvg takes one.
         parameters: entries of the model.
-        model: its bytes.
+        model_bytes: bytes of the model.
     """
 
     estimate: Estimate
     gradients: float
     parameters: int
-    model: int
+    model_bytes: int
 
     @property
-    def where(self) -> str:
-        """What was measured."""
+    def setting(self) -> str:
+        """The model and the federation of the measurement."""
         return (
             f"the {MODEL} of the digits preset ({self.parameters:,} parameters, "
-            f"{size(self.model)}), {CLIENTS} clients, {PER_ROUND} in a round"
+            f"{size(self.model_bytes)}), {CLIENTS} clients, {PER_ROUND} in a round"
         )
 
     @property
     def down(self) -> float:
         """Models sent to a client in a round."""
-        return sum(self.estimate.down.values()) / self.model
+        return sum(self.estimate.down.values()) / self.model_bytes
 
     @property
     def up(self) -> float:
         """Models sent by a client in a round."""
-        return sum(self.estimate.up.values()) / self.model
+        return sum(self.estimate.up.values()) / self.model_bytes
 
     @property
-    def server(self) -> int:
-        """Bytes that the server keeps when it has seen every client."""
+    def server_bytes(self) -> int:
+        """Bytes that the server keeps when every client has taken part."""
         return self.estimate.server_state + self.estimate.table * CLIENTS
 
-    def items(self) -> list[tuple[str, str]]:
-        """Return (what, how much) in words."""
-        needs = self.estimate
+    def lines(self) -> list[tuple[str, str]]:
+        """Return (quantity, amount) as text."""
+        down, up = (
+            ", ".join(f"{name} {size(count)}" for name, count in parts.items())
+            for parts in (self.estimate.down, self.estimate.up)
+        )
+        stored = self._stored
         return [
-            ("down", f"{_times(self.down)} ({_parts(needs.down)}) to each client in a round"),
-            ("up", f"{_times(self.up)} ({_parts(needs.up)}) from each client in a round"),
-            ("client", f"{_kept(needs.client_state, self.model)} kept by each client"),
-            ("server", f"{_kept(self.server, self.model)} kept at the server"),
+            ("down", f"{self.down:.2f} x model ({down}) to each client in a round"),
+            ("up", f"{self.up:.2f} x model ({up}) from each client in a round"),
+            ("client", f"{stored(self.estimate.client_state)} kept by each client"),
+            ("server", f"{stored(self.server_bytes)} kept at the server"),
             ("cost", f"{self.gradients:.2f} x the multiplications of FedAvg for each example"),
-            ("measured on", self.where),
+            ("measured on", self.setting),
         ]
+
+    def _stored(self, count: int) -> str:
+        return f"{count / self.model_bytes:.2f} x model ({size(count)})" if count else "nothing"
 
 
 @lru_cache(maxsize=256)
 def footprint(method: str) -> Footprint:
-    """Measure what a method sends and keeps.
+    """Measure the footprint of a method.
 
     Raises:
-        FedkeelError: the method cannot be composed, or not trained on this model.
+        FedkeelError: the method cannot be composed, or cannot be trained on this model.
 
     >>> footprint("scaffold").up
     2.0
     """
-    settings, ingredients = _stand()
+    settings, ingredients = _federation()
     with arithmetic("float32"):  # small tensors: more threads only wait for each other
         prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
-        gradients = _multiplications(prepared) / _gradient()
+        gradients = _multiplications(prepared) / _multiplications_of_fedavg()
     params = prepared.setup.training.network.params
     return Footprint(estimate(prepared), gradients, numel(params), nbytes(dict(params)))
 
 
-def multiply_adds(prepared: Prepared) -> float:
-    """Return the multiply-adds of matrix products and convolutions in a client's round.
+def footprint_lines(method: str) -> list[tuple[str, str]]:
+    """Return the footprint of a method as text, or why it cannot be measured.
 
-    Returns:
-        For each example that the client processes, forward and backward; nothing else is counted.
+    Raises:
+        CompositionError: the method cannot be composed.
     """
-    with arithmetic("float32"):
-        return _multiplications(prepared) / 2  # the one and the other
+    parse(method)
+    try:
+        return footprint(method).lines()
+    except FedkeelError as error:
+        got = "" if error.got is None else f" Got {error.got}."
+        return [("not measured", error.what + got)]
 
 
 def _multiplications(prepared: Prepared) -> float:
@@ -127,7 +141,7 @@ def _multiplications(prepared: Prepared) -> float:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what matrix products and convolutions multiply and add."""
+    """Counts the multiplications and additions of matrix products and convolutions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -149,29 +163,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=1)
-def _gradient() -> float:
-    """Return what one gradient multiplies and adds for each example: FedAvg takes one."""
-    settings, ingredients = _stand()
-    return _multiplications(prepare(settings, ingredients))
-
-
-def told(method: str) -> list[tuple[str, str]]:
-    """Return what a method sends and keeps in words, or why that cannot be measured.
-
-    Raises:
-        CompositionError: the method cannot be composed.
-    """
-    parse(method)
-    try:
-        return footprint(method).items()
-    except FedkeelError as error:
-        got = "" if error.got is None else f" Got {error.got}."
-        return [("not measured", error.what + got)]
+def _multiplications_of_fedavg() -> float:
+    """Return the multiplications of one gradient for each example: FedAvg takes one."""
+    return _multiplications(prepare(*_federation()))
 
 
 @lru_cache(maxsize=1)
-def _stand() -> tuple[config.Run, Ingredients]:
-    """The model, local work and cohort of the digits preset, on noise: nothing depends on data."""
+def _federation() -> tuple[config.Run, Ingredients]:
+    """Return model, local work and cohort of the digits preset, with noise as data."""
     count = 60 * CLIENTS
     x = np.random.default_rng(0).normal(size=(count, *SHAPE)).astype(np.float32)
     y = np.arange(count) % CLASSES
@@ -185,15 +184,3 @@ def _stand() -> tuple[config.Run, Ingredients]:
         cohort=config.Cohort(clients=PER_ROUND),
     )
     return settings, Ingredients(task, lambda _: clients, dataset(x, y), MODEL)
-
-
-def _times(models: float) -> str:
-    return f"{models:.2f} x model"
-
-
-def _kept(count: int, model: int) -> str:
-    return f"{_times(count / model)} ({size(count)})" if count else "nothing"
-
-
-def _parts(sent: dict[str, int]) -> str:
-    return ", ".join(f"{name} {size(count)}" for name, count in sent.items())

@@ -1,7 +1,7 @@
-"""Many runs, several at a time: each in a process of its own, of one thread.
+"""A pool of processes that make several runs at a time, each with one thread.
 
-A run's folder is all that it leaves. So a process that dies takes nothing along: the run is taken
-up again from its checkpoint, and what is finished is not made again.
+A run leaves only its folder. A run whose process dies is continued from its checkpoint, and a
+finished run is not made again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -36,41 +36,39 @@ from fedkeel.records.run_record import Status
 from fedkeel.runner.interrupts import POLITE, be_patient, interrupts
 from fedkeel.runner.progress import REUSED, Silent, Watcher
 
-PATIENCE = 0.2
-"""Seconds between looks for an interrupt while runs go on, and between words on how they go."""
+POLL_SECONDS = 0.2
+"""Seconds between two looks for an interrupt, and between two progress messages of a run."""
 
-_KILLED = "that is usually the system's answer to a lack of memory"
+GRACE_SECONDS = 60.0
+"""Seconds that runs have to finish their round and save, where the work ends with an error."""
 
-_ENDS_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
-
-GRACE = 60.0
-"""Seconds that runs have to finish their round and save where the work ends with an error."""
+_PR_SET_PDEATHSIG = 1
+"""Option of Linux's prctl: which signal a process gets when its parent dies."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """A run that is wanted.
+class RunRequest:
+    """A run that is to be made.
 
     Args:
-        run: what it is called while it goes on; no other one is called so.
-        folder: where it is kept.
-        make: makes it, or goes on with it, and tells the watcher under this name. Where processes
-            are not forked, it has to be pickled for several jobs.
+        name: label of the run while it goes on; no other run has it at the same time.
+        folder: its run folder.
+        run: makes or continues the run, and reports to the watcher under the given name. It is
+            pickled for several jobs where processes are not forked.
     """
 
-    run: str
+    name: str
     folder: Path
-    make: Callable[[Watcher, str], Status]
+    run: Callable[[Watcher, str], Status]
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a run came to.
+class RunOutcome:
+    """How a run ended that was not interrupted.
 
     Args:
-        folder: where it is.
-        error: why it could not go on, None where it is finished.
+        folder: its run folder.
+        error: why it could not go on; None where it is finished.
     """
 
     folder: Path
@@ -78,225 +76,238 @@ class Made:
 
     @property
     def rows(self) -> list[RoundRecord]:
-        """Its rows, round 0 first, from the folder; those that there are where it went wrong."""
+        """Its rows from the folder, round 0 first; a run that failed may have few or none."""
         folder = RunFolder(self.folder)
         return folder.rows() if folder.exists() else []
 
 
-def make_all(
-    orders: Iterable[Order],
+def run_all(
+    requests: Iterable[RunRequest],
     jobs: int = 1,
     watcher: Watcher | None = None,
-    goes_on: Callable[[Made], bool] = lambda made: True,
-) -> list[Made | None]:
-    """Make runs, go on with those that were begun, and read those that are finished.
+    may_continue: Callable[[RunOutcome], bool] = lambda outcome: True,
+) -> list[RunOutcome | None]:
+    """Make new runs, continue unfinished ones, and read finished ones.
 
-    The first interrupt lets those at hand end after their round; the second ends them at once.
+    The first interrupt lets running runs end after their round; the second ends them at once.
 
     Args:
-        orders: the runs; each is taken when its turn comes.
-        jobs: how many at a time, each in a process of its own; one runs in this process.
-        watcher: follows them; `plan` is left to the caller.
-        goes_on: says of what a run came to whether the others go on; if not, they end as after an
-            interrupt.
+        requests: the runs; each is taken when its turn comes.
+        jobs: runs at a time, each in its own process; a single job runs in this process.
+        watcher: follows the runs; the caller calls its `plan`.
+        may_continue: whether the other runs continue after this outcome. If not, they end as after
+            an interrupt.
 
     Returns:
-        One for each order that was taken, in this order; None for those that an interrupt ended.
+        One outcome for each request that was taken, in this order; None for an interrupted run.
     """
     watcher = watcher or Silent()
     if jobs > 1:
-        return _Jobs(orders, jobs, watcher, goes_on).make()
-    found: list[Made | None] = []
+        return _Pool(iter(requests), jobs, watcher, may_continue).run()
+    outcomes: list[RunOutcome | None] = []
     with interrupts(watcher.stopping) as stop:
-        for order in orders:
-            made = _read(order, watcher) or _here(order, watcher)
-            found.append(made)
-            if made is None or stop.is_set() or not goes_on(made):
+        for request in requests:
+            outcome = _read_finished(request, watcher) or _run_here(request, watcher)
+            outcomes.append(outcome)
+            if outcome is None or stop.is_set() or not may_continue(outcome):
                 break
-    return found
+    return outcomes
 
 
 def can_fork() -> bool:
-    """Return whether processes begin with all that is here, so that nothing is pickled."""
+    """Return whether new processes inherit this process's memory, so that nothing is pickled."""
     return beginning() == "fork"
 
 
-def alone(engine: config.Engine) -> config.Engine:
-    """Return the engine for one process that starts no others, with the same bits."""
+def single_process(engine: config.Engine) -> config.Engine:
+    """Return an engine with the same bits that starts no other processes."""
     kind = "sequential" if engine.kind in ("workers", "ray") else engine.kind
     return engine.model_copy(update={"kind": kind, "workers": 1, "address": None})
 
 
-def _read(order: Order, watcher: Watcher) -> Made | None:
-    """Return a run that is finished, None where it is not or has lost its rows."""
-    folder = RunFolder(order.folder)
+def _read_finished(request: RunRequest, watcher: Watcher) -> RunOutcome | None:
+    """Return the outcome of a finished run; None where it is unfinished or has lost its rows."""
+    folder = RunFolder(request.folder)
     record = folder.read_run() if folder.exists() else None
     if record is None or record.status != "finished":
         return None
     rows = folder.rows()
     if not rows:
         return None
-    watcher.begin(order.run, record.rounds, rows[-1].round)
-    watcher.row(order.run, rows[-1])
-    watcher.end(order.run, REUSED)
-    return Made(order.folder)
+    watcher.begin(request.name, record.rounds, rows[-1].round)
+    watcher.row(request.name, rows[-1])
+    watcher.end(request.name, REUSED)
+    return RunOutcome(request.folder)
 
 
-def _here(order: Order, watcher: Watcher) -> Made | None:
-    """Make a run in this process."""
+def _run_here(request: RunRequest, watcher: Watcher) -> RunOutcome | None:
+    """Make a run in this process; None where it was interrupted."""
     try:
-        status = order.make(watcher, order.run)
+        status = request.run(watcher, request.name)
     except FedkeelError as error:
-        return _failed(order, error, watcher)
-    return None if status == "interrupted" else Made(order.folder)
+        return _failure(request, error, watcher)
+    return None if status == "interrupted" else RunOutcome(request.folder)
 
 
-def _failed(order: Order, error: FedkeelError, watcher: Watcher) -> Made:
-    watcher.end(order.run, error.what)
-    return Made(order.folder, error)
+def _failure(request: RunRequest, error: FedkeelError, watcher: Watcher) -> RunOutcome:
+    watcher.end(request.name, error.what)
+    return RunOutcome(request.folder, error)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Message of a run's process: call this method of the watcher with these arguments."""
+
+    method: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Last message of a run's process: how the run ended, and the speeds that it measured."""
+
+    result: Status | Exception
+    measured: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass
 class _Child:
-    """A process that makes a run, and our end of its pipe."""
+    """A process that makes a run, and the parent's end of its pipe."""
 
     index: int
-    order: Order
+    request: RunRequest
     process: Any
     pipe: Connection
 
 
-class _Jobs:
-    """Runs that go on at the same time.
-
-    Args:
-        orders: the runs.
-        jobs: how many at a time, at most.
-        watcher: follows them.
-        goes_on: as in `make_all`.
-    """
+class _Pool:
+    """Makes runs in several processes; the arguments are those of `run_all`."""
 
     def __init__(
         self,
-        orders: Iterable[Order],
+        requests: Iterator[RunRequest],
         jobs: int,
         watcher: Watcher,
-        goes_on: Callable[[Made], bool],
+        may_continue: Callable[[RunOutcome], bool],
     ) -> None:
-        self._orders, self._jobs, self._watcher = iter(orders), jobs, watcher
-        self._goes_on = goes_on
-        self._found: list[Made | None] = []
-        self._running: list[_Child] = []
+        self._requests, self._jobs, self._watcher = requests, jobs, watcher
+        self._may_continue = may_continue
+        self._outcomes: list[RunOutcome | None] = []
+        self._children: list[_Child] = []
         self._context: Any = multiprocessing.get_context(beginning())
 
-    def make(self) -> list[Made | None]:
+    def run(self) -> list[RunOutcome | None]:
         """Make the runs until all are made, or an interrupt comes."""
-        if can_fork():
-            importlib.import_module(
-                "fedkeel.engine.vectorized.engine"
-            )  # once, and not in every process
-        told = False
+        if can_fork():  # imported once here, and not in every process
+            importlib.import_module("fedkeel.engine.vectorized.engine")
+        is_terminated = False
         with interrupts(self._watcher.stopping) as stop:
             try:
-                while (not stop.is_set() and self._fill(stop)) or self._running:
-                    if stop.is_set() and not told:
-                        told = True
-                        self._ask()
-                    pipes = {child.pipe: child for child in self._running}
-                    for pipe in wait(list(pipes), PATIENCE):
-                        self._hear(pipes[pipe], stop)  # type: ignore[index]
+                while (not stop.is_set() and self._fill(stop)) or self._children:
+                    if stop.is_set() and not is_terminated:
+                        is_terminated = True
+                        self._terminate()
+                    for child in self._ready():
+                        self._receive(child, stop)
             except Exception:
-                self._ask()
-                ends = time.monotonic() + GRACE
-                for child in self._running:
-                    child.process.join(max(ends - time.monotonic(), 0.0))
+                self._terminate()
+                deadline = time.monotonic() + GRACE_SECONDS
+                for child in self._children:
+                    child.process.join(max(deadline - time.monotonic(), 0.0))
                 raise
             finally:
-                self._end()
-        return self._found
+                self._kill()
+        return self._outcomes
 
-    def _ask(self) -> None:
-        """Ask the runs at hand to finish their round, save and end."""
-        for child in self._running:
+    def _ready(self) -> list[_Child]:
+        ready = wait([child.pipe for child in self._children], POLL_SECONDS)
+        return [child for child in self._children if child.pipe in ready]
+
+    def _terminate(self) -> None:
+        """Ask the running runs to finish their round, save and end."""
+        for child in self._children:
             child.process.terminate()
 
     def _fill(self, stop: threading.Event) -> bool:
-        """Begin as many runs as may go on; return whether any does."""
-        while len(self._running) < self._jobs and not stop.is_set():
-            order = next(self._orders, None)
-            if order is None:
+        """Start as many runs as there are free jobs; return whether any run goes on."""
+        while len(self._children) < self._jobs and not stop.is_set():
+            request = next(self._requests, None)
+            if request is None:
                 break
-            taken = {child.order.run for child in self._running}
-            while order.run in taken:
-                order = replace(order, run=f"{order.run} (again)")
-            self._found.append(_read(order, self._watcher))
-            if self._found[-1] is None:
-                self._begin(order)
-        return bool(self._running)
+            names = {child.request.name for child in self._children}
+            while request.name in names:
+                request = replace(request, name=f"{request.name} (again)")
+            self._outcomes.append(_read_finished(request, self._watcher))
+            if self._outcomes[-1] is None:
+                self._start(request)
+        return bool(self._children)
 
-    def _begin(self, order: Order) -> None:
-        ours, theirs = self._context.Pipe()
-        inherited = [ours, *(child.pipe for child in self._running)] if can_fork() else []
-        arguments = (order, theirs, inherited, os.getpid())
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
-        with warnings.catch_warnings(), _deaf():
-            # a progress bar's thread may be alive, and is not used
+    def _start(self, request: RunRequest) -> None:
+        parent_end, child_end = self._context.Pipe()
+        inherited = [parent_end, *(c.pipe for c in self._children)] if can_fork() else []
+        arguments = (request, child_end, inherited, os.getpid())
+        process = self._context.Process(target=_child_main, args=arguments, daemon=True)
+        with warnings.catch_warnings(), _interrupts_blocked():
+            # the child does not use the thread of a progress bar that may be alive here
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        theirs.close()
-        self._running.append(_Child(len(self._found) - 1, order, process, ours))
+        child_end.close()
+        self._children.append(_Child(len(self._outcomes) - 1, request, process, parent_end))
 
-    def _hear(self, child: _Child, stop: threading.Event) -> None:
-        """Pass on a word of a run, or take what it came to."""
+    def _receive(self, child: _Child, stop: threading.Event) -> None:
+        """Forward a message to the watcher, or record how the run ended."""
         try:
-            word, *said = child.pipe.recv()
+            message = child.pipe.recv()
         except (EOFError, OSError):
-            word, said = "made", [None, {}]
-        if word != "made":
-            getattr(self._watcher, word)(child.order.run, *said)
+            message = None  # the process died
+        if isinstance(message, _Progress):
+            getattr(self._watcher, message.method)(child.request.name, *message.arguments)
             return
-        self._running.remove(child)
+        self._children.remove(child)
         child.process.join()
         child.pipe.close()
-        autotune.learn(said[1])
-        made = self._collected(child, said[0], stop)
-        self._found[child.index] = made
-        if made is not None and not self._goes_on(made):
-            stop.set()
+        if message is None:
+            result: object = "interrupted" if stop.is_set() else _died(child)
+        else:
+            result = message.result
+            autotune.learn(message.measured)
+        outcome = self._outcome(child.request, result)
+        self._outcomes[child.index] = outcome
+        if outcome is None or not self._may_continue(outcome):
+            stop.set()  # also where somebody has terminated this process alone
 
-    def _collected(self, child: _Child, said: object, stop: threading.Event) -> Made | None:
-        """Return what a run came to, None where it was interrupted."""
-        order = child.order
-        if said is None and not stop.is_set():
-            code = child.process.exitcode
-            said = RunError(
-                f"The process of a run ended: {order.run}.",
-                got=f"exit code {code}",
-                why=_KILLED if code == -signal.SIGKILL else None,
-                do="run the same command again, perhaps with fewer jobs: it goes on from there",
-            )
-        if isinstance(said, FedkeelError):
-            return _failed(order, said, self._watcher)
-        if isinstance(said, BaseException):
-            raise said
-        if said == "finished":
-            return Made(order.folder)
-        stop.set()  # someone may have ended this one politely
-        return None
+    def _outcome(self, request: RunRequest, result: object) -> RunOutcome | None:
+        """Return the outcome of a run that ended; None where it was interrupted."""
+        if isinstance(result, FedkeelError):
+            return _failure(request, result, self._watcher)
+        if isinstance(result, Exception):
+            raise result
+        return RunOutcome(request.folder) if result == "finished" else None
 
-    def _end(self) -> None:
-        """End what still runs: something went wrong, or a second interrupt came."""
-        for child in self._running:
+    def _kill(self) -> None:
+        """Kill the processes that still run, after an error or a second interrupt."""
+        for child in self._children:
             child.process.kill()
-        for child in self._running:
+        for child in self._children:
             child.process.join()
             child.pipe.close()
-        self._running.clear()
+        self._children.clear()
+
+
+def _died(child: _Child) -> RunError:
+    code = child.process.exitcode
+    killed = "that is usually the system's answer to a lack of memory"
+    return RunError(
+        f"The process of a run ended: {child.request.name}.",
+        got=f"exit code {code}",
+        why=killed if code == -signal.SIGKILL else None,
+        do="run the same command again, perhaps with fewer jobs: it goes on from there",
+    )
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Put off interrupts, so that a new process hears none before it is ready."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block interrupts, so that a new process receives none before it is ready."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -307,89 +318,93 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ---- in a process of its own --------------------------------------------------------------------
+# ---- in the process of a run --------------------------------------------------------------------
 
 
-class _Teller(Silent):
-    """Says how a run goes along a pipe; where nobody is left to hear, the run is over."""
+class _PipeWatcher(Silent):
+    """Sends the progress of a run through a pipe; the run ends where nobody reads it any more."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._said = 0.0
-        self._row: RoundRecord | None = None
+        self._last_sent = 0.0
+        self._pending_row: RoundRecord | None = None
 
     def begin(self, run: str, rounds: int, done: int) -> None:
-        """Say how far the run is."""
-        self._say("begin", rounds, done)
+        """Send how far the run is."""
+        self._send("begin", rounds, done)
 
     def hint(self, run: str, text: str) -> None:
-        """Tell it."""
-        self._say("hint", text)
+        """Send a warning."""
+        self._send("hint", text)
 
     def clients(self, run: str, trained: int, of: int) -> None:
-        """Say it now and then."""
-        if time.monotonic() - self._said >= PATIENCE:
-            self._say_row()  # or words of clients would leave no room for it
-            self._say("clients", trained, of)
+        """Send the number of trained clients now and then, after a row that waits."""
+        if self._is_due():
+            self._send_row()
+            self._send("clients", trained, of)
 
     def row(self, run: str, row: RoundRecord) -> None:
-        """Say it now and then, and at the end."""
-        self._row = row
-        if time.monotonic() - self._said >= PATIENCE:
-            self._say_row()
+        """Send the newest row now and then, and at the end."""
+        self._pending_row = row
+        if self._is_due():
+            self._send_row()
 
     def end(self, run: str, how: str) -> None:
-        """Say how it ended."""
-        self._say_row()
-        self._say("end", how)
+        """Send how the run ended."""
+        self._send_row()
+        self._send("end", how)
 
-    def _say_row(self) -> None:
-        if self._row is not None:
-            self._say("row", self._row)
-            self._row = None
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._last_sent >= POLL_SECONDS
 
-    def _say(self, *word: object) -> None:
-        self._said = time.monotonic()
+    def _send_row(self) -> None:
+        if self._pending_row is not None:
+            self._send("row", self._pending_row)
+            self._pending_row = None
+
+    def _send(self, method: str, *arguments: object) -> None:
+        self._last_sent = time.monotonic()
         try:
-            self._pipe.send(word)
+            self._pipe.send(_Progress(method, arguments))
         except OSError:
             raise KeyboardInterrupt from None
 
 
-def _work(order: Order, pipe: Connection, inherited: list[Connection], parent: int) -> None:
-    """Make a run, and say how it ended. Runs in a process of its own."""
+def _child_main(
+    request: RunRequest, pipe: Connection, inherited: list[Connection], parent: int
+) -> None:
+    """Make a run in this process, and send the parent how it ended."""
     for number in POLITE:
         signal.signal(number, signal.SIG_DFL)
     be_patient()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_ENDS_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C reaches the parent alone, which says so
-    for other in inherited:
-        other.close()
+        os.setpgrp()  # Ctrl-C reaches the parent alone, which tells its children
+    for connection in inherited:
+        connection.close()
     torch.set_num_threads(1)
     malloc.keep()
-    said: object
     known = autotune.known()
     try:
-        said = order.make(_Teller(pipe), order.run)
+        result: Status | Exception = request.run(_PipeWatcher(pipe), request.name)
     except FedkeelError as error:
-        said = _plain(error)
+        result = _picklable(error)
     except Exception:
-        said = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
+        result = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
     except KeyboardInterrupt:
         os._exit(1)
-    learned = {key: found for key, found in autotune.known().items() if key not in known}
-    pipe.send(("made", said, learned))
+    measured = {key: speed for key, speed in autotune.known().items() if key not in known}
+    pipe.send(_Ended(result, measured))
     os._exit(0)
 
 
-def _plain(error: FedkeelError) -> FedkeelError:
-    """Return the error in words, which any pipe takes."""
-    said = {name: getattr(error, name) for name in ("got", "expected", "why", "do")}
-    words = {name: None if value is None else str(value) for name, value in said.items()}
-    return type(error)(error.what, **words)
+def _picklable(error: FedkeelError) -> FedkeelError:
+    """Return the error with its values as text."""
+    values = {name: getattr(error, name) for name in ("got", "expected", "why", "do")}
+    texts = {name: None if value is None else str(value) for name, value in values.items()}
+    return type(error)(error.what, **texts)

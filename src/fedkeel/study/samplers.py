@@ -1,8 +1,8 @@
-"""What is tried next: the points of a grid, or what Optuna suggests.
+"""Samplers: which points a search tries next, from a grid or from Optuna.
 
-A suggester is asked for points and told what they came to. What it gives depends on its seed and on
-what it was told, and on nothing else: a search that is made again from its finished runs asks for
-the same points in the same order.
+A sampler returns points and receives their scores. Its points depend on its seed and on these
+scores alone, so a search that is repeated from its finished runs asks for the same points in the
+same order.
 """
 
 from __future__ import annotations
@@ -19,202 +19,201 @@ from fedkeel.rng import generator
 from fedkeel.study.search_space import Axis, Point
 
 WAVE = 4
-"""Points that Optuna suggests before it hears of them, whatever the number of processes."""
+"""Points that Optuna suggests before it learns their scores, whatever the number of processes."""
 
-TRIALS = 16
-"""Trials of a search that is no grid, where nothing is said."""
+DEFAULT_TRIALS = 16
+"""Trials of a search that is no grid, where the settings name no number."""
 
-WORST = 0.0
-"""Accuracy that a failed trial counts as."""
+FAILED_SCORE = 0.0
+"""Score of a trial that failed."""
 
-AGAIN = 50
-"""Suggestions known already after which a new point is drawn."""
+MAX_REPEATS = 50
+"""Known suggestions in a row after which a new point is drawn."""
 
 DIGITS = 4
 """Significant digits of a number from a range, so that it can be written down."""
 
 
-class Suggester(Protocol):
-    """Says what is tried."""
+class Sampler(Protocol):
+    """Chooses the points of a search."""
 
     @property
-    def offered(self) -> int | None:
-        """How many points there are; None where they are without number."""
+    def size(self) -> int | None:
+        """Number of points in the search space; None where it is infinite."""
 
     @property
     def trials(self) -> int:
-        """How many points are tried, at most."""
+        """Largest number of points that are tried."""
 
     def ask(self) -> list[Point]:
-        """Return the points to be tried now; none at the end."""
+        """Return the points to try now; an empty list at the end."""
 
-    def tell(self, point: Point, value: float | None) -> None:
-        """Hear a point's accuracy, None for a trial that failed."""
+    def tell(self, point: Point, score: float | None) -> None:
+        """Take the score of a point; None for a trial that failed."""
 
 
-def suggester(searched: Sequence[Axis], space: Space, seed: int) -> Suggester:
-    """Return what suggests points for a method.
+def make_sampler(axes: Sequence[Axis], space: Space, seed: int) -> Sampler:
+    """Return the sampler of a method's search.
 
-    Where there are no more points than trials, all are tried, whatever the sampler.
+    A search space with no more points than trials is tried in full, whatever the sampler.
 
     Args:
-        searched: the axes.
-        space: says which sampler, and how many trials.
-        seed: of what is drawn.
+        axes: the axes of the search space.
+        space: names the sampler and the number of trials.
+        seed: seed of random points.
 
     Raises:
-        ConfigError: a grid of numbers without number, or Optuna is needed and not installed.
+        ConfigError: the grid is infinite, or Optuna is needed and not installed.
     """
-    endless = [axis.name for axis in searched if axis.size is None]
-    sampler = sampler_of(space)
-    if sampler == "grid" and endless:
+    infinite = [axis.name for axis in axes if axis.size is None]
+    name = sampler_name(space)
+    if name == "grid" and infinite:
         raise ConfigError(
-            f"A grid needs lists, and '{endless[0]}' is a range.",
+            f"A grid needs lists, and '{infinite[0]}' is a range.",
             do="give a list of values, or set sampler = 'tpe' or 'random'",
         )
-    if sampler == "grid":
-        return Grid(searched, space.trials, seed)
-    trials = space.trials or TRIALS
-    size = None if endless else _size(searched)
-    if size is not None and (sampler == "random" or size <= trials):
-        return Grid(searched, trials, seed)
-    return Suggested(searched, trials, seed, tpe=sampler == "tpe")
+    if name == "grid":
+        return GridSampler(axes, space.trials, seed)
+    trials = space.trials or DEFAULT_TRIALS
+    size = _size(axes)
+    if size is not None and (name == "random" or size <= trials):
+        return GridSampler(axes, trials, seed)
+    return OptunaSampler(axes, trials, seed, is_tpe=name == "tpe")
 
 
-def sampler_of(space: Space) -> str:
-    """Return the sampler that is asked for, or that suits the choices of all methods."""
+def sampler_name(space: Space) -> str:
+    """Return the sampler that the settings name, or the default one for their choices."""
     tables = (space.space, *space.method.values())
-    ranges = any(isinstance(choices, Range) for table in tables for choices in table.values())
-    return space.sampler or ("tpe" if ranges else "grid")
+    has_ranges = any(isinstance(choices, Range) for table in tables for choices in table.values())
+    return space.sampler or ("tpe" if has_ranges else "grid")
 
 
-def _size(searched: Sequence[Axis]) -> int:
-    return math.prod(axis.size or 1 for axis in searched)
+def _size(axes: Sequence[Axis]) -> int | None:
+    """Return the number of combinations; None where it is infinite."""
+    sizes = [axis.size for axis in axes if axis.size is not None]
+    return math.prod(sizes) if len(sizes) == len(axes) else None
 
 
-class Grid:
-    """All combinations, the last axis fastest; or so many of them, drawn at random.
+class GridSampler:
+    """All combinations, the last axis fastest; or some of them, drawn at random.
 
     Args:
-        searched: the axes, each with a size.
-        most: points at most, None for all.
-        seed: of what is drawn.
+        axes: the axes, each with a size.
+        max_points: largest number of points; None for all.
+        seed: seed of the draw.
     """
 
-    def __init__(self, searched: Sequence[Axis], most: int | None, seed: int) -> None:
-        self._axes = searched
-        self.trials = min(self.offered, most or self.offered)
-        self._left: Sequence[int] = range(self.offered)
-        if self.trials < self.offered:
-            drawn = generator(seed, "tune").choice(self.offered, self.trials, replace=False)
-            self._left = sorted(int(index) for index in drawn)
-
-    @property
-    def offered(self) -> int:
-        """How many points there are."""
-        return _size(self._axes)
+    def __init__(self, axes: Sequence[Axis], max_points: int | None, seed: int) -> None:
+        self._axes = axes
+        self.size = _size(axes) or 0
+        self.trials = min(self.size, max_points or self.size)
+        self._indices: Sequence[int] = range(self.size)
+        if self.trials < self.size:
+            drawn = generator(seed, "tune").choice(self.size, self.trials, replace=False)
+            self._indices = sorted(int(index) for index in drawn)
 
     def ask(self) -> list[Point]:
         """Return all points at once."""
-        left, self._left = self._left, ()
-        return [_point(self._axes, index) for index in left]
+        indices, self._indices = self._indices, ()
+        return [_grid_point(self._axes, index) for index in indices]
 
-    def tell(self, point: Point, value: float | None) -> None:
-        """Need not know."""
-
-
-def _point(searched: Sequence[Axis], index: int) -> Point:
-    """Return the point at a place in the order of the grid."""
-    places = np.unravel_index(index, [axis.size or 1 for axis in searched]) if searched else ()
-    return {axis.name: axis.at(int(i)) for axis, i in zip(searched, places, strict=True)}
+    def tell(self, point: Point, score: float | None) -> None:
+        """Ignore the score."""
 
 
-class Suggested:
-    """Points that Optuna suggests, in waves; each is suggested once.
+def _grid_point(axes: Sequence[Axis], index: int) -> Point:
+    """Return the point at an index of the grid."""
+    places = np.unravel_index(index, [axis.size or 1 for axis in axes]) if axes else ()
+    return {axis.name: axis.at(int(place)) for axis, place in zip(axes, places, strict=True)}
+
+
+class OptunaSampler:
+    """Points that Optuna suggests, in waves; no point comes twice.
 
     Args:
-        searched: the axes.
-        trials: how many points.
-        seed: of what is drawn.
-        tpe: whether what was heard is used (tree of Parzen estimators), or points are drawn.
+        axes: the axes.
+        trials: number of points.
+        seed: seed of the suggestions.
+        is_tpe: whether scores are used (tree of Parzen estimators), or points are random.
 
     Raises:
         ConfigError: Optuna is not installed.
     """
 
-    def __init__(self, searched: Sequence[Axis], trials: int, seed: int, *, tpe: bool) -> None:
+    def __init__(self, axes: Sequence[Axis], trials: int, seed: int, *, is_tpe: bool) -> None:
         try:
             import optuna
         except ImportError:
             raise ConfigError(
-                f"sampler = '{'tpe' if tpe else 'random'}' needs Optuna, which is not installed.",
+                f"sampler = '{'tpe' if is_tpe else 'random'}' needs Optuna, which is not "
+                "installed.",
                 do="pip install 'fedkeel[tune]', or give lists and set sampler = 'grid'",
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = (
             optuna.samplers.TPESampler(seed=seed, n_startup_trials=WAVE, constant_liar=True)
-            if tpe
+            if is_tpe
             else optuna.samplers.RandomSampler(seed=seed)
         )
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._dropped = optuna.trial.TrialState.FAIL
-        self._axes, self._seed = searched, seed
-        self.trials = min(trials, self.offered or trials)
-        self._tried: dict[tuple[Value, ...], Any] = {}
-
-    @property
-    def offered(self) -> int | None:
-        """How many points there are; None where they are without number."""
-        return None if any(axis.size is None for axis in self._axes) else _size(self._axes)
+        self._axes, self._seed = axes, seed
+        self.size = _size(axes)
+        self.trials = min(trials, self.size or trials)
+        self._asked: dict[tuple[Value, ...], Any] = {}
 
     def ask(self) -> list[Point]:
         """Return the next wave."""
-        count = min(WAVE, self.trials - len(self._tried))
-        return [point for _ in range(count) if (point := self._next()) is not None]
+        count = min(WAVE, self.trials - len(self._asked))
+        return [point for _ in range(count) if (point := self._new_point()) is not None]
 
-    def _next(self) -> Point | None:
+    def _new_point(self) -> Point | None:
         """Return a new point; None where none is found."""
-        for _ in range(AGAIN):
-            if (point := self._suggested()) is not None:
+        for _ in range(MAX_REPEATS):
+            if (point := self._suggestion()) is not None:
                 return point
-        if self.offered is None:
-            return None  # a range so narrow that its rounded numbers are few
-        random = generator(self._seed, "tune", len(self._tried))
+        if self.size is None:
+            return None  # a range so narrow that it has few rounded numbers
+        random = generator(self._seed, "tune", len(self._asked))
         while True:
-            index = int(random.integers(self.offered))
-            if tuple(_point(self._axes, index).values()) not in self._tried:
+            index = int(random.integers(self.size))
+            if tuple(_grid_point(self._axes, index).values()) not in self._asked:
                 places = np.unravel_index(index, [axis.size or 1 for axis in self._axes])
-                raw = zip(self._axes, places, strict=True)
-                self._study.enqueue_trial({axis.name: _raw(axis, int(i)) for axis, i in raw})
-                return self._suggested()
+                self._study.enqueue_trial(
+                    {
+                        axis.name: _optuna_value(axis, int(place))
+                        for axis, place in zip(self._axes, places, strict=True)
+                    }
+                )
+                return self._suggestion()
 
-    def _suggested(self) -> Point | None:
-        """Return what Optuna suggests, None where it is known."""
+    def _suggestion(self) -> Point | None:
+        """Return what Optuna suggests; None where this point was asked for before."""
         trial = self._study.ask()
-        point = {axis.name: _value(axis, trial) for axis in self._axes}
+        point = {axis.name: _suggest(axis, trial) for axis in self._axes}
         key = tuple(point.values())
-        if key in self._tried:
+        if key in self._asked:
             self._study.tell(trial, state=self._dropped)
             return None
-        self._tried[key] = trial
+        self._asked[key] = trial
         return point
 
-    def tell(self, point: Point, value: float | None) -> None:
-        """Hear a point's accuracy."""
-        trial = self._tried[tuple(point.values())]
-        self._study.tell(trial, WORST if value is None else value)
+    def tell(self, point: Point, score: float | None) -> None:
+        """Pass the score of a point on to Optuna."""
+        trial = self._asked[tuple(point.values())]
+        self._study.tell(trial, FAILED_SCORE if score is None else score)
 
 
-def _raw(axis: Axis, index: int) -> Value:
-    """Return what stands for the value at a place in Optuna's study."""
+def _optuna_value(axis: Axis, index: int) -> Value:
+    """Return what stands in Optuna's study for the value at an index: lists are numbered."""
     return axis.at(index) if isinstance(axis.choices, Range) else index
 
 
-def _value(axis: Axis, trial: Any) -> Value:  # noqa: ANN401 - Optuna's, which may not be installed
-    """Return the value of an axis that a trial of Optuna's suggests."""
+def _suggest(axis: Axis, trial: Any) -> Value:  # noqa: ANN401 - Optuna may not be installed
+    """Return the value of an axis that Optuna suggests."""
     choices = axis.choices
     if not isinstance(choices, Range):
-        if axis.ordered:
+        if axis.is_ordered:
             return axis.at(trial.suggest_int(axis.name, 0, len(choices) - 1))
         return axis.at(trial.suggest_categorical(axis.name, list(range(len(choices)))))
     if choices.whole:

@@ -1,4 +1,4 @@
-"""What is searched for one method: axes of choices, and points that set one value on each.
+"""The search space of a method: axes of choices, and points with one value on each axis.
 
 An axis is a setting of the run (``local.lr``), or a hyper-parameter of a term of the method's
 expression (``fedprox.mu``).
@@ -24,21 +24,21 @@ Point = dict[str, Value]
 
 End = Literal["low", "high"]
 
-NEAR = 0.05
+EDGE_SHARE = 0.05
 """Share of a range's span, at either end of it, that counts as its edge."""
 
-MANY = 1000
-"""Points of a grid that are all checked before anything runs; of a larger one so many are."""
+MAX_CHECKED = 1000
+"""Largest number of points of a grid that are checked before anything runs."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Choices for one setting or hyper-parameter.
+    """The choices for one setting or hyper-parameter.
 
     Args:
-        name: what it is called: the setting's dotted key, or the term and the hyper-parameter.
-        choices: what is tried.
-        term: which term of the expression has it, counted from 0; None for a setting of the run.
+        name: the setting's dotted key, or the term and the hyper-parameter.
+        choices: the values to try.
+        term: index of the expression's term that has the hyper-parameter; None for a setting.
         key: the hyper-parameter, or the setting's dotted key.
     """
 
@@ -48,195 +48,187 @@ class Axis:
     key: str
 
     @property
-    def some(self) -> tuple[Value, ...]:
-        """The choices; of a range its two ends."""
+    def examples(self) -> tuple[Value, ...]:
+        """The choices of a list, or the two ends of a range."""
         if isinstance(self.choices, Range):
             return (self.choices.low, self.choices.high)
         return self.choices
 
     @property
     def size(self) -> int | None:
-        """How many values there are; None where they are without number."""
+        """Number of values; None where it is infinite."""
         if isinstance(self.choices, Range):
             return int(self.choices.high - self.choices.low) + 1 if self.choices.whole else None
         return len(self.choices)
 
     def at(self, index: int) -> Value:
-        """Return the value at a place, for an axis that has a size."""
+        """Return the value at an index of an axis that has a size."""
         if isinstance(self.choices, Range):
             return int(self.choices.low) + index
         return self.choices[index]
 
     @property
-    def ordered(self) -> bool:
-        """Whether neighbours in a list are near each other: numbers that ascend or descend."""
-        numbers = _numbers(self.some)
-        return len(numbers) == len(self.some) and numbers in (
-            sorted(numbers),
-            sorted(numbers, reverse=True),
-        )
+    def is_ordered(self) -> bool:
+        """Whether the values are numbers that ascend or descend."""
+        numbers = _numbers(self.examples)
+        orders = (sorted(numbers), sorted(numbers, reverse=True))
+        return len(numbers) == len(self.examples) and numbers in orders
 
-    def end(self, value: Value) -> End | None:
+    def end_at(self, value: Value) -> End | None:
         """Return the end of the axis at which a value lies, or None.
 
-        Zero at the low end is none: strengths and rates end there by themselves.
+        Zero at the low end does not count: strengths and rates cannot go below it.
         """
-        numbers = _numbers(self.some)
-        if len(numbers) < len(self.some) or len(numbers) < 2 or not isinstance(value, int | float):
+        numbers = _numbers(self.examples)
+        if len(numbers) < max(len(self.examples), 2) or not isinstance(value, int | float):
             return None
         low, high = min(numbers), max(numbers)
-        reach = NEAR if isinstance(self.choices, Range) else 0.0
+        margin = EDGE_SHARE if isinstance(self.choices, Range) else 0.0
         if isinstance(self.choices, Range) and self.choices.log:
             place = math.log(value / low) / math.log(high / low)
         else:
             place = (value - low) / (high - low)
-        if place >= 1.0 - reach:
+        if place >= 1.0 - margin:
             return "high"
-        return "low" if place <= reach and low != 0 else None
+        return "low" if place <= margin and low != 0 else None
 
 
 def _numbers(values: Sequence[Value]) -> list[int | float]:
     return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def axes(method: str, space: Space) -> tuple[Axis, ...]:
-    """Return what is searched for a method: settings first, then its own hyper-parameters.
+def search_axes(method: str, space: Space) -> tuple[Axis, ...]:
+    """Return the axes of a method's search: settings first, then its hyper-parameters.
 
     Args:
-        method: the expression. A hyper-parameter that it gives itself is not searched.
+        method: the expression. A hyper-parameter with a value in it is not searched.
         space: all choices.
     """
-    found = [Axis(key, choices, None, key) for key, choices in space.space.items()]
-    for place, term in enumerate(read(method)):
-        own: dict[str, Choices] = {}
+    axes = [Axis(key, choices, None, key) for key, choices in space.space.items()]
+    for index, term in enumerate(read(method)):
+        choices_by_key: dict[str, Choices] = {}
         for name, choices in space.method.items():
-            own |= choices if _meant(name, term) else {}
-        takes = accepts(term, method)
-        for key, some in own.items():
-            if key in takes and key not in term.values:
-                found.append(Axis(f"{_title(term)}.{key}", some, place, key))
-    return tuple(found)
+            choices_by_key |= choices if _is_named(term, name) else {}
+        accepted = accepts(term, method)
+        title = term.name + (f".{term.part}" if term.part else "")
+        for key, values in choices_by_key.items():
+            if key in accepted and key not in term.values:
+                axes.append(Axis(f"{title}.{key}", values, index, key))
+    return tuple(axes)
 
 
-def applied(
-    settings: RunSettings, method: str, searched: Sequence[Axis], point: Point
+def _is_named(term: Term, name: str) -> bool:
+    """Return whether the name of a table of hyper-parameters means a term."""
+    [named] = read(name)
+    same_method = ALIASES.get(named.name, named.name) == ALIASES.get(term.name, term.name)
+    return same_method and named.part in ("", term.part)
+
+
+def settings_at(
+    point: Point, axes: Sequence[Axis], method: str, settings: RunSettings
 ) -> RunSettings:
     """Return the settings of a run at a point.
 
     Raises:
-        ConfigError: a value cannot be used for its setting.
+        ConfigError: a setting does not accept its value.
     """
-    values = {axis.key: point[axis.name] for axis in searched if axis.term is None}
-    return changed(settings, {**values, "method": expression(method, searched, point)})
+    values = {axis.key: point[axis.name] for axis in axes if axis.term is None}
+    return with_values(settings, {**values, "method": expression_at(point, axes, method)})
 
 
-def expression(method: str, searched: Sequence[Axis], point: Point) -> str:
+def expression_at(point: Point, axes: Sequence[Axis], method: str) -> str:
     """Return a method's expression with the hyper-parameters of a point."""
     terms = read(method)
-    for axis in searched:
+    for axis in axes:
         if axis.term is not None:
             terms[axis.term].values[axis.key] = point[axis.name]
-    return method if all(axis.term is None for axis in searched) else written(terms)
+    return method if all(axis.term is None for axis in axes) else written(terms)
 
 
-def changed(settings: RunSettings, values: Mapping[str, Value]) -> RunSettings:
+def with_values(settings: RunSettings, values: Mapping[str, Value]) -> RunSettings:
     """Return settings with other values at dotted keys, checked like those of a file.
 
     Raises:
-        ConfigError: names the key, what was given and what is accepted.
+        ConfigError: names the key, the value and what is accepted.
     """
     nested = settings.model_dump()
     for key, value in values.items():
         *parents, leaf = key.split(".")
-        here = nested
+        table = nested
         for name in parents:
-            here = here[name]
-        here[leaf] = value
+            table = table[name]
+        table[leaf] = value
     return config.build(type(settings), nested, "the search")
 
 
-def check(settings: RunSettings, methods: Sequence[str], space: Space) -> None:
-    """Refuse choices that no run could be made with, before any run.
+def check_space(settings: RunSettings, methods: Sequence[str], space: Space) -> None:
+    """Refuse choices that no run accepts, before any run.
 
-    Every value of every axis is tried with the first values of the others; of a grid, its points.
+    Every value of every axis is checked with the first values of the others; of a grid, its points.
 
     Raises:
-        ConfigError: an unknown key, or a value that a setting does not take.
-        CompositionError: an unknown method or hyper-parameter, or a value that it does not take.
+        ConfigError: an unknown key, or a value that a setting does not accept.
+        CompositionError: an unknown method or hyper-parameter, or a value that it does not accept.
     """
-    known = _searchable()
+    searchable = _searchable_keys()
     for key in space.space:
-        if key not in known:
-            raise _unknown(key, known)
+        if key not in searchable:
+            raise _unknown_key(key, searchable)
     for name, choices in space.method.items():
-        _check_term(name, choices)
+        _check_hyperparameters(name, choices)
     for method in methods:
-        found = axes(method, space)
-        for point in _points(found):
-            one = applied(settings, method, found, point)
-            parse(one.method, None, one.weights)
+        axes = search_axes(method, space)
+        for point in _points_to_check(axes):
+            tried = settings_at(point, axes, method, settings)
+            parse(tried.method, None, tried.weights)
 
 
-def _points(found: Sequence[Axis]) -> list[Point]:
-    grid = itertools.product(*(axis.some for axis in found))
-    first = [
-        dict(zip(_names(found), values, strict=True)) for values in itertools.islice(grid, MANY)
+def _points_to_check(axes: Sequence[Axis]) -> list[Point]:
+    names = [axis.name for axis in axes]
+    grid = itertools.product(*(axis.examples for axis in axes))
+    points = [
+        dict(zip(names, values, strict=True)) for values in itertools.islice(grid, MAX_CHECKED)
     ]
-    alone = [{**first[0], axis.name: value} for axis in found for value in axis.some]
-    return first + alone
+    return points + [{**points[0], axis.name: value} for axis in axes for value in axis.examples]
 
 
-def _names(found: Sequence[Axis]) -> list[str]:
-    return [axis.name for axis in found]
-
-
-def _searchable() -> list[str]:
+def _searchable_keys() -> list[str]:
     """Return the dotted keys of the settings that can be searched."""
-    every = list(config.paths(config.Run))
-    leaves = [key for key in every if not any(other.startswith(f"{key}.") for other in every)]
+    paths = list(config.paths(config.Run))
+    leaves = [key for key in paths if not any(path.startswith(f"{key}.") for path in paths)]
     return [key for key in leaves if key == "weights" or key.startswith(("local.", "cohort."))]
 
 
-def _unknown(key: str, known: Sequence[str]) -> ConfigError:
+def _unknown_key(key: str, searchable: Sequence[str]) -> ConfigError:
     if key in config.paths(config.Experiment):
         return ConfigError(
             f"[tune.space]: '{key}' cannot be searched.",
             expected="settings below local and cohort, or weights",
             do="make an experiment file for each value",
         )
-    do = did_you_mean(key, known, len(known))
-    if nearest(key, known) is None:
-        do = config.meant(config.Run, key.rpartition(".")[2], known)
+    do = did_you_mean(key, searchable, len(searchable))
+    if nearest(key, searchable) is None:
+        do = config.meant(config.Run, key.rpartition(".")[2], searchable)
     return ConfigError(f"[tune.space] has no key '{key}'.", do=do)
 
 
-def _check_term(name: str, choices: Mapping[str, Choices]) -> None:
-    """Refuse a table of hyper-parameters that belong to nothing.
+def _check_hyperparameters(name: str, choices: Mapping[str, Choices]) -> None:
+    """Refuse a table with an unknown method or unknown hyper-parameters.
 
     Raises:
-        CompositionError: there is no such method, or it has no such hyper-parameter.
+        CompositionError: there is no such method.
+        ConfigError: the name is an expression, or the method has no such hyper-parameter.
     """
-    term, *more = read(name)
-    if more or term.values:
+    term, *others = read(name)
+    if others or term.values:
         raise ConfigError(
             f"[tune.method]: '{name}' is not the name of a method.",
             expected="a name as it stands in an expression, such as fedprox or fedgc.sgc",
         )
-    takes = accepts(term, name)
+    accepted = accepts(term, name)
     for key in choices:
-        if key not in takes:
+        if key not in accepted:
             raise ConfigError(
                 f"[tune.method]: {name} has no hyper-parameter '{key}'.",
-                do=did_you_mean(key, takes) if takes else f"{name} takes none",
+                do=did_you_mean(key, accepted) if accepted else f"{name} takes none",
             )
-
-
-def _meant(name: str, term: Term) -> bool:
-    """Return whether a table's name stands for a term."""
-    [other] = read(name)
-    same = ALIASES.get(other.name, other.name) == ALIASES.get(term.name, term.name)
-    return same and other.part in ("", term.part)
-
-
-def _title(term: Term) -> str:
-    return term.name + (f".{term.part}" if term.part else "")

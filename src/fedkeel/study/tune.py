@@ -1,8 +1,8 @@
-"""A search for good settings: for each method with the same budget, by the same measure.
+"""A search for good settings: each method gets the same budget and the same score.
 
-A search is a folder of runs. It is made again from the start each time, and takes what is finished
-from the folder. What is tried next depends on a fixed seed and on finished runs alone, so one that
-was killed and repeated comes to the same as one that was not.
+A search is a folder of runs. It starts from the beginning each time and reads finished runs from
+the folder. The next points depend on a fixed seed and on finished runs alone, so a search that was
+killed and repeated gives the same result as one that was not.
 """
 
 from __future__ import annotations
@@ -23,24 +23,36 @@ from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import Blind, Silent, Watcher
 from fedkeel.runner.start import start
-from fedkeel.study.compare import folder_of, make_folder
-from fedkeel.study.pool import Made, Order, alone, can_fork, make_all
-from fedkeel.study.samplers import Suggester, sampler_of, suggester
-from fedkeel.study.search_space import Axis, Point, applied, axes, changed, check
-from fedkeel.study.selection import Measure
-from fedkeel.study.tuning_result import Trial as Trial
-from fedkeel.study.tuning_result import Tuned as Tuned
-from fedkeel.study.tuning_result import TunedRow as TunedRow
-from fedkeel.study.tuning_result import chosen, earlier, searched, write
+from fedkeel.study.compare import create_folder, run_folder_name
+from fedkeel.study.pool import RunOutcome, RunRequest, can_fork, run_all, single_process
+from fedkeel.study.samplers import Sampler, make_sampler, sampler_name
+from fedkeel.study.search_space import (
+    Axis,
+    Point,
+    check_space,
+    search_axes,
+    settings_at,
+    with_values,
+)
+from fedkeel.study.trial_score import TrialScore
+from fedkeel.study.tuning_result import (
+    EarlierSearch,
+    Trial,
+    TuningResult,
+    choose_best,
+    read_earlier,
+    search_digest,
+    write_result,
+)
 
 
 @dataclass
 class _Search:
-    """One method's: what is searched, what suggests, what was tried."""
+    """The search of one method: its axes, its sampler, and the trials made so far."""
 
     method: str
     axes: tuple[Axis, ...]
-    suggester: Suggester
+    sampler: Sampler
     trials: list[Trial] = field(default_factory=list)
 
 
@@ -52,17 +64,16 @@ def tune(
     out: Path,
     jobs: int = 1,
     watcher: Watcher | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Search for the best settings of each method.
 
     Args:
         settings: everything that is not searched.
         ingredients: data and model.
         methods: expressions.
-        space: what is searched, and what is chosen by.
-        out: folder of the search. Runs that are finished in it are used again, others are
-            continued.
-        jobs: runs at a time, each in a process of one thread; 1 makes them in this process.
+        space: the choices, the budget and the score.
+        out: folder of the search. Finished runs in it are used again, unfinished ones continued.
+        jobs: runs at a time, each in a process of one thread; a single job runs in this process.
         watcher: follows the runs.
 
     Raises:
@@ -83,108 +94,121 @@ def tune(
             got=f"jobs {jobs} on this system",
             do="leave jobs at 1; engine.kind = 'workers' uses all cores for each run",
         )
-    check(settings, methods, space)
-    first = settings.seed if space.seed is None else space.seed
-    measure = Measure.of(settings, ingredients, space)
-    searches = [
-        _Search(method, found, suggester(found, space, settings.seed))
-        for method in methods
-        for found in [axes(method, space)]
-    ]
-    work = _Work(measure, out, range(first, first + space.seeds), jobs, watcher)
-    work.check(searches)
-    make_folder(out)
-    runs = sum(search.suggester.trials for search in searches) * space.seeds
+    check_space(settings, methods, space)
+    first_seed = settings.seed if space.seed is None else space.seed
+    score = TrialScore.prepare(settings, ingredients, space)
+    searches: list[_Search] = []
+    for method in methods:
+        axes = search_axes(method, space)
+        searches.append(_Search(method, axes, make_sampler(axes, space, settings.seed)))
+    trial_runs = _TrialRuns(score, out, range(first_seed, first_seed + space.seeds), jobs, watcher)
+    trial_runs.check(searches)
+    create_folder(out)
+    runs = sum(search.sampler.trials for search in searches) * space.seeds
     watcher.plan(runs, runs * settings.rounds)
     complete = True
     with interrupts(watcher.stopping) as stop:  # one may come with the last run of a wave
-        while complete and (wave := [(s, point) for s in searches for point in s.suggester.ask()]):
-            complete = not stop.is_set() and work.make(wave)
-    rows = [chosen(s.method, s.axes, s.trials, s.suggester.offered, space) for s in searches]
+        while complete and (wave := [(s, point) for s in searches for point in s.sampler.ask()]):
+            complete = not stop.is_set() and trial_runs.make(wave)
+    rows = [choose_best(s.method, s.axes, s.trials, s.sampler.size, space) for s in searches]
     if all(row.value is None for row in rows) and complete:
-        errors = dict.fromkeys(t.error for s in searches for t in s.trials)
+        errors = dict.fromkeys(trial.error for search in searches for trial in search.trials)
         raise TrainingError("No trial could be finished.", got="; ".join(list(errors)[:2]))
     trials = [trial for search in searches for trial in search.trials]
-    search = ""
-    replaced: list[str] = []
+    digest, earlier = "", EarlierSearch()
     if trials:
-        search = searched(settings, space, RunFolder(out / trials[0].runs[0]))
-        before, made, replaced = earlier(out, search, methods)
-        rows, trials = [*before, *rows], [*made, *trials]
-    best = {r.method: changed(settings, r.chosen) for r in rows if r.value is not None}
-    tuned = Tuned(rows, trials, best, out, measure.held, complete, tuple(replaced))
-    write(tuned, settings, sampler_of(space), search)
-    return tuned
+        digest = search_digest(settings, space, RunFolder(out / trials[0].runs[0]))
+        earlier = read_earlier(out, digest, methods)
+    rows = [*earlier.rows, *rows]
+    result = TuningResult(
+        rows=rows,
+        trials=[*earlier.trials, *trials],
+        settings={
+            row.method: with_values(settings, row.chosen) for row in rows if row.value is not None
+        },
+        folder=out,
+        validation_examples=score.validation_examples,
+        complete=complete,
+        replaced=earlier.replaced,
+    )
+    write_result(result, settings, sampler_name(space), digest)
+    return result
 
 
 @dataclass(frozen=True)
-class _Work:
+class _TrialRuns:
     """Makes the runs of trials."""
 
-    measure: Measure
+    score: TrialScore
     out: Path
     seeds: range
     jobs: int
     watcher: Watcher
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
-        one = applied(self.measure.settings, search.method, search.axes, point)
-        return one.model_copy(update={"seed": seed})
+        settings = settings_at(point, search.axes, search.method, self.score.settings)
+        return settings.model_copy(update={"seed": seed})
 
     def check(self, searches: Sequence[_Search]) -> None:
-        """Refuse what cannot run before anything does: each method once, each seed's clients."""
+        """Refuse what cannot run before anything runs: the clients of a seed, or a method."""
         for seed in self.seeds:
-            self.measure.check(seed)
+            self.score.ingredients.clients(seed)
         for search in searches:
-            point: Point = {axis.name: axis.some[0] for axis in search.axes}
-            one = self.settings(search, point, self.seeds[0])
-            check_disk(prepare(one, self.measure.ingredients), self.out)
+            point: Point = {axis.name: axis.examples[0] for axis in search.axes}
+            settings = self.settings(search, point, self.seeds[0])
+            check_disk(prepare(settings, self.score.ingredients), self.out)
 
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
-        """Try points, and tell the suggesters; return false after an interrupt."""
-        wanted = [(search, point, seed) for search, point in wave for seed in self.seeds]
-        made = make_all((self._order(*one) for one in wanted), self.jobs, self.watcher, _counts)
-        for run in made:
-            if run is not None and run.error is not None and not _counts(run):
-                raise run.error
-        made += [None] * (len(wanted) - len(made))
+        """Try points and tell the samplers their scores; return false after an interrupt."""
+        requests = [(search, point, seed) for search, point in wave for seed in self.seeds]
+        outcomes = run_all(
+            (self._request(*request) for request in requests),
+            self.jobs,
+            self.watcher,
+            _can_be_scored,
+        )
+        for outcome in outcomes:
+            if outcome is not None and outcome.error is not None and not _can_be_scored(outcome):
+                raise outcome.error
+        outcomes += [None] * (len(requests) - len(outcomes))
+        seeds = len(self.seeds)
         for index, (search, point) in enumerate(wave):
-            seeds = len(self.seeds)
-            runs = [run for run in made[index * seeds : (index + 1) * seeds] if run is not None]
-            if len(runs) == seeds:
-                trial = self._trial(search.method, point, runs)
+            of_point = outcomes[index * seeds : (index + 1) * seeds]
+            ended = [outcome for outcome in of_point if outcome is not None]
+            if len(ended) == seeds:
+                trial = self._trial(search.method, point, ended)
                 search.trials.append(trial)
-                search.suggester.tell(point, trial.value)
-        return all(run is not None for run in made)
+                search.sampler.tell(point, trial.value)
+        return None not in outcomes
 
-    def _order(self, search: _Search, point: Point, seed: int) -> Order:
+    def _request(self, search: _Search, point: Point, seed: int) -> RunRequest:
         settings = self.settings(search, point, seed)
         if self.jobs > 1:
-            settings = settings.model_copy(update={"engine": alone(settings.engine)})
-        prepared = prepare(settings, self.measure.ingredients)
-        folder = self.out / folder_of(prepared)
-        tried = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
-        name = f"{search.method}, {tried}, seed {seed}"
-        return Order(name, folder, partial(_make, prepared, folder))
+            settings = settings.model_copy(update={"engine": single_process(settings.engine)})
+        prepared = prepare(settings, self.score.ingredients)
+        folder = self.out / run_folder_name(prepared)
+        values = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
+        name = f"{search.method}, {values}, seed {seed}"
+        return RunRequest(name, folder, partial(_run, prepared, folder))
 
-    def _trial(self, method: str, point: Point, runs: Sequence[Made]) -> Trial:
+    def _trial(self, method: str, point: Point, outcomes: Sequence[RunOutcome]) -> Trial:
         return Trial(
             method,
             point,
-            tuple(None if run.error else self.measure.value(run.rows) for run in runs),
-            tuple(run.folder.name for run in runs),
-            next((run.error.what for run in runs if run.error), ""),
+            tuple(None if one.error else self.score.of(one.rows) for one in outcomes),
+            tuple(outcome.folder.name for outcome in outcomes),
+            next((outcome.error.what for outcome in outcomes if outcome.error), ""),
         )
 
 
-def _counts(made: Made) -> bool:
-    """Return whether a run has come to something that a trial can be judged by."""
-    return made.error is None or isinstance(made.error, TrainingError)
+def _can_be_scored(outcome: RunOutcome) -> bool:
+    """Return whether the run is finished or has failed in training, which counts as a score."""
+    return outcome.error is None or isinstance(outcome.error, TrainingError)
 
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _make(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> Status:
+def _run(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> Status:
     return start(prepared, folder, resume=True, watcher=watcher, name=name).record.status

@@ -1,10 +1,9 @@
-"""What a search came to: trials, what was chosen, and the files that say so."""
+"""The result of a search: its trials, the best settings of each method, and their files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,26 +13,27 @@ from fedkeel import config
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.records.folder import RunFolder, write_text
-from fedkeel.study.compare import in_words
-from fedkeel.study.search_space import Axis, End, Point, expression
+from fedkeel.records.statistics import Stat
+from fedkeel.study.compare import file_name
+from fedkeel.study.search_space import Axis, End, Point, expression_at
 
 SUMMARY = "tune.json"
-"""File in a search's folder: what was chosen, and every trial."""
+"""File in a search's folder with the chosen settings and every trial."""
 
 BEST = "best"
-"""Folder in it: an experiment file for each method."""
+"""Folder in it with an experiment file for each method."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of one method's space, and what it came to.
+    """One point of one method's search, with its scores.
 
     Args:
         method: the method as given.
         point: value by axis.
-        values: accuracy in [0, 1] of each seed's run, None for one that could not go on.
+        values: score in [0, 1] of each seed's run; None for a run that could not go on.
         runs: folder of each seed's run, within that of the search.
-        error: why a run could not go on, "" where all did.
+        error: why a run could not go on; "" where all could.
     """
 
     method: str
@@ -43,29 +43,33 @@ class Trial:
     error: str = ""
 
     @property
+    def stat(self) -> Stat | None:
+        """Statistics of the score over seeds; None where a run could not go on."""
+        return None if None in self.values else Stat.of(self.values)
+
+    @property
     def value(self) -> float | None:
-        """Mean accuracy over the seeds; None where a run could not go on."""
-        known = [value for value in self.values if value is not None]
-        return statistics.fmean(known) if len(known) == len(self.values) else None
+        """Mean score over the seeds; None where a run could not go on."""
+        return None if self.stat is None else self.stat.mean
 
 
 @dataclass(frozen=True)
-class TunedRow:
-    """What was chosen for a method.
+class TunedMethod:
+    """The best settings of a method.
 
     Args:
         method: the expression as given.
-        chosen: settings by dotted key, and ``method``, the expression with its hyper-parameters
-            set; empty where every trial failed.
-        value: mean accuracy over the seeds, in [0, 1]; None where every trial failed.
+        chosen: settings by dotted key, and ``method``, the expression with its hyper-parameters;
+            empty where every trial failed.
+        value: mean score over the seeds, in [0, 1]; None where every trial failed.
         spread: sample standard deviation over the seeds; None for one seed.
         seeds: runs of each trial.
-        trials: how many points were tried.
-        offered: how many there are in the method's space; None where they are without number.
-        failed: how many of the trials could not go on, most often because training diverged.
-        edge: the axes whose chosen value lies at an end of what was tried.
-        on: where accuracy was measured: ``validation`` or ``test``.
-        metric: what counted of a run.
+        trials: number of points that were tried.
+        offered: number of points in the method's search space; None where it is infinite.
+        failed: number of trials that could not go on, most often because training diverged.
+        edge: the axes whose chosen value lies at an end of the choices.
+        on: the split that accuracy is measured on: ``validation`` or ``test``.
+        metric: how the accuracies of a run's rounds make one score.
     """
 
     method: str
@@ -82,163 +86,179 @@ class TunedRow:
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What a search came to.
+class TuningResult:
+    """The result of a search.
 
     Args:
-        rows: one for each method, in the order given, after those of earlier calls of the same
-            search.
-        trials: all of them, in the order in which they were asked for.
-        settings: for each method that has any, by its expression, the run's settings with what was
-            chosen.
+        rows: one for each method: those of earlier calls of the same search, then those of this
+            call in the order given.
+        trials: all trials, in the order in which the samplers asked for them.
+        settings: the run's settings with the chosen values, by the method as given; without
+            methods whose trials all failed.
         folder: where the runs are.
-        held: examples that were chosen by; None for the test set.
+        validation_examples: held-out examples that trials were scored on; None for the test set.
         complete: whether every trial was made; false after an interrupt.
-        replaced: methods that another search in this folder had chosen for, and this one has not.
+        replaced: methods of another search in this folder, whose files this search replaces.
     """
 
-    rows: list[TunedRow]
+    rows: list[TunedMethod]
     trials: list[Trial]
     settings: dict[str, RunSettings]
     folder: Path
-    held: int | None = None
+    validation_examples: int | None = None
     complete: bool = True
     replaced: tuple[str, ...] = ()
 
 
-def chosen(
-    method: str,
-    searched: Sequence[Axis],
-    trials: Sequence[Trial],
-    offered: int | None,
-    space: Space,
-) -> TunedRow:
-    """Choose among a method's trials: the highest value, the first where several have it.
+@dataclass(frozen=True)
+class EarlierSearch:
+    """What an earlier call left in the folder.
+
+    Args:
+        rows: other methods' rows of the same search.
+        trials: their trials.
+        replaced: methods of a different search.
+    """
+
+    rows: tuple[TunedMethod, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+
+def choose_best(
+    method: str, axes: Sequence[Axis], trials: Sequence[Trial], size: int | None, space: Space
+) -> TunedMethod:
+    """Choose the trial with the highest score, the first one of several equals.
 
     Args:
         method: the expression as given.
-        searched: its axes.
-        trials: what was tried.
-        offered: how many points there are; None where they are without number.
-        space: what is chosen by.
+        axes: its axes.
+        trials: its trials.
+        size: number of points in its search space; None where it is infinite.
+        space: the settings of the search.
     """
-    made = [trial for trial in trials if trial.value is not None]
-    best = max(made, key=lambda trial: trial.value or 0.0, default=None)
-    values = [value for value in best.values if value is not None] if best else []
-    point: Point = best.point if best else {}
-    edges = {axis.name: axis.end(point[axis.name]) for axis in searched if point}
-    own = {axis.key: point[axis.name] for axis in searched if point and axis.term is None}
-    return TunedRow(
+    scored = [(trial, trial.stat) for trial in trials if trial.stat is not None]
+    best, stat = max(scored, key=lambda pair: pair[1].mean, default=(None, None))
+    chosen: dict[str, Value] = {}
+    edge: dict[str, End] = {}
+    if best is not None:
+        for axis in axes:
+            value = best.point[axis.name]
+            if axis.term is None:
+                chosen[axis.key] = value
+            if (end := axis.end_at(value)) is not None:
+                edge[axis.name] = end
+        chosen["method"] = expression_at(best.point, axes, method)
+    return TunedMethod(
         method=method,
-        chosen={**own, "method": expression(method, searched, point)} if best else {},
-        value=best.value if best else None,
-        spread=statistics.stdev(values) if len(values) > 1 else None,
+        chosen=chosen,
+        value=None if stat is None else stat.mean,
+        spread=None if stat is None else stat.std,
         seeds=space.seeds,
         trials=len(trials),
-        offered=offered,
-        failed=len(trials) - len(made),
-        edge={name: end for name, end in edges.items() if end is not None},
+        offered=size,
+        failed=len(trials) - len(scored),
+        edge=edge,
         on=space.on,
         metric=space.metric,
     )
 
 
-def searched(settings: RunSettings, space: Space, run: RunFolder) -> str:
-    """Return a digest of what methods that are searched for alike have in common.
+def search_digest(settings: RunSettings, space: Space, run: RunFolder) -> str:
+    """Return a digest of what all methods of one search have in common.
 
     Args:
-        settings: what is not searched.
-        space: what is, and by how many trials.
-        run: one of the search, which says what model and data it has.
+        settings: everything that is not searched.
+        space: the choices and the budget.
+        run: a run of the search, whose record names model and data.
     """
-    apart = {"name", "method", "compare", "tune", "flower", "engine"}
+    ignored = {"name", "method", "compare", "tune", "flower", "engine"}
     engine = {"dtype": settings.engine.dtype, "precision": settings.engine.precision}
-    facts = [settings.model_dump(mode="json", exclude=apart), engine, space.model_dump(mode="json")]
-    text = json.dumps([*facts, run.read_run().content()], sort_keys=True)
+    facts = [settings.model_dump(mode="json", exclude=ignored), engine]
+    facts += [space.model_dump(mode="json"), run.read_run().content()]
+    text = json.dumps(facts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def earlier(
-    folder: Path, search: str, but: Collection[str]
-) -> tuple[list[TunedRow], list[Trial], list[str]]:
-    """Return what earlier calls of the same search came to for other methods.
+def read_earlier(folder: Path, digest: str, methods: Collection[str]) -> EarlierSearch:
+    """Return what earlier calls of the same search found for other methods.
+
+    A summary that is damaged or was written by an earlier version counts as none.
 
     Args:
-        folder: of the search.
-        search: its digest, see `searched`.
-        but: methods that are left out: this call has them.
-
-    Returns:
-        Rows and trials; and methods of another search, whose place this one takes.
+        folder: the folder of the search.
+        digest: see `search_digest`.
+        methods: the methods of this call, which are left out.
     """
     try:
-        found = json.loads((folder / SUMMARY).read_text("utf-8"))
-        rows = [TunedRow(**row) for row in found["rows"] if row["method"] not in but]
-        if found["search"] != search or not found["complete"]:
-            return [], [], [row.method for row in rows]
-        known = {field.name for field in fields(Trial)}
-        kept = [{k: v for k, v in trial.items() if k in known} for trial in found["trials"]]
-        trials = [
-            Trial(**{**one, **{k: tuple(one[k]) for k in ("values", "runs")}}) for one in kept
-        ]
-    except (OSError, ValueError, KeyError, TypeError):  # none, or of an earlier version
-        return [], [], []
-    return rows, [trial for trial in trials if trial.method not in but], []
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        rows = [TunedMethod(**row) for row in summary["rows"] if row["method"] not in methods]
+        if summary["search"] != digest or not summary["complete"]:
+            return EarlierSearch(replaced=tuple(row.method for row in rows))
+        trials = [_trial(trial) for trial in summary["trials"] if trial["method"] not in methods]
+    except (OSError, ValueError, KeyError, TypeError):
+        return EarlierSearch()
+    return EarlierSearch(tuple(rows), tuple(trials))
 
 
-def write(tuned: Tuned, settings: RunSettings, sampler: str, search: str) -> None:
-    """Write the summary, and where the search is complete, each method's experiment file.
+def _trial(values: dict[str, Any]) -> Trial:
+    """Return the trial of an entry in the summary."""
+    values = {field.name: values[field.name] for field in fields(Trial)}
+    return Trial(**{**values, "values": tuple(values["values"]), "runs": tuple(values["runs"])})
+
+
+def write_result(result: TuningResult, settings: RunSettings, sampler: str, digest: str) -> None:
+    """Write the summary, and each method's experiment file where the search is complete.
 
     Args:
-        tuned: what the search came to.
-        settings: what was not searched.
-        sampler: what said which points to try.
-        search: digest of what the methods have in common, see `searched`.
+        result: the result of the search.
+        settings: everything that is not searched.
+        sampler: name of the sampler.
+        digest: see `search_digest`.
     """
-    summary: dict[str, Any] = {
+    summary = {
         "name": settings.name,
-        "complete": tuned.complete,
-        "search": search,
+        "complete": result.complete,
+        "search": digest,
         "sampler": sampler,
-        "held": tuned.held,
-        "rows": [asdict(row) for row in tuned.rows],
-        "trials": [{**asdict(trial), "value": trial.value} for trial in tuned.trials],
+        "held": result.validation_examples,
+        "rows": [asdict(row) for row in result.rows],
+        "trials": [{**asdict(trial), "value": trial.value} for trial in result.trials],
     }
-    write_text(tuned.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
-    if not tuned.complete:
+    write_text(result.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    if not result.complete:
         return
-    (tuned.folder / BEST).mkdir(exist_ok=True)
-    own = files(tuned)
-    for file in (tuned.folder / BEST).glob("*.toml"):
-        if file not in own:  # of another search, whose runs are still there
-            file.unlink()
-    for row, file in zip(tuned.rows, own, strict=True):
+    (result.folder / BEST).mkdir(exist_ok=True)
+    files = experiment_files(result)
+    for row, file in zip(result.rows, files, strict=True):
         if row.value is not None:
-            write_text(file, _experiment(row, tuned.settings[row.method], file.stem))
-        else:
-            file.unlink(missing_ok=True)  # of an earlier search
+            write_text(file, _experiment(row, result.settings[row.method], file.stem))
+    current = {file for row, file in zip(result.rows, files, strict=True) if row.value is not None}
+    for file in (result.folder / BEST).glob("*.toml"):
+        if file not in current:  # of another search, or of a method whose trials now all failed
+            file.unlink()
 
 
-def files(tuned: Tuned) -> list[Path]:
-    """Return the experiment file of each row, which is there where anything was chosen."""
+def experiment_files(result: TuningResult) -> list[Path]:
+    """Return the path of each row's experiment file, which exists where a value was chosen."""
     names: list[str] = []
-    for row in tuned.rows:
-        words = in_words(row.method)
-        same = [name for name in names if name == words or name.startswith(f"{words}--")]
-        names.append(f"{words}--{len(same) + 1}" if same else words)
-    return [tuned.folder / BEST / f"{name}.toml" for name in names]
+    for row in result.rows:
+        name = file_name(row.method)
+        same = [other for other in names if other == name or other.startswith(f"{name}--")]
+        names.append(f"{name}--{len(same) + 1}" if same else name)
+    return [result.folder / BEST / f"{name}.toml" for name in names]
 
 
-def _experiment(row: TunedRow, settings: RunSettings, name: str) -> str:
-    """Return the experiment of a row: of its own name, comparing this method alone."""
+def _experiment(row: TunedMethod, settings: RunSettings, name: str) -> str:
+    """Return an experiment file that compares the tuned method alone."""
     update: dict[str, Any] = {"name": f"{settings.name}-{name}"}
     if isinstance(settings, config.Experiment):
-        only = {"methods": (settings.method,)}
-        update["compare"] = settings.compare.model_copy(update=only)
-    where = "a validation part of the training data" if row.on == "validation" else "the test set"
+        methods = {"methods": (settings.method,)}
+        update["compare"] = settings.compare.model_copy(update=methods)
+    split = "a validation part of the training data" if row.on == "validation" else "the test set"
     seeds = f", mean of {row.seeds} seeds" if row.seeds > 1 else ""
     head = (
-        f"# {row.method}: chosen from {row.trials} trials by {row.metric} accuracy on {where}:\n"
+        f"# {row.method}: chosen from {row.trials} trials by {row.metric} accuracy on {split}:\n"
         f"# {100 * (row.value or 0.0):.2f} %{seeds}.\n"
     )
     return head + config.to_toml(settings.model_copy(update=update))
