@@ -117,7 +117,7 @@ def test_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEL_DATA", str(folder))
     monkeypatch.setenv("FEDKEEL_CACHE", str(folder))
     speed = estimate.Speed(0.001, 0.0001, 0.001)
-    monkeypatch.setattr(estimate, "sample", lambda experiment: speed)
+    monkeypatch.setattr(estimate, "measure_speed", lambda experiment: speed)
     done = call("reproduce", "--json", "--jobs", "2", "--quiet")
     assert done.code == 0, done.err
     rows = {row["table"]: row for row in done.json}
@@ -143,16 +143,16 @@ def test_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_time_of_a_run_is_measured_without_its_data(folder: Path) -> None:
     """And from its own rounds, where there are some."""
     from fedkeel.reproduce.catalogue import read
-    from fedkeel.reproduce.plan import Ask, cells
+    from fedkeel.reproduce.plan import TableRequest, table_runs
 
-    own = cells(read(folder / "tiny.toml"), Ask(Path("out"), columns=("skew",), seeds=1))
-    speeds = estimate.Speeds(Path("out"))
-    assert estimate.estimate(own, speeds).unknown == 3
-    speeds.measure(own[0].experiment)
-    before = estimate.estimate(own, estimate.Speeds(Path("out")))
+    runs = table_runs(read(folder / "tiny.toml"), TableRequest(Path("out"), columns=("skew",), seeds=1))
+    speeds = estimate.SpeedStore(Path("out"))
+    assert estimate.estimate(runs, speeds).unknown == 3
+    speeds.measure(runs[0].experiment)
+    before = estimate.estimate(runs, estimate.SpeedStore(Path("out")))
     assert (before.unknown, before.guessed) == (0, 2)
     assert before.total == before.left > 0
     assert call(*WORDS, "--columns", "skew", "--seeds", "1", "--out", "out").code == 0
-    after = estimate.estimate(own, speeds)
+    after = estimate.estimate(runs, speeds)
     assert (after.guessed, after.left) == (0, 0.0)
     assert after.total > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.reproduce.measure import value
+from fedkeel.reproduce.measure import metric_value
 from fedkeel.reproduce.table import Metric
 
 
@@ -44,7 +44,7 @@ CURVE = curve(0.1, 0.5, 0.7, 0.6, 0.65)
     ],
 )
 def test_numbers_of_a_curve(settings: dict, wanted: float | None) -> None:
-    found = value(Metric(**settings), CURVE)
+    found = metric_value(Metric(**settings), CURVE)
     assert found is None if wanted is None else found == pytest.approx(wanted)
 
 
@@ -54,7 +54,7 @@ FEDREG = curve(0.10, 0.41, 0.72, 0.69, 0.79, 0.85)
 
 
 def r(share: float, rows: list[RoundRecord], kind: str = "rounds_to_share") -> float | None:
-    return value(Metric(kind=kind, share=share, reference="SGD"), rows, SGD)
+    return metric_value(Metric(kind=kind, share=share, reference="SGD"), rows, SGD)
 
 
 def test_r_a_is_fedregs() -> None:
@@ -78,4 +78,4 @@ def test_bytes_to_a_share_are_both_ways_until_then() -> None:
 
 
 def test_a_reference_that_never_ran_gives_nothing() -> None:
-    assert value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None
+    assert metric_value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from fedkeel.reproduce.formatting import HEADS, cells
-from fedkeel.reproduce.outcome import Interval, Line, Values, _gains, _paired, _same, _signed
+from fedkeel.records.statistics import SeedValues, paired_difference
+from fedkeel.reproduce.blocks import HEADS, line_cells
+from fedkeel.reproduce.outcome import TableLine, _has_same_sign, _measured_gain, _published_gain
 from fedkeel.reproduce.table import Column, Metric, Published, Row
 
 
@@ -17,55 +16,37 @@ def published(value: float | str) -> Published:
     return Published(value=value)
 
 
-def test_the_interval_is_that_of_a_paired_t_test() -> None:
-    random = np.random.default_rng(1)
-    one, two = random.normal(size=6) + 1, random.normal(size=6)
-    found = Interval.of(list(one - two))
-    assert found is not None
-    low, high = stats.ttest_rel(one, two).confidence_interval(0.95)
-    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-    assert found.mean == pytest.approx((one - two).mean())
-    assert found.clear == (low * high > 0)
-
-
-def test_one_seed_has_no_interval() -> None:
-    assert Interval.of([]) is None
-    found = Interval.of([2.0])
-    assert found == Interval(2.0, None, None, 1)
-    assert not found.clear
-
-
 def test_what_was_never_reached_is_infinitely_far() -> None:
-    assert _gains(published(30.0), published("never")) == -math.inf
-    assert _gains(published("never"), published("never")) is None
-    assert _gains(published("failed"), published(3.0)) is None
-    assert _gains(None, published(3.0)) is None
-    assert _signed({0: 5, 1: 6}, {0: None, 1: 9}, reaches=True) == -math.inf
-    assert _signed({0: None}, {0: None}, reaches=True) is None
-    assert _signed({0: 4.0}, {1: 5.0}, reaches=True) is None
-    assert _signed({0: 4.0, 1: 9.0}, {0: 5.0}, reaches=True) == -1.0
+    assert _published_gain(published(30.0), published("never")) == -math.inf
+    assert _published_gain(published("never"), published("never")) is None
+    assert _published_gain(published("failed"), published(3.0)) is None
+    assert _published_gain(None, published(3.0)) is None
+    assert _measured_gain({0: 5, 1: 6}, {0: None, 1: 9}, counts_until_target=True) == -math.inf
+    assert _measured_gain({0: None}, {0: None}, counts_until_target=True) is None
+    assert _measured_gain({0: 4.0}, {1: 5.0}, counts_until_target=True) is None
+    assert _measured_gain({0: 4.0, 1: 9.0}, {0: 5.0}, counts_until_target=True) == -1.0
 
 
 def test_a_percentage_that_is_not_there_counts_for_nothing() -> None:
-    assert _signed({0: None}, {0: 50.0}, reaches=False) is None
-    assert _signed({0: None, 1: 52.0}, {0: 50.0, 1: 51.0}, reaches=False) == 1.0
+    assert _measured_gain({0: None}, {0: 50.0}, counts_until_target=False) is None
+    assert _measured_gain({0: None, 1: 52.0}, {0: 50.0, 1: 51.0}, counts_until_target=False) == 1.0
 
 
 def test_signs() -> None:
-    assert _same(1.0, 0.1) is True
-    assert _same(-math.inf, -2.0) is True
-    assert _same(1.0, -0.1) is False
-    assert _same(0.0, 1.0) is None
-    assert _same(None, 1.0) is None
+    assert _has_same_sign(1.0, 0.1) is True
+    assert _has_same_sign(-math.inf, -2.0) is True
+    assert _has_same_sign(1.0, -0.1) is False
+    assert _has_same_sign(0.0, 1.0) is None
+    assert _has_same_sign(None, 1.0) is None
 
 
-ALL: Values = {0: 60.0, 1: 61.0, 2: 60.5}
-BELOW: Values = {0: 50.0, 1: 51.5, 2: 50.2}
+ALL: SeedValues = {0: 60.0, 1: 61.0, 2: 60.5}
+BELOW: SeedValues = {0: 50.0, 1: 51.5, 2: 50.2}
 
 
-def of_three(metric: Metric, own: Values, other: Values) -> Line:
+def of_three(metric: Metric, own: SeedValues, other: SeedValues) -> TableLine:
     """A line of which three seeds were asked for."""
-    return Line(
+    return TableLine(
         row=Row(name="A", method="a", published={"c": 55.0}),
         column=Column(id="c", name="c"),
         metric=metric,
@@ -76,8 +57,8 @@ def of_three(metric: Metric, own: Values, other: Values) -> Line:
         last=own,
         last_ten=own,
         baseline="B",
-        gain=_paired(own, other),
-        same_sign=_same(5.0, _signed(own, other, metric.reaches)),
+        gain=paired_difference(own, other),
+        has_same_sign=_has_same_sign(5.0, _measured_gain(own, other, metric.counts_until_target)),
         records=(),
         wanted=3,
         absent=(),
@@ -95,9 +76,9 @@ def of_three(metric: Metric, own: Values, other: Values) -> Line:
         ({0: 40.0, 1: 40.0, 2: 40.0}, "40 ± 0"),
     ],
 )
-def test_a_target_is_never_reached_by_the_seeds_that_were_run(values: Values, told: str) -> None:
+def test_a_target_is_never_reached_by_the_seeds_that_were_run(values: SeedValues, told: str) -> None:
     line = of_three(Metric(kind="rounds_to", target=0.5), values, {})
-    assert cells(line)[HEADS.index("measured")] == told
+    assert line_cells(line)[HEADS.index("measured")] == told
 
 
 @pytest.mark.parametrize(
@@ -110,9 +91,10 @@ def test_a_target_is_never_reached_by_the_seeds_that_were_run(values: Values, to
     ],
 )
 def test_a_sign_is_open_where_seeds_of_either_are_lost(
-    own: Values, other: Values, told: str
+    own: SeedValues, other: SeedValues, told: str
 ) -> None:
     line = of_three(Metric(), own, other)
     assert line.gain is not None
-    assert line.gain.clear
-    assert cells(line)[HEADS.index("same sign")] == told
+    assert line.gain.interval is not None
+    assert line.gain.interval.excludes_zero
+    assert line_cells(line)[HEADS.index("same sign")] == told

@@ -12,56 +12,56 @@ import pytest
 from commands import Process, run, wait_for_rows
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.catalogue import read
-from fedkeel.reproduce.formatting import report
-from fedkeel.reproduce.outcome import Line, lines
-from fedkeel.reproduce.plan import Ask, Cell, cells, state
-from fedkeel.reproduce.run_cells import play
+from fedkeel.reproduce.outcome import TableLine, table_lines
+from fedkeel.reproduce.pages import TablePage
+from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, table_runs
+from fedkeel.reproduce.run_cells import run_cells
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.start import start
 from reproduce.tiny import TINY, tiny
 from toys import eventually
 
 
-def plan(folder: Path, text: str = TINY, **more: object) -> list[Cell]:
-    return cells(read(tiny(folder, text)), Ask(folder / "out", **more))
+def plan(folder: Path, text: str = TINY, **more: object) -> list[TableRun]:
+    return table_runs(read(tiny(folder, text)), TableRequest(folder / "out", **more))
 
 
-def rows(cell: Cell) -> list[str]:
+def rows(cell: TableRun) -> list[str]:
     """The rounds of a run, without their seconds."""
     return [repr(replace(row, seconds={})) for row in RunFolder(cell.folder).rows()]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[TableRun]:
     """All runs of the table, made by two jobs."""
     found = plan(tmp_path_factory.mktemp("whole"))
-    played = play(found, 2)
+    played = run_cells(found, 2)
     assert (played.failures, played.complete, played.finished) == ({}, True, 10)
     return found
 
 
-def test_cells_that_are_alike_share_a_run(whole: list[Cell]) -> None:
+def test_cells_that_are_alike_share_a_run(whole: list[TableRun]) -> None:
     """Two seeds of five: three in the first setting, of which two serve two more columns."""
     assert len(whole) == 18
     assert len({cell.folder for cell in whole}) == 10
-    assert (state(whole).finished, state(whole).runs) == (10, 10)
+    assert (TableProgress.of(whole).finished, TableProgress.of(whole).runs) == (10, 10)
 
 
-def test_nothing_is_made_twice(whole: list[Cell]) -> None:
+def test_nothing_is_made_twice(whole: list[TableRun]) -> None:
     before = {c.folder: (c.folder / "rounds.jsonl").stat().st_mtime_ns for c in whole}
-    again = play(whole, 2)
+    again = run_cells(whole, 2)
     assert (again.finished, again.reused, again.complete) == (0, 10, True)
     assert before == {f: (f / "rounds.jsonl").stat().st_mtime_ns for f in before}
 
 
-def test_a_cell_is_the_run_that_its_settings_make(whole: list[Cell]) -> None:
+def test_a_cell_is_the_run_that_its_settings_make(whole: list[TableRun]) -> None:
     """A job adds nothing: the same bits as a run by itself."""
     cell = next(c for c in whole if c.row.name == "FedGH" and c.column.id == "plain")
     result = start(prepare(cell.experiment, gather(cell.experiment)))
     assert rows(cell) == [repr(replace(row, seconds={})) for row in result.rows]
 
 
-def test_methods_of_a_column_meet_the_same_conditions(whole: list[Cell]) -> None:
+def test_methods_of_a_column_meet_the_same_conditions(whole: list[TableRun]) -> None:
     """Same initial model, same clients in each round; their first batches too, see below."""
     for seed in (3, 4):
         own = [c for c in whole if c.seed == seed and c.column.id == "skew"]
@@ -75,14 +75,14 @@ def test_methods_of_a_column_meet_the_same_conditions(whole: list[Cell]) -> None
     assert first != second
 
 
-def test_a_finished_run_keeps_no_model(whole: list[Cell]) -> None:
+def test_a_finished_run_keeps_no_model(whole: list[TableRun]) -> None:
     assert all(not (cell.folder / "checkpoint").exists() for cell in whole)
     assert all(RunFolder(cell.folder).read_run().engine.workers == 1 for cell in whole)
 
 
-def test_published_next_to_measured(whole: list[Cell], tmp_path: Path) -> None:
+def test_published_next_to_measured(whole: list[TableRun], tmp_path: Path) -> None:
     table = read(tiny(tmp_path))
-    found = {(line.row.name, line.column.id): line for line in lines(table, whole)}
+    found = {(line.row.name, line.column.id): line for line in table_lines(table, whole)}
     base, own = found["FedAvg", "skew"], found["FedGH", "skew"]
     best = [max(r.test.top1 for r in RunFolder(c.folder).rows()) for c in whole
             if (c.row.name, c.column.id) == ("FedGH", "skew")]  # fmt: skip
@@ -91,9 +91,9 @@ def test_published_next_to_measured(whole: list[Cell], tmp_path: Path) -> None:
     assert own.difference == pytest.approx(own.stat.mean - 55.0)
     assert own.published_gain == 5.0
     steps = [own.values[s] - base.values[s] for s in (3, 4)]
-    assert own.gain.mean == pytest.approx(sum(steps) / 2)
-    if own.gain.mean:
-        assert own.same_sign == (own.gain.mean > 0)
+    assert own.gain.stat.mean == pytest.approx(sum(steps) / 2)
+    if own.gain.stat.mean:
+        assert own.has_same_sign == (own.gain.stat.mean > 0)
     assert (base.baseline, base.gain, own.baseline) == (None, None, "FedAvg")
     share = found["FedAvg", "skew-share"]
     for seed, rounds in share.values.items():
@@ -103,24 +103,23 @@ def test_published_next_to_measured(whole: list[Cell], tmp_path: Path) -> None:
     assert set(found["FedAvg", "far"].values.values()) == {None}
     assert found["Momentum", "skew"].published is None
     assert ("FedAvg", "gone") not in found
-    plain = lines(table, [])
+    plain = table_lines(table, [])
     assert [(line.row.name, line.column.id) for line in plain][-1] == ("FedAvg", "gone")
-    assert all(isinstance(line, Line) and not line.values for line in plain)
+    assert all(isinstance(line, TableLine) and not line.values for line in plain)
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     text = TINY.replace('method = "momentum(beta=0.5)"', 'method = "momentum(beta=0.5)"\n'
                         'settings = { local = { lr = 1e30 } }')  # fmt: skip
     found = plan(tmp_path, text, columns=("skew",), seeds=1)
-    played = play(found, 1)
+    played = run_cells(found, 1)
     assert (played.finished, len(played.failures), played.complete) == (2, 1, True)
-    told = lines(read(tmp_path / "tiny.toml"), found, played.failures)
+    told = table_lines(read(tmp_path / "tiny.toml"), found, played.failures)
     assert ["diverged" in " ".join(line.failures) for line in told] == [False, False, True]
-    later = lines(read(tmp_path / "tiny.toml"), found)  # as it is shown another day
+    later = table_lines(read(tmp_path / "tiny.toml"), found)  # as it is shown another day
     assert [line.failures for line in later] == [line.failures for line in told]
-    assert "Momentum failed: Training diverged" in "\n".join(
-        report(read(tmp_path / "tiny.toml"), later)
-    )
+    page = TablePage(read(tmp_path / "tiny.toml"), later, TableRequest(tmp_path / "out"))
+    assert "Momentum failed: Training diverged" in "\n".join(page.to_text())
 
 
 def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +128,15 @@ def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     text = TINY.replace("settings = { partition", 'settings = { data.source = "svhn", partition')
     found = plan(tmp_path, text, seeds=1)
     assert {cell.column.id for cell in found if cell.absent} == {"plain"}
-    assert state(found).possible == 3
-    assert state(found).words(read(tmp_path / "tiny.toml")) == "not run (needs svhn for the rest)"
+    assert TableProgress.of(found).possible == 3
+    assert TableProgress.of(found).text(read(tmp_path / "tiny.toml")) == "not run (needs svhn for the rest)"
 
 
 SLOW = TINY.replace("rounds = 6", "rounds = 30").replace("clients = 4", "clients = 8")
 SLOW = SLOW.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 0.3")
 
 
-def quiet(found: list[Cell]) -> bool:
+def quiet(found: list[TableRun]) -> bool:
     """Whether nobody writes into the runs any more."""
 
     def written() -> list[int]:
@@ -153,7 +152,7 @@ def test_killed_and_taken_up_again(tmp_path: Path, number: signal.Signals) -> No
     """The jobs end with the command, and what was saved goes on with the same bits."""
     file = tiny(tmp_path, SLOW)
     words = ("reproduce", file, "--out", "out", "--columns", "plain", "--seeds", "1", "--json")
-    found = cells(read(file), Ask(tmp_path / "out", columns=("plain",), seeds=1))
+    found = table_runs(read(file), TableRequest(tmp_path / "out", columns=("plain",), seeds=1))
     process = Process(*words, "--jobs", "2", folder=tmp_path)
     for cell in found:
         wait_for_rows(cell.folder, 3)
@@ -166,7 +165,7 @@ def test_killed_and_taken_up_again(tmp_path: Path, number: signal.Signals) -> No
         assert all(RunFolder(c.folder).read_run().status == "interrupted" for c in found)
     done = run(*words, "--jobs", "1", folder=tmp_path)
     assert done.code == 0, done.err
-    assert all(cell.finished for cell in found)
+    assert all(cell.is_finished for cell in found)
     assert [row["seeds"] for row in done.json] == [1, 1]
     for cell in found:
         whole = start(prepare(cell.experiment, gather(cell.experiment)))

@@ -23,8 +23,8 @@ from fedkeel.errors import ConfigError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read
-from fedkeel.reproduce.estimate import known, size
-from fedkeel.reproduce.table import Table, laid_over
+from fedkeel.reproduce.estimate import has_known_size, data_size
+from fedkeel.reproduce.table import Table, merge_settings
 from fedkeel.runner.prepare import prepare, task
 from fedkeel.task.models import make
 from reproduce.tiny import TINY, tiny
@@ -72,9 +72,9 @@ def test_it_says_what_it_is(table: Table) -> None:
     for text in (table.title, table.shows, table.source):
         assert text
         assert "\n" not in text
-    assert table.deviations or not table.runnable
+    assert table.deviations or not table.is_runnable
     assert not (table.missing and table.waits)
-    assert not table.runnable or table.quick is not None
+    assert not table.is_runnable or table.quick is not None
 
 
 def test_published_numbers_are_plausible(table: Table) -> None:
@@ -104,12 +104,12 @@ def test_a_share_written_as_percent_would_be_found(table: Table) -> None:
 def test_every_method_composes_and_every_set_is_known(table: Table) -> None:
     for one in experiments(table):
         assert parse(one.method, weights=one.weights).expression
-        assert known(one), one.data.sources
+        assert has_known_size(one), one.data.sources
         assert set(one.data.sources) <= set(table.data)
 
 
 def test_the_smaller_version_is_smaller(table: Table) -> None:
-    if not table.runnable:
+    if not table.is_runnable:
         assert table.quick is None or table.base
         return
 
@@ -151,12 +151,12 @@ def test_the_data_can_be_divided(table: Table) -> None:
             seen.add(key)
             made = divide(labels(one.data.sources, one.data.limit), one.partition, 0)
             assert one.cohort.size(len(made)) <= len(made)
-            assert len(made) == size(one).clients
+            assert len(made) == data_size(one).clients
 
 
 def stand_in(experiment: config.Experiment) -> Ingredients:
     """Four clients of a few generated examples of the right shape."""
-    there = size(experiment)
+    there = data_size(experiment)
     random = np.random.default_rng(0)
     n = 24
     x = torch.from_numpy(random.normal(size=(n, *there.shape)).astype(np.float32))
@@ -174,10 +174,10 @@ def models() -> dict[str, list[config.Experiment]]:
     found: dict[str, list[config.Experiment]] = {}
     seen: set[tuple[str, str]] = set()
     ordered = [one for name in names() for one in experiments(table_of(name))]
-    for one in sorted(ordered, key=lambda one: math.prod(size(one).shape)):
+    for one in sorted(ordered, key=lambda one: math.prod(data_size(one).shape)):
         model = f"{one.model.name}, {one.model.args}"
         method = re.sub(r"\([^)]*\)", "", one.method)
-        shaped = f"{model}, {size(one).shape}, {size(one).classes}"
+        shaped = f"{model}, {data_size(one).shape}, {data_size(one).classes}"
         if shaped not in found or (model, f"{method} {one.weights}") not in seen:
             found.setdefault(shaped, []).append(one)
             seen.add((model, f"{method} {one.weights}"))
@@ -188,7 +188,7 @@ def models() -> dict[str, list[config.Experiment]]:
 def test_every_method_can_start_on_its_model(model: str) -> None:
     """Large models are made without memory, and looked through once."""
     own = models()[model]
-    there = size(own[0])
+    there = data_size(own[0])
     with torch.device("meta"):
         net = make(own[0].model.name, there.shape, there.classes, own[0].model.args)
         scores = net(torch.zeros(4, *there.shape))
@@ -212,7 +212,7 @@ def test_settings_are_laid_over_each_other(tmp_path: Path) -> None:
     assert (one.partition.kind, one.partition.alpha, one.local.lr) == ("iid", None, 0.2)
     assert (one.method, one.seed, one.name) == ("fedgh", 9, "tiny")
     assert table.experiment(row, table.columns[0], quick=True).rounds == 2
-    assert laid_over({"a": {"b": 1}}, {"a": "unset"}) == {}
+    assert merge_settings({"a": {"b": 1}}, {"a": "unset"}) == {}
 
 
 def test_what_is_missing_is_not_run(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from fedkeel.errors import RunError, TrainingError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
 from fedkeel.reproduce.catalogue import read
-from fedkeel.reproduce.formatting import blocks
-from fedkeel.reproduce.outcome import lines
-from fedkeel.reproduce.plan import Ask, cells
+from fedkeel.reproduce.blocks import table_blocks
+from fedkeel.reproduce.outcome import table_lines
+from fedkeel.reproduce.plan import CellKey, TableRequest, table_runs
 from fedkeel.runner.progress import Silent
 from reproduce.tiny import TINY, tiny
 
@@ -24,14 +24,13 @@ SEARCH = '\n[tune]\nspace = { "local.lr" = [0.01, 0.3] }\n'
 
 def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
-    folder = tmp_path / "out" / "tiny-tuned"
     for column in ("skew", "plain"):
-        ask = Ask(tmp_path / "out", columns=(column,), seeds=1)
-        found, complete = tuning.search(table, ask, folder, 1, Silent())
-        assert complete
-    assert ask.folder(table, tuned=True) == folder
-    assert tuning.read(folder) == found
-    assert {column for _, column in found} == {"skew", "plain"}
+        request = TableRequest(tmp_path / "out", columns=(column,), seeds=1, tuned=True)
+        found = tuning.search(table, request, 1, Silent())
+        assert found.complete
+    assert request.folder(table) == tmp_path / "out" / "tiny-tuned"
+    assert tuning.read_tuned_settings(request.folder(table)) == found.settings
+    assert {cell.column for cell in found.settings} == {"skew", "plain"}
 
 
 def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
@@ -39,12 +38,12 @@ def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
     folder = tmp_path / "out" / "tiny-tuned"
 
-    def search(column: str, watcher: Silent) -> tuning.Found:
-        ask = Ask(tmp_path / "out", columns=(column,), seeds=1)
-        return tuning.search(table, ask, folder, 1, watcher)[0]
+    def search(column: str, watcher: Silent) -> tuning.Settings:
+        request = TableRequest(tmp_path / "out", columns=(column,), seeds=1, tuned=True)
+        return tuning.search(table, request, 1, watcher).settings
 
     class Waits(Silent):
-        other: tuning.Found | None = None
+        other: tuning.Settings | None = None
 
         def end(self, run: str, how: str) -> None:
             self.other = self.other or search("plain", Silent())
@@ -53,7 +52,7 @@ def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
     ours = search("skew", watcher)
     assert watcher.other
     assert {column for _, column in watcher.other} == {"plain"}
-    assert ours == tuning.read(folder)
+    assert ours == tuning.read_tuned_settings(folder)
     assert {column for _, column in ours} == {"skew", "plain"}
 
 
@@ -72,20 +71,20 @@ def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: 
                 signal.raise_signal(signal.SIGINT)
 
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
-    ask = Ask(tmp_path / "out", columns=("skew", "plain"), seeds=1)
+    request = TableRequest(tmp_path / "out", columns=("skew", "plain"), seeds=1, tuned=True)
     watcher = Presses()
-    found, complete = tuning.search(table, ask, tmp_path / "out" / "tiny-tuned", 1, watcher)
-    assert (complete, watcher.begun) == (False, run)
-    assert len(found) == {6: 3, 10: 5}[run]
+    found = tuning.search(table, request, 1, watcher)
+    assert (found.complete, watcher.begun) == (False, run)
+    assert len(found.settings) == {6: 3, 10: 5}[run]
 
 
 def test_a_cell_for_which_nothing_was_found_is_not_in_a_tuned_table(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, TINY + SEARCH))
-    ask = Ask(tmp_path / "out", seeds=1)
-    chosen = {("FedAvg", "skew"): {"local": {"lr": 0.01}}}
-    (one,) = cells(table, replace(ask, chosen=chosen))
+    request = TableRequest(tmp_path / "out", seeds=1, tuned=True)
+    chosen = {CellKey("FedAvg", "skew"): {"local": {"lr": 0.01}}}
+    (one,) = table_runs(table, replace(request, tuned_settings=chosen))
     assert (one.row.name, one.column.id, one.experiment.local.lr) == ("FedAvg", "skew", 0.01)
-    assert cells(table, replace(ask, chosen={})) == []
+    assert table_runs(table, replace(request, tuned_settings={})) == []
 
 
 FAILS = TINY.replace("rounds = 6", "rounds = 1").replace('"fedgh"\n', '"fedprox(mu=1e38)"\n')
@@ -101,40 +100,40 @@ def test_nor_is_one_of_which_every_trial_fails(tmp_path: Path) -> None:
             self.told += text
 
     table = read(tiny(tmp_path, FAILS + SEARCH))
-    ask, watcher = Ask(tmp_path / "out", columns=("plain",), seeds=1), Hears()
-    folder = ask.folder(table, tuned=True)
+    request, watcher = TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True), Hears()
+    folder = request.folder(table)
     folder.mkdir(parents=True)
     earlier = '[{"row": "FedGH", "column": "plain", "chosen": {}}]'
     (folder / tuning.TUNED).write_text(earlier)
-    found, complete = tuning.search(table, ask, folder, 1, watcher)
-    assert (list(found), complete) == ([("FedAvg", "plain")], True)
-    assert tuning.read(folder) == found
+    found = tuning.search(table, request, 1, watcher)
+    assert (list(found.settings), found.complete) == ([("FedAvg", "plain")], True)
+    assert tuning.read_tuned_settings(folder) == found.settings
     assert "FedGH, iid: no trial could be finished" in watcher.told
 
 
 def test_a_search_of_which_nothing_came_is_a_failure(tmp_path: Path) -> None:
     text = FAILS.replace('"fedavg"\n', '"fedprox(mu=1e37)"\n')
     table = read(tiny(tmp_path, text + SEARCH))
-    ask = Ask(tmp_path / "out", columns=("plain",), seeds=1)
+    request = TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True)
     with pytest.raises(TrainingError, match="No trial"):
-        tuning.search(table, ask, ask.folder(table, tuned=True), 1, Silent())
+        tuning.search(table, request, 1, Silent())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"row": "FedAvg"}]', "null"])
 def test_what_was_found_before_is_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / tuning.TUNED).write_text(text)
     with pytest.raises(RunError, match="cannot be read"):
-        tuning.read(tmp_path)
+        tuning.read_tuned_settings(tmp_path)
 
 
 def test_learning_rates_are_shown_where_they_differ(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, TINY + SEARCH))
-    ask = Ask(tmp_path / "out", columns=("skew",), seeds=1)
-    (block,) = blocks(table, lines(table, cells(table, ask)))
+    request = TableRequest(tmp_path / "out", columns=("skew",), seeds=1, tuned=True)
+    (block,) = table_blocks(table, table_lines(table, table_runs(table, request)))
     assert "lr" not in block.heads
     rates = dict(zip([row.name for row in table.rows], (0.01, 0.3, 1.0), strict=True))
-    chosen = {(name, "skew"): {"local": {"lr": lr}} for name, lr in rates.items()}
-    (block,) = blocks(table, lines(table, cells(table, replace(ask, chosen=chosen))))
+    chosen = {CellKey(name, "skew"): {"local": {"lr": lr}} for name, lr in rates.items()}
+    (block,) = table_blocks(table, table_lines(table, table_runs(table, replace(request, tuned_settings=chosen))))
     assert {row[0]: row[block.heads.index("lr")] for row in block.cells} == {
         "FedAvg": "0.01",
         "FedGH": "0.3",
@@ -148,7 +147,7 @@ def test_precision_and_own_files_make_other_runs(
     monkeypatch.chdir(tmp_path)
 
     def folders(text: str) -> set[Path]:
-        return {cell.folder for cell in cells(read(tiny(tmp_path, text)), Ask(tmp_path / "out"))}
+        return {cell.folder for cell in table_runs(read(tiny(tmp_path, text)), TableRequest(tmp_path / "out"))}
 
     rounded = TINY.replace('kind = "sequential"', 'kind = "sequential"\nprecision = "bf16"')
     assert not folders(TINY) & folders(rounded)

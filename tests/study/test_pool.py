@@ -267,7 +267,7 @@ def test_two_runs_in_one_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     """Also where both have found it empty before either begins."""
-    single_process = RunFolder.single_process
+    single_process = RunFolder.alone
 
     def hesitates(folder: RunFolder) -> AbstractContextManager[None]:
         time.sleep(late)

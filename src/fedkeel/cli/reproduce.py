@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import typer
 
 from fedkeel.cli.common import JSON, QUIET, document, say, stderr
 
-NAME = typer.Argument(None, metavar="TABLE", help="A table's id, or a TOML file of one's own.")
+NAME = typer.Argument(None, metavar="TABLE", help="A table's id, or a TOML file of your own.")
 OUT = typer.Option(Path("runs/reproduce"), "--out", help="Folder of all runs and pages.")
-LISTING = 20.0
-"""Seconds that a list may spend on measuring; the next list goes on with it."""
+LIST_SECONDS = 20.0
+"""Seconds that a list may spend on measuring; the next list continues."""
 
 
 def reproduce(
@@ -26,105 +27,98 @@ def reproduce(
     tune: bool = typer.Option(False, "--tune", help="Search each method's parameters first."),
     show: bool = typer.Option(False, "--show", help="Run nothing: show what has been run."),
     docs: Path = typer.Option(None, "--write", metavar="DIR", help="Write a Markdown page too."),
-    measure: bool = typer.Option(False, "--measure", help="List: measure all times that lack."),
+    measure: bool = typer.Option(False, "--measure", help="List: measure all missing times."),
     as_json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
     """List the papers' tables, or run one: published and measured side by side.
 
-    Every cell is a run of its own, kept by its settings: the same command goes on after an
-    interrupt, and tables share the runs they have in common.
+    Every cell is a separate run, stored by its settings: the same command continues after an
+    interrupt, and tables share the runs that they have in common.
     """
     from fedkeel.engine.process.affinity import cores
-    from fedkeel.reproduce.plan import Ask
 
-    wanted = tuple(word.strip() for word in (columns or "").split(",") if word.strip())
-    ask = Ask(out, quick, wanted, seeds)
     jobs = jobs or cores()
     if name is None:
-        _listed(ask, jobs, None if measure else LISTING, as_json, quiet)
-    else:
-        _one(name, ask, None if show else jobs, tune, docs, as_json, quiet)
+        _list(out, quick, jobs, None if measure else LIST_SECONDS, as_json, quiet)
+        return
+    ids = tuple(word.strip() for word in (columns or "").split(",") if word.strip())
+    version = {"quick": quick, "columns": ids, "seeds": seeds, "tuned": tune}
+    _reproduce(name, out, version, None if show else jobs, docs, as_json, quiet)
 
 
-def _listed(ask: Any, jobs: int, budget: float | None, as_json: bool, quiet: bool) -> None:  # noqa: ANN401 - imported late
-    """Print all tables with data, time and state."""
-    from fedkeel.reproduce.listing import listed, to_lines
+def _list(
+    out: Path, quick: bool, jobs: int, budget: float | None, as_json: bool, quiet: bool
+) -> None:
+    """Print all tables with data, time and state; `budget` is seconds, None without a limit."""
+    from fedkeel.reproduce.listing import list_lines, list_tables
+    from fedkeel.reproduce.plan import TableRequest
 
-    console, ends = stderr(), time.monotonic() + (budget or 0.0)
+    console, deadline = stderr(), time.monotonic() + (budget or 0.0)
 
-    def goes_on() -> bool:
-        return budget is None or time.monotonic() < ends
+    def may_continue() -> bool:
+        return budget is None or time.monotonic() < deadline
 
-    def told(text: str) -> None:
+    def show(text: str) -> None:
         if not quiet:
             say(console, text)
 
-    rows = listed(ask, jobs, goes_on, told)
+    tables = list_tables(TableRequest(out, quick), jobs, may_continue, show)
     if as_json:
-        document(rows)
-        return
-    for line in to_lines(rows):
-        print(line)
+        document([asdict(table) for table in tables])
+    else:
+        print("\n".join(list_lines(tables)))
 
 
-def _one(
+def _reproduce(
     name: str,
-    ask: Any,  # noqa: ANN401 - imported late
+    out: Path,
+    version: dict[str, Any],
     jobs: int | None,
-    tune: bool,
     docs: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run a table, or show it, and write its pages."""
-    from fedkeel.reproduce import catalogue, markdown, page
-    from fedkeel.reproduce.formatting import mark, report
-    from fedkeel.reproduce.outcome import lines
-    from fedkeel.reproduce.plan import cells
-    from fedkeel.reproduce.run_cells import Played, play
+    """Run a table, or only show it where `jobs` is None, and write its pages."""
+    from fedkeel.reproduce import catalogue, tuning
+    from fedkeel.reproduce.outcome import table_lines
+    from fedkeel.reproduce.pages import TablePage, line_prefix
+    from fedkeel.reproduce.plan import TableRequest, table_runs
+    from fedkeel.reproduce.run_cells import CellOutcomes, run_cells
     from fedkeel.runner.progress import watcher
 
-    table, console = catalogue.load(name), stderr()
-    told = mark(table, ask.quick)
-    folder = ask.folder(table, tune)
-    played = Played()
+    table, request, console = catalogue.load(name), TableRequest(out, **version), stderr()
+    prefix = line_prefix(table, request)
+    outcomes = CellOutcomes()
     try:
-        ask = _tuned(table, ask, folder, jobs, quiet) if tune else ask
-        asked = cells(table, ask)
+        if request.tuned and jobs is None:
+            settings = tuning.read_tuned_settings(request.folder(table))
+            request = replace(request, tuned_settings=settings)
+        elif request.tuned and jobs is not None:
+            with watcher(console, quiet) as watching:
+                search = tuning.search(table, request, jobs, watching)
+            if not search.complete:
+                raise KeyboardInterrupt
+            request = replace(request, tuned_settings=search.settings)
+        runs = table_runs(table, request)
         if jobs is not None:
-            played = play(asked, jobs, watcher(console, quiet, told))
+            outcomes = run_cells(runs, jobs, watcher(console, quiet, prefix))
     except KeyboardInterrupt:
-        say(console, f"{told}stopped; the same command goes on from what was saved")
+        say(console, f"{prefix}stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    found = lines(table, asked, played.failures)
+    lines = table_lines(table, runs, outcomes.failures)
+    page = TablePage(table, lines, request)
     if as_json:
-        document([line.as_row(table, ask.quick) for line in found])
+        document([line.to_json(table, request.quick) for line in lines])
     else:
-        print("\n".join(report(table, found, ask.quick, tune)))
-    say(console, f"{told}report  {page.write(table, found, asked, folder, ask.quick, tune)}")
+        print("\n".join(page.to_text()))
+    say(console, f"{prefix}report  {page.write_html(runs)}")
     if docs is not None:
-        say(console, f"{told}page    {markdown.write(table, found, docs, ask.quick, tune)}")
-    for run, why in played.failures.items():
-        say(console, f"{told}failed  {run}: {why}")
-    if not played.complete:
-        say(console, f"{told}interrupted; the same command goes on where it stopped")
+        say(console, f"{prefix}page    {page.write_markdown(docs)}")
+    for run, why in outcomes.failures.items():
+        say(console, f"{prefix}failed  {run}: {why}")
+    if not outcomes.complete:
+        say(console, f"{prefix}interrupted; the same command goes on where it stopped")
         raise typer.Exit(130)
-    if played.failures:
+    if outcomes.failures:
         raise typer.Exit(1)
-
-
-def _tuned(table: Any, ask: Any, folder: Path, jobs: int | None, quiet: bool) -> Any:  # noqa: ANN401 - imported late
-    """Return what is asked with the settings that a search has chosen."""
-    from dataclasses import replace
-
-    from fedkeel.reproduce import tuning
-    from fedkeel.runner.progress import watcher
-
-    if jobs is None:
-        return replace(ask, chosen=tuning.read(folder))
-    with watcher(stderr(), quiet) as watching:
-        chosen, complete = tuning.search(table, ask, folder, jobs, watching)
-    if not complete:
-        raise KeyboardInterrupt
-    return replace(ask, chosen=chosen)

@@ -1,4 +1,4 @@
-"""The tables that come with the package, and one's own."""
+"""The list of tables that come with the package, and the reading of table files."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fedkeel.reproduce.table import Table
 
 def names() -> list[str]:
     """Return the ids of the tables, by paper and number."""
-    folder = files("fedkeel.reproduce").joinpath("tables")
-    found = (f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
-    return sorted(found, key=_order)
+    paths = files("fedkeel.reproduce").joinpath("tables").iterdir()
+    ids = (path.name.removesuffix(".toml") for path in paths if path.name.endswith(".toml"))
+    return sorted(ids, key=_order)
 
 
 def _order(name: str) -> tuple[str, str, int, str]:
     """Sort table 10 after table 2."""
     paper, _, rest = name.partition("-")
-    word = rest.rstrip("0123456789.abcdefghij") if rest else ""
-    digits = "".join(sign for sign in rest if sign.isdigit())
-    return paper, word, int(digits or 0), rest
+    kind = rest.rstrip("0123456789.abcdefghij")
+    number = "".join(character for character in rest if character.isdigit())
+    return paper, kind, int(number or 0), rest
 
 
 def load(name: str) -> Table:
     """Read a table.
 
     Args:
-        name: an id of `names`, or the path of a file of one's own, which ends in ``.toml``.
+        name: an id of `names`, or the path of a user's file, which ends in ``.toml``.
 
     Raises:
-        ConfigError: there is no such table, or it holds what cannot be used.
+        ConfigError: there is no such table, or it is not valid.
     """
     if name.endswith(".toml"):
         return read(Path(name))
@@ -43,17 +43,17 @@ def load(name: str) -> Table:
             f"There is no table {name!r}.",
             do=f"{did_you_mean(name, known, limit=8)}; fedkeel reproduce lists them",
         )
-    found = read(Path(str(files("fedkeel.reproduce").joinpath("tables", f"{name}.toml"))))
-    if found.id != name:
-        raise ConfigError(f"{name}.toml has another id.", got=found.id, expected=name)
-    return found
+    table = read(Path(str(files("fedkeel.reproduce").joinpath("tables", f"{name}.toml"))))
+    if table.id != name:
+        raise ConfigError(f"{name}.toml has another id.", got=table.id, expected=name)
+    return table
 
 
 def read(path: Path) -> Table:
     """Read a table from a file.
 
     Raises:
-        ConfigError: it cannot be read, or holds what cannot be used.
+        ConfigError: it cannot be read, or is not valid.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,109 +1,156 @@
-"""The list of tables: data needed, time on this machine, how far each is."""
+"""The list of all tables: the data they need, their time on this machine, and their progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from fedkeel.report.formatting import MISSING, format_duration
+from fedkeel.report.formatting import NOTHING, duration
 from fedkeel.reproduce.catalogue import load, names
-from fedkeel.reproduce.estimate import Speeds, estimate, measure, unmeasured
-from fedkeel.reproduce.plan import Ask, Cell, State, cells, state
+from fedkeel.reproduce.estimate import (
+    SpeedStore,
+    estimate,
+    experiments_to_measure,
+    measure_speeds,
+)
+from fedkeel.reproduce.plan import TableProgress, TableRequest, TableRun, table_runs
 from fedkeel.reproduce.table import Table
-from fedkeel.reproduce.tuning import read
+from fedkeel.reproduce.tuning import read_tuned_settings
 
 
-def listed(
-    ask: Ask, jobs: int, goes_on: Callable[[], bool], told: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Return a row of plain values for each table.
+@dataclass(frozen=True)
+class ListedTable:
+    """One table in the list; the fields are the keys of ``fedkeel reproduce --json``.
 
     Args:
-        ask: where the runs are, and which version is meant.
-        jobs: processes that times are for.
-        goes_on: whether there is time to measure another speed.
-        told: takes a line on what is going on.
+        table: its id.
+        title: its title.
+        paper: citation key.
+        quick: what is smaller; None where the whole table is listed.
+        data: the data sets that it needs.
+        absent: those that are not on this machine.
+        state: its progress as text.
+        reason: why it cannot be run, or what it waits for.
+        runs: number of runs.
+        finished: number of finished runs.
+        tuned_runs: the same for the version with searched hyper-parameters; 0 without a search.
+        tuned_finished: the same for the finished ones.
+        seconds: estimated seconds of all runs.
+        seconds_left: estimated seconds of unfinished runs.
+        guessed: number of runs whose time is that of another method.
+        unmeasured: number of runs without an estimate.
+        jobs: runs at a time that the seconds are for.
     """
-    ask = replace(ask, columns=())
-    asked = {
-        table.id: (table, [] if ask.quick and table.quick is None else cells(table, ask))
-        for table in map(load, names())
-    }
-    speeds = Speeds(ask.out)
-    wanted = unmeasured(list(asked.values()), speeds)
-    if wanted:
-        told(f"{len(wanted)} speeds of methods on models are not measured yet; Ctrl-C stops that")
+
+    table: str
+    title: str
+    paper: str
+    quick: str | None
+    data: list[str]
+    absent: list[str]
+    state: str
+    reason: str
+    runs: int
+    finished: int
+    tuned_runs: int
+    tuned_finished: int
+    seconds: float
+    seconds_left: float
+    guessed: int
+    unmeasured: int
+    jobs: int
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Return id, data, runs, time and state as text."""
+        time = NOTHING
+        if self.seconds:
+            time = f"~{duration(self.seconds)}" + "+" * bool(self.guessed or self.unmeasured)
+            if 0 < self.seconds_left < self.seconds:
+                time += f", ~{duration(self.seconds_left)} left"
+        elif self.runs:
+            time = "not measured"
+        tuned = f"; tuned: {self.tuned_finished} of {self.tuned_runs}" if self.tuned_runs else ""
+        runs = str(self.runs) if self.runs else NOTHING
+        return self.table, ", ".join(self.data), runs, time, self.state + tuned
+
+
+def list_tables(
+    request: TableRequest,
+    jobs: int,
+    may_continue: Callable[[], bool],
+    show: Callable[[str], None],
+) -> list[ListedTable]:
+    """Return all tables.
+
+    Args:
+        request: where the runs are, and which version is wanted.
+        jobs: runs at a time that times are for.
+        may_continue: whether there is time to measure another speed.
+        show: shows a line about what is going on.
+    """
+    request = replace(request, columns=())
+    tables: list[tuple[Table, list[TableRun]]] = []
+    for table in map(load, names()):
+        lacks_version = request.quick and table.quick is None
+        tables.append((table, [] if lacks_version else table_runs(table, request)))
+    speeds = SpeedStore(request.out)
+    if missing := experiments_to_measure(tables, speeds):
+        show(f"{len(missing)} speeds of methods on models are not measured yet; Ctrl-C stops that")
     with suppress(KeyboardInterrupt):
-        measure(wanted, speeds, goes_on)
-    return [_row(table, own, ask, jobs, speeds) for table, own in asked.values()]
+        measure_speeds(missing, speeds, may_continue)
+    return [_listed(table, runs, request, jobs, speeds) for table, runs in tables]
 
 
-def _row(table: Table, own: Sequence[Cell], ask: Ask, jobs: int, speeds: Speeds) -> dict[str, Any]:
-    found, took, tuned = state(own), estimate(own, speeds), _tuned(table, ask)
-    return {
-        "table": table.id,
-        "title": table.title,
-        "paper": table.paper,
-        "quick": table.quick.name if ask.quick and table.quick else None,
-        "data": list(table.data),
-        "absent": list(found.absent),
-        "state": found.words(table),
-        "reason": table.missing or table.waits,
-        "runs": found.runs,
-        "finished": found.finished,
-        "tuned_runs": tuned.runs if tuned else 0,
-        "tuned_finished": tuned.finished if tuned else 0,
-        "seconds": took.total / jobs,
-        "seconds_left": took.left / jobs,
-        "guessed": took.guessed,
-        "unmeasured": took.unknown,
-        "jobs": jobs,
-    }
+def _listed(
+    table: Table, runs: Sequence[TableRun], request: TableRequest, jobs: int, speeds: SpeedStore
+) -> ListedTable:
+    progress, time = TableProgress.of(runs), estimate(runs, speeds)
+    tuned = TableProgress.of(_tuned_runs(table, request))
+    return ListedTable(
+        table=table.id,
+        title=table.title,
+        paper=table.paper,
+        quick=table.quick.name if request.quick and table.quick else None,
+        data=list(table.data),
+        absent=list(progress.absent),
+        state=progress.text(table),
+        reason=table.missing or table.waits,
+        runs=progress.runs,
+        finished=progress.finished,
+        tuned_runs=tuned.runs,
+        tuned_finished=tuned.finished,
+        seconds=time.total / jobs,
+        seconds_left=time.left / jobs,
+        guessed=time.guessed,
+        unmeasured=time.unknown,
+        jobs=jobs,
+    )
 
 
-def _tuned(table: Table, ask: Ask) -> State | None:
-    """Return how far the runs with settings found by a search are; None where none was found."""
-    if table.tune is None or not (found := read(ask.folder(table, tuned=True))):
-        return None
-    return state(cells(table, replace(ask, chosen=found)))
+def _tuned_runs(table: Table, request: TableRequest) -> list[TableRun]:
+    """Return the runs with searched hyper-parameters; none before a search."""
+    request = replace(request, tuned=True)
+    settings = read_tuned_settings(request.folder(table)) if table.tune else {}
+    return table_runs(table, replace(request, tuned_settings=settings)) if settings else []
 
 
-def to_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def list_lines(tables: Sequence[ListedTable]) -> Iterator[str]:
     """Yield the list as lines of text."""
-    heads = ("table", "data", "runs", "time", "state")
-    cells = [heads, *(_words(row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
-    for words, row in zip(cells, [None, *rows], strict=True):
-        told = "quick: " if row and row["quick"] else ""
-        yield told + "  ".join(w.ljust(n) for w, n in zip(words, widths, strict=True)).rstrip()
-        if row:
-            yield f"{told}  {row['title']}"
-            if row["quick"]:
-                yield f"{told}  {row['quick']}"
-            if row["reason"]:
-                yield f"{told}  {row['reason']}"
-    if rows:
+    head = ("table", "data", "runs", "time", "state")
+    rows = [head, *(table.cells() for table in tables)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    for row, table in zip(rows, [None, *tables], strict=True):
+        prefix = "quick: " if table and table.quick else ""
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield prefix + "  ".join(cells).rstrip()
+        for text in (table.title, table.quick, table.reason) if table else ():
+            if text:
+                yield f"{prefix}  {text}"
+    if tables:
         yield ""
         yield (
-            f"time: with {rows[0]['jobs']} jobs on this machine, from a short measured round or "
-            "from runs that are there; + where methods or settings are not measured yet, and are "
-            "counted as the fastest one beside them, or not at all (--measure)"
+            f"time: with {tables[0].jobs} jobs on this machine, from a short measured round or "
+            "from finished runs; +: some methods or settings are not measured yet, and count as "
+            "the fastest one beside them, or not at all (--measure)"
         )
-
-
-def _words(row: dict[str, Any]) -> tuple[str, ...]:
-    time = MISSING
-    if row["seconds"]:
-        more = "+" if row["guessed"] or row["unmeasured"] else ""
-        time = f"~{format_duration(row['seconds'])}{more}"
-        if 0 < row["seconds_left"] < row["seconds"]:
-            time += f", ~{format_duration(row['seconds_left'])} left"
-    elif row["runs"]:
-        time = "not measured"
-    runs = str(row["runs"]) if row["runs"] else MISSING
-    how_far = row["state"]
-    if row["tuned_runs"]:
-        how_far += f"; tuned: {row['tuned_finished']} of {row['tuned_runs']}"
-    return row["table"], ", ".join(row["data"]), runs, time, how_far

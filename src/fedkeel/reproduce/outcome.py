@@ -1,4 +1,4 @@
-"""Published next to measured: means over seeds, differences, and whether gains have one sign."""
+"""The lines of a table: published next to measured, with differences and gains."""
 
 from __future__ import annotations
 
@@ -6,92 +6,43 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from scipy.stats import t as student
 
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
-from fedkeel.records.statistics import Stat
-from fedkeel.reproduce.measure import value
-from fedkeel.reproduce.plan import Cell
+from fedkeel.records.statistics import PairedDifference, SeedValues, Stat, paired_difference
+from fedkeel.reproduce.measure import metric_value
+from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import Column, Metric, Published, Row, Table
-
-CONFIDENCE = 0.95
 
 LAST = Metric(kind="last")
 BEST = Metric(kind="best")
 LAST_TEN = Metric(kind="last_mean")
 
-Values = dict[int, float | None]
-"""A number by seed; None where a run has none."""
-
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean of paired differences over seeds, with its 95 % t-interval.
-
-    Args:
-        mean: mean difference.
-        low: lower end; None for one seed, which says nothing about spread.
-        high: upper end.
-        count: seeds.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    count: int
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
-    @classmethod
-    def of(cls, differences: Sequence[float]) -> Interval | None:
-        """Return the interval, or None where there are no differences.
-
-        >>> found = Interval.of([1.0, 2.0, 3.0])
-        >>> round(found.low, 3), round(found.high, 3)
-        (-0.484, 4.484)
-        """
-        n = len(differences)
-        if n == 0:
-            return None
-        mean = statistics.fmean(differences)
-        if n == 1:
-            return cls(mean, None, None, 1)
-        half = (
-            statistics.stdev(differences) / math.sqrt(n) * student.ppf((1 + CONFIDENCE) / 2, n - 1)
-        )
-        return cls(mean, float(mean - half), float(mean + half), n)
-
-
-@dataclass(frozen=True)
-class Line:
+class TableLine:
     """One method in one setting, published and measured.
 
     Args:
         row: the method.
         column: the setting.
         metric: what the numbers are.
-        published: the paper's number, None where it has none.
-        published_gain: over the baseline's, None where one of them is no number.
-        values: measured, by seed.
-        best: highest top-1 in percent, by seed.
-        last: top-1 after the last round in percent, by seed.
-        last_ten: mean top-1 of the last ten evaluations, by seed.
+        published: the paper's number; None where it has none.
+        published_gain: over the baseline's; None where one of them is no number.
+        values: measured numbers by seed.
+        best: highest top-1 in percent by seed.
+        last: top-1 after the last round in percent by seed.
+        last_ten: mean top-1 of the last ten evaluations by seed.
         baseline: name of the row that gains are over; None for that row itself.
-        gain: measured, paired by seed.
-        same_sign: whether published and measured gain have one sign; None where that cannot be
-            said.
-        records: what ran, one for each seed.
+        gain: measured gain, paired by seed.
+        has_same_sign: whether published and measured gain have the same sign; None where one of
+            them is missing or zero.
+        records: run records, one for each seed.
         wanted: number of seeds that were asked for.
-        absent: data sets that are not here.
+        absent: data sets that are not on this machine.
         expression: the method that ran.
-        lr: its local learning rate, None where nothing is to be run.
+        lr: its local learning rate; None where nothing is to be run.
         failures: why runs could not go on.
     """
 
@@ -100,13 +51,13 @@ class Line:
     metric: Metric
     published: Published | None
     published_gain: float | None
-    values: Values
-    best: Values
-    last: Values
-    last_ten: Values
+    values: SeedValues
+    best: SeedValues
+    last: SeedValues
+    last_ten: SeedValues
     baseline: str | None
-    gain: Interval | None
-    same_sign: bool | None
+    gain: PairedDifference | None
+    has_same_sign: bool | None
     records: tuple[RunRecord, ...]
     wanted: int
     absent: tuple[str, ...]
@@ -117,18 +68,38 @@ class Line:
     @property
     def stat(self) -> Stat | None:
         """Mean and deviation over the seeds that have a number."""
-        return Stat.of(v for v in self.values.values() if v is not None)
+        return Stat.of(self.values.values())
 
     @property
     def difference(self) -> float | None:
-        """Measured mean minus published."""
+        """Measured mean minus published number."""
         if self.published is None or isinstance(self.published.value, str) or self.stat is None:
             return None
         return self.stat.mean - self.published.value
 
-    def as_row(self, table: Table, quick: bool) -> dict[str, Any]:
-        """Return plain values, ready for JSON; accuracies and differences are in percent."""
-        found, gain = self.stat, self.gain
+    @property
+    def is_certain(self) -> bool:
+        """Whether the gain counts every seed, and its interval lies on one side of 0."""
+        interval = self.gain and self.gain.interval
+        if self.gain is None or interval is None:
+            return False
+        return interval.excludes_zero and self.gain.stat.count == self.wanted
+
+    @property
+    def state(self) -> str:
+        """How many of its runs are finished, as text."""
+        if self.row.missing or self.column.missing:
+            return "cannot be run"
+        if len(self.values) == self.wanted:
+            return "done"
+        if self.absent and not self.values:
+            return f"needs {', '.join(self.absent)}"
+        return f"{len(self.values)} of {self.wanted} seeds" if self.values else "not run"
+
+    def to_json(self, table: Table, quick: bool) -> dict[str, object]:
+        """Return plain values; accuracies and differences are in percent."""
+        stat, gain = self.stat, self.gain
+        interval = gain.interval if gain else None
         return {
             "table": table.id,
             "quick": table.quick.name if quick and table.quick else None,
@@ -140,20 +111,20 @@ class Line:
             "ours": self.row.ours or self.column.ours,
             "metric": self.metric.kind,
             "unit": self.metric.unit,
-            "published": None if self.published is None else self.published.value,
-            "published_spread": None if self.published is None else self.published.spread,
-            "measured": None if found is None else found.mean,
-            "measured_std": None if found is None else found.std,
-            "values": {str(seed): one for seed, one in self.values.items()},
+            "published": self.published.value if self.published else None,
+            "published_spread": self.published.spread if self.published else None,
+            "measured": stat.mean if stat else None,
+            "measured_std": stat.std if stat else None,
+            "values": {str(seed): value for seed, value in self.values.items()},
             "seeds": len(self.values),
             "seeds_asked": self.wanted,
             "difference": self.difference,
             "baseline": self.baseline,
             "published_gain": self.published_gain,
-            "gain": None if gain is None else gain.mean,
-            "gain_low": None if gain is None else gain.low,
-            "gain_high": None if gain is None else gain.high,
-            "same_sign": self.same_sign,
+            "gain": gain.stat.mean if gain else None,
+            "gain_low": interval.low if interval else None,
+            "gain_high": interval.high if interval else None,
+            "same_sign": self.has_same_sign,
             "best": _mean(self.best),
             "last": _mean(self.last),
             "last_ten": _mean(self.last_ten),
@@ -161,162 +132,160 @@ class Line:
             "failures": list(self.failures),
         }
 
-    @property
-    def state(self) -> str:
-        """How far it is, in words."""
-        if self.row.missing or self.column.missing:
-            return "cannot be run"
-        if len(self.values) == self.wanted:
-            return "done"
-        if self.absent and not self.values:
-            return f"needs {', '.join(self.absent)}"
-        return f"{len(self.values)} of {self.wanted} seeds" if self.values else "not run"
+
+def _mean(values: SeedValues) -> float | None:
+    stat = Stat.of(values.values())
+    return stat.mean if stat else None
 
 
-def _mean(values: Values) -> float | None:
-    found = Stat.of(v for v in values.values() if v is not None)
-    return None if found is None else found.mean
-
-
-def lines(
-    table: Table, cells: Sequence[Cell], failures: Mapping[str, str] | None = None
-) -> list[Line]:
-    """Return a table's lines, column by column, from the runs that are finished.
+def table_lines(
+    table: Table, runs: Sequence[TableRun], failures: Mapping[str, str] | None = None
+) -> list[TableLine]:
+    """Return a table's lines, column by column, from its finished runs.
 
     Args:
         table: the table.
-        cells: its runs; where there are none the lines have the published numbers alone.
-        failures: by a run's folder name, why it could not go on.
+        runs: its runs; without any the lines have only published numbers.
+        failures: why a run could not go on, by the name of its folder.
     """
-    runs = _Runs(table, cells)
-    found: list[Line] = []
-    for column in table.columns:
-        for row in table.rows:
-            there = runs.cells.get((row.name, column.id), [])
-            if not there and (cells or column.id not in row.published):
-                continue  # not asked for, or nothing to show
-            found.append(_line(table, runs, row, column, failures or {}))
-    return found
+    results = _Results(runs)
+    return [
+        _line(table, results, row, column, failures or {})
+        for column in table.columns
+        for row in table.rows
+        # without the rows that were not asked for, or have nothing to show
+        if results.runs(row.name, column) or (not runs and column.id in row.published)
+    ]
 
 
-class _Runs:
+class _Results:
     """The finished runs of a table, each read once."""
 
-    def __init__(self, table: Table, cells: Sequence[Cell]) -> None:
-        self.table = table
-        self.cells: dict[tuple[str, str], list[Cell]] = {}
-        for cell in cells:
-            self.cells.setdefault((cell.row.name, cell.column.id), []).append(cell)
+    def __init__(self, runs: Sequence[TableRun]) -> None:
+        self._runs: dict[CellKey, list[TableRun]] = {}
+        for run in runs:
+            self._runs.setdefault(run.key, []).append(run)
         self._read: dict[str, tuple[RunRecord, list[RoundRecord]]] = {}
 
-    def finished(self, row: str, column: str) -> dict[int, Cell]:
-        """Return the finished runs of a cell by seed."""
-        return {c.seed: c for c in self.cells.get((row, column), []) if c.finished}
+    def runs(self, row: str, column: Column) -> list[TableRun]:
+        """Return all runs of a cell."""
+        return self._runs.get(CellKey(row, column.id), [])
 
-    def read(self, cell: Cell) -> tuple[RunRecord, list[RoundRecord]]:
-        """Return what ran, and its rounds."""
-        name = str(cell.folder)
+    def finished(self, row: str, column: Column) -> dict[int, TableRun]:
+        """Return the finished runs of a cell by seed."""
+        return {run.seed: run for run in self.runs(row, column) if run.is_finished}
+
+    def read(self, run: TableRun) -> tuple[RunRecord, list[RoundRecord]]:
+        """Return the record of a run, and its rounds."""
+        name = str(run.folder)
         if name not in self._read:
-            folder = RunFolder(cell.folder)
+            folder = RunFolder(run.folder)
             self._read[name] = folder.read_run(), folder.rows()
         return self._read[name]
 
-    def values(self, row: str, column: Column, metric: Metric) -> Values:
-        """Return a number of each finished run, by seed.
+    def values(self, row: str, column: Column, metric: Metric) -> SeedValues:
+        """Return a number of each finished run by seed.
 
-        What is relative to a reference is None in a seed in which the reference is not finished.
+        A metric with a reference leaves out the seeds whose reference run is not finished.
         """
-        found: Values = {}
-        others = self.finished(metric.reference, column.id) if metric.reference else {}
-        for seed, cell in self.finished(row, column.id).items():
-            if metric.reference and seed not in others:
+        values: dict[int, float | None] = {}
+        references = self.finished(metric.reference, column) if metric.reference else {}
+        for seed, run in self.finished(row, column).items():
+            if metric.reference and seed not in references:
                 continue
-            reference = self.read(others[seed])[1] if seed in others else None
-            found[seed] = value(metric, self.read(cell)[1], reference)
-        return found
+            reference = self.read(references[seed])[1] if metric.reference else None
+            values[seed] = metric_value(metric, self.read(run)[1], reference)
+        return values
 
 
-def _line(table: Table, runs: _Runs, row: Row, column: Column, failures: Mapping[str, str]) -> Line:
+def _line(
+    table: Table, results: _Results, row: Row, column: Column, failures: Mapping[str, str]
+) -> TableLine:
     metric = table.metric_of(column)
     baseline = row.baseline or column.baseline or table.baseline
     baseline = None if baseline == row.name else baseline
-    there = runs.cells.get((row.name, column.id), [])
-    own = runs.values(row.name, column, metric)
-    other = runs.values(baseline, column, metric) if baseline else {}
-    above = next((r for r in table.rows if r.name == baseline), None)
+    runs = results.runs(row.name, column)
+    values = results.values(row.name, column, metric)
+    baseline_values = results.values(baseline, column, metric) if baseline else {}
+    baseline_row = next((other for other in table.rows if other.name == baseline), None)
     published = row.published.get(column.id)
-    gains = _gains(published, above.published.get(column.id) if above else None)
-    return Line(
+    published_gain = _published_gain(
+        published, baseline_row.published.get(column.id) if baseline_row else None
+    )
+    has_gain = published_gain is not None and math.isfinite(published_gain)
+    return TableLine(
         row=row,
         column=column,
         metric=metric,
         published=published,
-        published_gain=gains if gains is None or math.isfinite(gains) else None,
-        values=own,
-        best=runs.values(row.name, column, BEST),
-        last=runs.values(row.name, column, LAST),
-        last_ten=runs.values(row.name, column, LAST_TEN),
+        published_gain=published_gain if has_gain else None,
+        values=values,
+        best=results.values(row.name, column, BEST),
+        last=results.values(row.name, column, LAST),
+        last_ten=results.values(row.name, column, LAST_TEN),
         baseline=baseline,
-        gain=_paired(own, other),
-        same_sign=_same(gains, _signed(own, other, metric.reaches)),
-        records=tuple(runs.read(c)[0] for c in there if c.finished),
-        wanted=len(there),
-        absent=tuple(dict.fromkeys(name for cell in there for name in cell.absent)),
-        expression=there[0].experiment.method if there else row.method,
-        lr=there[0].experiment.local.lr if there else None,
-        failures=tuple(why for cell in there if (why := _failure(cell, failures))),
+        gain=paired_difference(values, baseline_values),
+        has_same_sign=_has_same_sign(
+            published_gain, _measured_gain(values, baseline_values, metric.counts_until_target)
+        ),
+        records=tuple(results.read(run)[0] for run in runs if run.is_finished),
+        wanted=len(runs),
+        absent=tuple(dict.fromkeys(name for run in runs for name in run.absent)),
+        expression=runs[0].experiment.method if runs else row.method,
+        lr=runs[0].experiment.local.lr if runs else None,
+        failures=tuple(why for run in runs if (why := _failure(run, failures))),
     )
 
 
-def _failure(cell: Cell, failures: Mapping[str, str]) -> str:
-    """Return why a run could not go on, now or when it was last tried; "" where it could."""
-    folder = RunFolder(cell.folder)
-    if cell.folder.name in failures or not folder.exists():
-        return failures.get(cell.folder.name, "")
+def _failure(run: TableRun, failures: Mapping[str, str]) -> str:
+    """Return why a run could not go on, now or at its last try; "" where it could."""
+    folder = RunFolder(run.folder)
+    if run.folder.name in failures or not folder.exists():
+        return failures.get(run.folder.name, "")
     record = folder.read_run()
     return record.message if record.status == "failed" else ""
 
 
+def _published_gain(published: Published | None, baseline: Published | None) -> float | None:
+    return _difference(_number(published), _number(baseline))
+
+
 def _number(published: Published | None) -> float | None:
-    """Return a published number; a target that was never reached is infinitely far away."""
+    """Return a published number; a target that was never reached counts as infinite."""
     if published is None or published.value == "failed":
         return None
     return math.inf if isinstance(published.value, str) else published.value
 
 
-def _gains(own: Published | None, other: Published | None) -> float | None:
-    one, two = _number(own), _number(other)
-    if one is None or two is None or one == two == math.inf:
-        return None
-    return one - two
+def _measured_gain(
+    values: SeedValues, baseline: SeedValues, counts_until_target: bool
+) -> float | None:
+    """Return the mean gain over shared seeds; a target that was never reached counts as infinite.
 
-
-def _paired(own: Values, other: Values) -> Interval | None:
-    pairs = [(v, other.get(seed)) for seed, v in own.items()]
-    return Interval.of([a - b for a, b in pairs if a is not None and b is not None])
-
-
-def _signed(own: Values, other: Values, reaches: bool) -> float | None:
-    """Return the gain, infinite where one of the two never reached the target in some seed.
-
-    Of what `reaches` for no target a seed without a number is left out.
+    A metric without a target leaves out seeds without a number.
     """
-    shared = [seed for seed in own if seed in other]
-    if not reaches:
-        shared = [seed for seed in shared if None not in (own[seed], other[seed])]
-    if not shared:
+    seeds = [seed for seed in values if seed in baseline]
+    if not counts_until_target:
+        seeds = [seed for seed in seeds if None not in (values[seed], baseline[seed])]
+    if not seeds:
         return None
-    one, two = (
-        math.inf
-        if any(v[s] is None for s in shared)
-        else statistics.fmean(v[s] or 0.0 for s in shared)
-        for v in (own, other)
-    )
-    return None if one == two == math.inf else one - two
+    return _difference(*(_mean_or_inf([side[seed] for seed in seeds]) for side in (values, baseline)))
 
 
-def _same(published: float | None, measured: float | None) -> bool | None:
-    """Return whether two gains have one sign; None where either is missing or exactly 0."""
-    if published is None or measured is None or published == 0.0 or measured == 0.0:
+def _mean_or_inf(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else math.inf
+
+
+def _difference(value: float | None, baseline: float | None) -> float | None:
+    """Return the difference; None where a value is missing, or both are infinite."""
+    if value is None or baseline is None or value == baseline == math.inf:
+        return None
+    return value - baseline
+
+
+def _has_same_sign(published: float | None, measured: float | None) -> bool | None:
+    """Return whether two gains have the same sign; None where one is missing or exactly 0."""
+    if not published or not measured:
         return None
     return (published > 0) == (measured > 0)

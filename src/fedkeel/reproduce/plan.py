@@ -1,64 +1,83 @@
-"""What a table needs to be run: its runs, where they lie, and what has become of them."""
+"""The runs of a table: their settings, their folders, and how many of them are finished."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedkeel import config
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import locate
 from fedkeel.errors import ConfigError, did_you_mean
 from fedkeel.records.folder import RunFolder
-from fedkeel.reproduce.table import Column, Row, Table, laid_over
+from fedkeel.reproduce.table import Column, Row, Table, merge_settings
 from fedkeel.source_digest import file_digest
 from fedkeel.study.compare import file_name
 from fedkeel.version import __version__
 
-Chosen = Mapping[tuple[str, str], Mapping[str, Any]]
-"""Settings found by a search, by the name of the row and the id of the column."""
+
+class CellKey(NamedTuple):
+    """The name of a row and the id of a column."""
+
+    row: str
+    column: str
+
+
+TunedSettings = Mapping[CellKey, Mapping[str, Any]]
+"""The settings that a search found, as nested tables."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Which part of a table, how, and where.
+class TableRequest:
+    """Which part of a table is wanted, in which version, and where its runs are.
 
     Args:
-        out: folder of all tables; runs lie in ``runs`` below it, whichever table they are for.
-        quick: whether the smaller version is meant.
-        columns: ids of the columns; all where nothing is given.
-        seeds: number of seeds, None for the table's.
-        chosen: settings found by a search, laid over everything else; where it is given, cells for
-            which nothing was found are left out.
+        out: folder of all tables; their runs share its subfolder ``runs``.
+        quick: whether the smaller version is wanted.
+        columns: ids of the columns; empty for all.
+        seeds: number of seeds; None for the table's.
+        tuned: whether the version with searched hyper-parameters is wanted.
+        tuned_settings: what the search found; None before it. Cells without an entry are left out.
     """
 
     out: Path
     quick: bool = False
     columns: tuple[str, ...] = ()
     seeds: int | None = None
-    chosen: Chosen | None = None
+    tuned: bool = False
+    tuned_settings: TunedSettings | None = None
 
-    def folder(self, table: Table, tuned: bool) -> Path:
-        """Return where the report of a table lies, and what a search found."""
-        return self.out / f"{table.id}{'-tuned' * tuned}{'-quick' * self.quick}"
+    def folder(self, table: Table) -> Path:
+        """Return the folder of a table's pages and of its search result."""
+        return self.out / f"{table.id}{'-tuned' * self.tuned}{'-quick' * self.quick}"
+
+    def is_quick(self, table: Table) -> bool:
+        """Return whether a smaller version of this table is wanted."""
+        return self.quick and table.quick is not None
+
+    def seed_count(self, table: Table) -> int:
+        """Return the number of seeds."""
+        if self.seeds is not None:
+            return self.seeds
+        return table.quick.seeds if self.quick and table.quick else table.seeds
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: a method in a setting with a seed.
+class TableRun:
+    """One run of a table: a method in a setting with a seed.
 
     Args:
         row: the method.
         column: the setting.
         seed: the run's seed.
-        experiment: its settings in full.
+        experiment: all its settings.
         folder: its run folder, which depends on the settings alone.
-        absent: data sets that it needs and that are not here.
+        absent: data sets that it needs and that are not on this machine.
     """
 
     row: Row
@@ -69,87 +88,78 @@ class Cell:
     absent: tuple[str, ...]
 
     @property
+    def key(self) -> CellKey:
+        """The cell that the run is for."""
+        return CellKey(self.row.name, self.column.id)
+
+    @property
     def label(self) -> str:
-        """The run in a few words."""
+        """Method, setting and seed as text."""
         return f"{self.row.name}, {self.column.name}, seed {self.seed}"
 
     @property
-    def finished(self) -> bool:
-        """Whether it has been run to its end."""
-        return status(self.folder) == "finished"
+    def is_finished(self) -> bool:
+        """Whether the run has ended regularly."""
+        return run_status(self.folder) == "finished"
 
 
-def cells(table: Table, ask: Ask) -> list[Cell]:
+def table_runs(table: Table, request: TableRequest) -> list[TableRun]:
     """Return the runs of a table, seed by seed, in each seed column by column.
 
     Raises:
-        ConfigError: a column is not known, or there is no smaller version.
+        ConfigError: an unknown column, or there is no smaller version.
     """
-    if ask.quick and table.quick is None:
+    if request.quick and table.quick is None:
         raise ConfigError(f"{table.id} has no quick version.", do="run it without --quick")
     known = [column.id for column in table.columns]
-    for wanted in ask.columns:
+    for wanted in request.columns:
         if wanted not in known:
             raise ConfigError(
                 f"{table.id} has no column {wanted!r}.", do=did_you_mean(wanted, known, 24)
             )
-    return list(_cells(table, ask))
+    return list(_runs(table, request)) if table.is_runnable else []
 
 
-def _cells(table: Table, ask: Ask) -> Iterator[Cell]:
-    if not table.runnable:
-        return
-    first = int(table.base.get("seed", 0))
+def _runs(table: Table, request: TableRequest) -> Iterator[TableRun]:
     absent: dict[tuple[str, ...], tuple[str, ...]] = {}
-    pairs = [
-        (row, column)
-        for row, column in table.cells(ask.quick and not ask.columns)
-        if (not ask.columns or column.id in ask.columns) and _is_asked(table, row, ask)
-    ]
-    for seed in range(first, first + count(table, ask)):
-        for row, column in pairs:
-            made = table.experiment(row, column, seed, ask.quick)
-            more: Mapping[str, Any] | None = None
-            if ask.chosen is not None:
-                more = ask.chosen.get((row.name, column.id))
-                if more is None:  # untuned settings are in no tuned table
+    first_seed = int(table.base.get("seed", 0))
+    for seed in range(first_seed, first_seed + request.seed_count(table)):
+        for row, column in _cells(table, request):
+            experiment = table.experiment(row, column, seed, request.quick)
+            if request.tuned_settings is not None:
+                tuned = request.tuned_settings.get(CellKey(row.name, column.id))
+                if tuned is None:
                     continue
-            if more:
-                values = laid_over(made.model_dump(exclude_none=True), more)
-                made = config.build(config.Experiment, values, f"{table.id}, tuned {row.name!r}")
-            sources = made.data.sources
+                values = merge_settings(experiment.model_dump(exclude_none=True), tuned)
+                where = f"{table.id}, tuned {row.name!r}"
+                experiment = config.build(config.Experiment, values, where)
+            sources = experiment.data.sources
             if sources not in absent:
-                absent[sources] = missing_data(sources)
-            yield Cell(row, column, seed, made, ask.out / "runs" / _name(made), absent[sources])
+                absent[sources] = tuple(name for name in sources if not _is_here(name))
+            folder = request.out / "runs" / _folder_name(experiment)
+            yield TableRun(row, column, seed, experiment, folder, absent[sources])
 
 
-def _is_asked(table: Table, row: Row, ask: Ask) -> bool:
-    """Whether the smaller version has a row, also where columns are chosen by hand."""
-    rows: Collection[str] = table.quick.rows if ask.quick and table.quick else ()
-    return not rows or row.name in rows
-
-
-def count(table: Table, ask: Ask) -> int:
-    """Return the number of seeds."""
-    if ask.seeds is not None:
-        return ask.seeds
-    return table.quick.seeds if ask.quick and table.quick else table.seeds
-
-
-def missing_data(names: Sequence[str]) -> tuple[str, ...]:
-    """Return which data sets are not here: known sets by name, others by their path."""
-    return tuple(name for name in names if not _is_here(name))
+def _cells(table: Table, request: TableRequest) -> list[tuple[Row, Column]]:
+    """Return the wanted cells; named columns replace those of the smaller version, rows stay."""
+    quick_rows = table.quick.rows if request.quick and table.quick else ()
+    return [
+        (row, column)
+        for row, column in table.cells(request.quick and not request.columns)
+        if (not request.columns or column.id in request.columns)
+        and (not quick_rows or row.name in quick_rows)
+    ]
 
 
 def _is_here(name: str) -> bool:
+    """Return whether a known data set or a file is on this machine."""
     if name not in SOURCES:
         return Path(name).expanduser().exists()
-    source = SOURCES[name]
-    return source.layout == "embedded" or locate(source) is not None
+    return SOURCES[name].layout == "embedded" or locate(SOURCES[name]) is not None
 
 
-def _name(experiment: config.Experiment) -> str:
-    """Return the name of a run's folder: readable, and another for other settings."""
+def _folder_name(experiment: config.Experiment) -> str:
+    """Return the name of a run folder: readable, and unique to the settings."""
     return f"{file_name(experiment.method)}-seed{experiment.seed}-{digest(experiment)}"
 
 
@@ -161,52 +171,53 @@ def digest(experiment: config.Experiment) -> str:
     values["engine"] = {"dtype": experiment.engine.dtype}
     if experiment.engine.precision != "float32":
         values["engine"]["precision"] = experiment.engine.precision
-    if not experiment.data.drop:  # a setting that came later: earlier runs keep their names
+    if not experiment.data.drop:  # a setting that was added later: older runs keep their names
         del values["data"]["drop"]
     values["version"] = __version__
-    if own := _own(experiment):
-        values["own"] = own
-    text = json.dumps(values, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    if user_files := _user_file_digests(experiment):
+        values["own"] = user_files
+    return _digest_of_text(json.dumps(values, sort_keys=True))
 
 
-def _own(experiment: config.Experiment) -> dict[str, str]:
-    """Return digests of the files of one's own that an experiment names: data, model, methods."""
-    found: dict[str, str] = {}
+def _user_file_digests(experiment: config.Experiment) -> dict[str, str]:
+    """Return digests of the user's files that an experiment names: data, model, methods."""
+    digests: dict[str, str] = {}
     names = [name for name in experiment.data.sources if name not in SOURCES]
-    if experiment.data.test is not None:  # a path, whatever it is called
+    if experiment.data.test is not None:  # always a path, also with the name of a known set
         names.append(experiment.data.test)
     for name in names:
         path = Path(name).expanduser()
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        found[name] = _digest_of([file for file in files if file.is_file()])
-    for place in re.findall(r"([\w.]+):\w", f"{experiment.model.name} {experiment.method}"):
-        file = Path(*place.split(".")).with_suffix(".py")
-        found[place] = _digest_of([file] if file.is_file() else [])
-    return found
+        digests[name] = _digest_of_files(sorted(path.rglob("*")) if path.is_dir() else [path])
+    for module in re.findall(r"([\w.]+):\w", f"{experiment.model.name} {experiment.method}"):
+        digests[module] = _digest_of_files([Path(*module.split(".")).with_suffix(".py")])
+    return digests
 
 
-def _digest_of(files: Sequence[Path]) -> str:
-    told = [file_digest(str(file), file.stat().st_mtime_ns) for file in files]
-    return hashlib.blake2b("".join(told).encode(), digest_size=6).hexdigest()
+def _digest_of_files(paths: Sequence[Path]) -> str:
+    files = [path for path in paths if path.is_file()]
+    return _digest_of_text("".join(file_digest(str(f), f.stat().st_mtime_ns) for f in files))
 
 
-def status(folder: Path) -> str:
-    """Return what has become of a run, "" where it was never begun."""
+def _digest_of_text(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def run_status(folder: Path) -> str:
+    """Return the status of a run; "" where it was never begun."""
     run = RunFolder(folder)
     return run.read_run().status if run.exists() else ""
 
 
 @dataclass(frozen=True)
-class State:
-    """How far a table is.
+class TableProgress:
+    """How many runs of a table are finished.
 
     Args:
         finished: runs that are finished.
         begun: runs that were begun and are not finished.
-        possible: runs whose data are here.
+        possible: runs whose data are on this machine.
         runs: all runs.
-        absent: data sets that are not here.
+        absent: data sets that are not on this machine.
     """
 
     finished: int
@@ -215,32 +226,33 @@ class State:
     runs: int
     absent: tuple[str, ...]
 
-    def words(self, table: Table) -> str:
-        """Return it in words."""
+    @classmethod
+    def of(cls, runs: Sequence[TableRun]) -> TableProgress:
+        """Count runs; one that several cells share counts once."""
+        unique = {run.folder: run for run in runs}
+        statuses = [run_status(folder) for folder in unique]
+        return cls(
+            finished=statuses.count("finished"),
+            begun=sum(status not in ("", "finished") for status in statuses),
+            possible=sum(not run.absent for run in unique.values()),
+            runs=len(unique),
+            absent=tuple(dict.fromkeys(name for run in unique.values() for name in run.absent)),
+        )
+
+    def text(self, table: Table) -> str:
+        """Return the progress of a table as text."""
         if table.missing:
             return "cannot be run"
         if table.waits:
             return "waiting"
         if not self.runs:
             return "no smaller version"
+        absent = ", ".join(self.absent)
         if not self.possible:
-            return f"needs {', '.join(self.absent)}"
-        lacks = f" (needs {', '.join(self.absent)} for the rest)" if self.absent else ""
+            return f"needs {absent}"
+        rest = f" (needs {absent} for the rest)" if self.absent else ""
         if not self.finished and not self.begun:
-            return f"not run{lacks}"
+            return f"not run{rest}"
         if self.finished < self.runs:
-            return f"partly run: {self.finished} of {self.runs}{lacks}"
+            return f"partly run: {self.finished} of {self.runs}{rest}"
         return "done"
-
-
-def state(own: Sequence[Cell]) -> State:
-    """Return how far the runs of a table are; those that several cells share count once."""
-    once = {cell.folder: cell for cell in own}
-    found = {folder: status(folder) for folder in once}
-    return State(
-        finished=sum(one == "finished" for one in found.values()),
-        begun=sum(one not in ("", "finished") for one in found.values()),
-        possible=sum(not cell.absent for cell in once.values()),
-        runs=len(once),
-        absent=tuple(dict.fromkeys(name for cell in once.values() for name in cell.absent)),
-    )

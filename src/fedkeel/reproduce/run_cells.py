@@ -1,8 +1,7 @@
-"""Running a table: each cell a run of its own, cached and resumable, several at a time.
+"""Makes the runs of a table, several at a time; each is cached and can be continued.
 
-What a run is kept in depends on its settings alone, so a table that was stopped goes on, and tables
-share what they have in common. A run that is finished keeps its rows and not its model: a table has
-hundreds of them.
+A run's folder depends on its settings alone, so a stopped table continues, and tables share runs.
+A finished run keeps its rows and not its model, because a table has hundreds of runs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from fedkeel import config
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
-from fedkeel.reproduce.plan import Cell
+from fedkeel.reproduce.plan import TableRun
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import Silent, Watcher
 from fedkeel.runner.start import start
@@ -24,15 +23,15 @@ from fedkeel.study.compare import create_folder
 from fedkeel.study.pool import RunRequest, can_fork, run_all, single_process
 
 
-@dataclass
-class Played:
-    """What came of running cells.
+@dataclass(frozen=True)
+class CellOutcomes:
+    """How the runs of a table ended.
 
     Args:
-        finished: runs that were finished now.
-        reused: runs that had been finished before.
-        failures: by name of the run folder, why it could not go on.
-        complete: whether no interrupt came between.
+        finished: number of runs that were finished now.
+        reused: number of runs that were finished before.
+        failures: why a run could not go on, by the name of its folder.
+        complete: false after an interrupt.
     """
 
     finished: int = 0
@@ -41,70 +40,69 @@ class Played:
     complete: bool = True
 
 
-def play(cells: Sequence[Cell], jobs: int, watcher: Watcher | None = None) -> Played:
-    """Make the runs that are not finished, several at a time, each by one thread.
+def run_cells(runs: Sequence[TableRun], jobs: int, watcher: Watcher | None = None) -> CellOutcomes:
+    """Make the runs that are not finished, several at a time, each with one thread.
 
-    The first interrupt lets each finish its round and save; the second ends them at once.
+    The first interrupt lets each run finish its round and save; the second ends them at once.
 
     Args:
-        cells: the runs; those that share a folder are made once, and those without data left out.
+        runs: the runs; those with the same folder are made once, those without data left out.
         jobs: runs at a time.
-        watcher: follows them.
+        watcher: follows the runs.
 
     Raises:
         RunError: the folder cannot be written to.
     """
     watcher = watcher or Silent()
-    once = {cell.folder: cell for cell in reversed(cells) if not cell.absent}
-    todo = [cell for cell in reversed(once.values()) if not cell.finished]
-    played = Played(reused=len(once) - len(todo))
-    if not todo:
-        return played
-    create_folder(todo[0].folder.parent)
+    unique: dict[Path, TableRun] = {}
+    for run in runs:
+        if not run.absent:
+            unique.setdefault(run.folder, run)
+    unfinished = [run for run in unique.values() if not run.is_finished]
+    reused = len(unique) - len(unfinished)
+    if not unfinished:
+        return CellOutcomes(reused=reused)
+    create_folder(unfinished[0].folder.parent)
     with watcher:
-        watcher.plan(len(todo), sum(cell.experiment.rounds for cell in todo))
-        made = run_all(map(_Orders(), todo), jobs, watcher)
-    for run in made:
-        if run is not None and run.error is not None:
-            played.failures[run.folder.name] = run.error.what
-        elif run is not None:
-            played.finished += 1
-    played.complete = len(made) == len(todo) and None not in made
-    return played
+        watcher.plan(len(unfinished), sum(run.experiment.rounds for run in unfinished))
+        outcomes = run_all(map(_Requests(), unfinished), jobs, watcher)
+    ended = [outcome for outcome in outcomes if outcome is not None]
+    failures = {end.folder.name: end.error.what for end in ended if end.error is not None}
+    finished = sum(end.error is None for end in ended)
+    return CellOutcomes(finished, reused, failures, complete=len(ended) == len(unfinished))
 
 
-class _Orders:
-    """Makes orders of cells, and keeps the data of the last one for the next."""
+class _Requests:
+    """Makes a request of each run, and keeps the data of the last one for the next."""
 
     def __init__(self) -> None:
         self._key = ""
         self._ingredients: Ingredients | None = None
 
-    def __call__(self, cell: Cell) -> RunRequest:
-        engine = single_process(cell.experiment.engine)
-        experiment = cell.experiment.model_copy(update={"engine": engine})
+    def __call__(self, run: TableRun) -> RunRequest:
+        engine = single_process(run.experiment.engine)
+        experiment = run.experiment.model_copy(update={"engine": engine})
         ingredients = self._gather(experiment) if can_fork() else None
-        return RunRequest(
-            cell.label, cell.folder, partial(_make, experiment, ingredients, cell.folder)
-        )
+        make = partial(_run, experiment, ingredients, run.folder)
+        return RunRequest(run.label, run.folder, make)
 
     def _gather(self, experiment: config.Experiment) -> Ingredients:
-        parts = (experiment.data, experiment.partition, experiment.model)
-        key = repr((experiment.seed, *(part.model_dump_json() for part in parts)))
+        tables = (experiment.data, experiment.partition, experiment.model)
+        key = repr((experiment.seed, *(table.model_dump_json() for table in tables)))
         if key != self._key or self._ingredients is None:
-            self._ingredients = None  # before the next one is loaded
+            self._ingredients = None  # frees the memory before new data are loaded
             self._ingredients, self._key = gather(experiment), key
         return self._ingredients
 
 
-def _make(
+def _run(
     experiment: config.Experiment,
     ingredients: Ingredients | None,
     folder: Path,
     watcher: Watcher,
     name: str,
 ) -> Status:
-    """Make a run, or go on with it; a process that was not forked loads the data by itself."""
+    """Make or continue a run; a process that was not forked loads the data itself."""
     prepared = prepare(experiment, ingredients or gather(experiment))
     status = start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
     if status == "finished":

@@ -1,8 +1,8 @@
-"""A table or figure of a paper as data: experiments, published numbers, and what is not so here.
+"""The settings of a paper's table or figure: experiments, published numbers, deviations.
 
-Each is a TOML file in `tables/`. A cell is one row (a method) in one column (a setting); its
-experiment is the base with the settings of the column, the row, and the row in that column laid
-over it, in this order. Cells with the same settings share their runs.
+Each table is a TOML file in `tables/`. A cell is one row (a method) in one column (a setting). Its
+experiment is the base, overridden by the settings of the column, then of the row, then of the row
+in that column. Cells with the same settings share their runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedkeel.config import UNSET, Settings
 ID = r"^[a-z0-9][a-z0-9.-]*$"
 
 Number = float | Literal["never", "failed"]
-"""A published number; ``never`` where a target was not reached, ``failed`` where training did."""
+"""A published number; ``never``: the target was not reached; ``failed``: training failed."""
 
 
 class Metric(Settings):
-    """What a cell's number is, made of the rounds of one run.
+    """What the number of a cell is, computed from the rounds of one run.
 
     Args:
         kind: ``best``: the highest over rounds. ``last``. ``last_mean``: mean of the last `window`
@@ -61,15 +61,15 @@ class Metric(Settings):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        wanted: dict[str, tuple[str, ...]] = {
+        needed: dict[str, tuple[str, ...]] = {
             "at": ("round",),
             "rounds_to": ("target",),
             "rounds_to_share": ("share", "reference"),
             "bytes_to_share": ("share", "reference"),
         }
         for name in ("round", "target", "share", "reference"):
-            if (getattr(self, name) is not None) != (name in wanted.get(self.kind, ())):
-                needs = " and ".join(wanted.get(self.kind, ())) or "none of these"
+            if (getattr(self, name) is not None) != (name in needed.get(self.kind, ())):
+                needs = " and ".join(needed.get(self.kind, ())) or "none of these"
                 raise ValueError(f"kind {self.kind!r} needs {needs}: {name!r} is wrong")
         return self
 
@@ -83,13 +83,8 @@ class Metric(Settings):
         )
 
     @property
-    def better(self) -> Literal["high", "low"]:
-        """Whether a high or a low number is the better one."""
-        return "low" if self.reaches or self.kind == "fluctuation_std" else "high"
-
-    @property
-    def reaches(self) -> bool:
-        """Whether it tells when a target was reached, so that None is never."""
+    def counts_until_target(self) -> bool:
+        """Whether it counts until a target is reached, so that a missing number means never."""
         return self.unit in ("rounds", "MB")
 
 
@@ -101,17 +96,17 @@ class Published(Settings):
 
 
 class Column(Settings):
-    """A setting that all methods are compared in.
+    """A setting in which all methods are compared.
 
     Args:
         id: name for ``--columns`` and for the published numbers of the rows.
         name: header, as the paper has it.
-        settings: laid over the base experiment.
-        metric: in place of the table's.
-        baseline: the row that gains are taken over in this column, in place of the table's.
+        settings: override those of the base experiment.
+        metric: replaces the table's.
+        baseline: name of the row that gains are over in this column; replaces the table's.
         ours: whether it is not in the paper.
-        missing: why it cannot be run; it is shown with the published numbers alone.
-        note: what to know of it.
+        missing: why it cannot be run; only its published numbers are shown.
+        note: a remark for readers.
     """
 
     id: str = Field(pattern=ID)
@@ -130,14 +125,14 @@ class Row(Settings):
     Args:
         name: as the paper calls it.
         method: our expression.
-        settings: laid over base and column: what the paper gives this method alone.
-        settings_in: the same for single columns, by their id; ``method`` is a setting too.
+        settings: the paper's settings of this method; override those of base and column.
+        settings_in: the same for single columns by id; ``method`` may be among them.
         published: the paper's number by column id.
-        columns: ids of the columns it is run in; all where nothing is given.
-        baseline: the row it is compared with, in place of the column's or the table's.
+        columns: ids of the columns in which it is run; empty for all.
+        baseline: name of the row that its gains are over; replaces the column's or the table's.
         ours: whether it is not in the paper.
         missing: why it cannot be run.
-        note: what to know of it.
+        note: a remark for readers.
     """
 
     name: str
@@ -167,14 +162,14 @@ def _published(value: object) -> object:
 
 
 class Quick(Settings):
-    """A smaller version, for a look.
+    """A smaller version of a table, for a first look.
 
     Args:
-        name: what was made smaller, in words; every line of a quick result says it.
-        settings: laid over everything else.
+        name: what is smaller, as text; the pages of a quick result show it.
+        settings: override all others.
         seeds: number of seeds.
-        columns: ids of the columns that are run; all where nothing is given.
-        rows: names of the rows that are run; all where nothing is given.
+        columns: ids of the columns that are run; empty for all.
+        rows: names of the rows that are run; empty for all.
     """
 
     name: str
@@ -189,24 +184,24 @@ class Table(Settings):
 
     Args:
         id: such as ``fedgh-table1``.
-        paper: citation key; empty for a table of one's own.
-        title: paper, number, and what it is, in one line.
+        paper: citation key; empty for a user's table.
+        title: paper, number and content, in one line.
         shows: what the paper concludes from it.
-        source: where the published numbers and the settings stand.
-        data: the data sets that are needed, as ``fedkeel data list`` names them, or in words where
-            fedkeel has no reader.
+        source: where the published numbers and the settings are printed.
+        data: the data sets that are needed, with their names in ``fedkeel data list``, or as text
+            where fedkeel has no reader.
         base: the experiment; the keys of an experiment file.
         columns: settings.
         rows: methods.
-        baseline: name of the row that gains are taken over; None where there is none.
+        baseline: name of the row that gains are over; None where there is none.
         metric: what the numbers are.
-        seeds: number of seeds that are run; the first is the base's own.
+        seeds: number of seeds that are run; the first is the base's.
         published_seeds: number of seeds behind the published numbers; None where that is unstated.
         tune: the search for hyper-parameters that ``--tune`` makes.
         quick: the smaller version.
-        deviations: where our setting is an assumption, and where paper and code disagree.
+        deviations: assumptions, and where paper and code disagree.
         missing: why it cannot be run at all.
-        waits: which measurement it waits for.
+        waits: the measurement that it waits for.
     """
 
     id: str = Field(pattern=ID)
@@ -229,42 +224,40 @@ class Table(Settings):
     waits: str = ""
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if self.runnable and not (self.base and self.columns and self.rows):
+    def _check(self) -> Self:
+        if self.is_runnable and not (self.base and self.columns and self.rows):
             raise ValueError(
                 "give base, columns and rows, or say what is 'missing' or it 'waits' for"
             )
         columns, rows = [c.id for c in self.columns], [r.name for r in self.rows]
         for what, names in (("column", columns), ("row", rows)):
-            twice = [name for name, n in Counter(names).items() if n > 1]
-            if twice:
-                raise ValueError(f"there are two {what}s {twice[0]!r}")
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+            if repeated:
+                raise ValueError(f"there are two {what}s {repeated[0]!r}")
         for row in self.rows:
-            _known(f"columns of row {row.name!r}", [*row.settings_in, *row.columns], columns)
-            _known(f"published of row {row.name!r}", row.published, columns)
+            _check_names(f"columns of row {row.name!r}", [*row.settings_in, *row.columns], columns)
+            _check_names(f"published of row {row.name!r}", row.published, columns)
             ours = [c.id for c in self.columns if c.ours and c.id in row.published]
             if (row.ours and row.published) or ours:
                 raise ValueError(f"row {row.name!r}: what is 'ours' has no published number")
-        named = [self.baseline, *(c.baseline for c in self.columns)]
-        named += [r.baseline for r in self.rows]
-        named += [
-            m.reference for m in (self.metric, *(c.metric or self.metric for c in self.columns))
-        ]
-        _known("baseline or reference", [name for name in named if name is not None], rows)
+        baselines = [part.baseline for part in (self, *self.columns, *self.rows)]
+        references = [self.metric_of(column).reference for column in self.columns]
+        names = [*baselines, self.metric.reference, *references]
+        _check_names("baseline or reference", [name for name in names if name is not None], rows)
         if self.quick:
-            _known("columns of quick", self.quick.columns, columns)
-            _known("rows of quick", self.quick.rows, rows)
+            _check_names("columns of quick", self.quick.columns, columns)
+            _check_names("rows of quick", self.quick.rows, rows)
         for row, column in self.cells() if self.base else ():
             self.experiment(row, column)
         return self
 
     @property
-    def runnable(self) -> bool:
-        """Whether something of it can be run, given its data."""
+    def is_runnable(self) -> bool:
+        """Whether some of its runs can be made, given the data."""
         return not (self.missing or self.waits)
 
     def cells(self, quick: bool = False) -> list[tuple[Row, Column]]:
-        """Return what is run, row by row in each column: without what is missing."""
+        """Return the cells that are run, row by row in each column."""
         columns: Sequence[str] = self.quick.columns if quick and self.quick else ()
         rows: Sequence[str] = self.quick.rows if quick and self.quick else ()
         return [
@@ -291,40 +284,42 @@ class Table(Settings):
         Raises:
             ConfigError: the settings cannot be used together.
         """
-        values = laid_over(self.base, {"name": self.id, "method": row.method})
-        for more in (column.settings, row.settings, row.settings_in.get(column.id, {})):
-            values = laid_over(values, more)
+        values = merge_settings(self.base, {"name": self.id, "method": row.method})
+        for overrides in (column.settings, row.settings, row.settings_in.get(column.id, {})):
+            values = merge_settings(values, overrides)
         if quick and self.quick:
-            values = laid_over(values, self.quick.settings)
+            values = merge_settings(values, self.quick.settings)
         if seed is not None:
             values["seed"] = seed
         where = f"{self.id}, {row.name!r} in column {column.id!r}"
         return config.build(config.Experiment, values, where)
 
     def metric_of(self, column: Column) -> Metric:
-        """Return what the numbers of a column are."""
+        """Return the metric of a column."""
         return column.metric or self.metric
 
 
-def laid_over(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` with `more` laid over them, table by table.
+def merge_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings with some of them overridden, or removed where the value is "unset".
 
-    >>> laid_over({"local": {"lr": 0.1, "epochs": 1}}, {"local": {"epochs": "unset", "steps": 5}})
+    >>> merge_settings(
+    ...     {"local": {"lr": 0.1, "epochs": 1}}, {"local": {"epochs": "unset", "steps": 5}}
+    ... )
     {'local': {'lr': 0.1, 'steps': 5}}
     """
-    out = dict(values)
-    for name, value in more.items():
-        below = out.get(name)
+    merged = dict(settings)
+    for name, value in overrides.items():
         if value == UNSET:
-            out.pop(name, None)
+            merged.pop(name, None)
         elif isinstance(value, Mapping):
-            out[name] = laid_over(below if isinstance(below, Mapping) else {}, value)
+            table = merged.get(name)
+            merged[name] = merge_settings(table if isinstance(table, Mapping) else {}, value)
         else:
-            out[name] = value
-    return out
+            merged[name] = value
+    return merged
 
 
-def _known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
+def _check_names(where: str, names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"{what}: there is no {name!r}")
+            raise ValueError(f"{where}: there is no {name!r}")

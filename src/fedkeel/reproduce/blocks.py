@@ -1,0 +1,163 @@
+"""The blocks of a table as text: one for each column, the same in terminal, HTML and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedkeel.records.statistics import PairedDifference, Stat
+from fedkeel.report.formatting import NOTHING
+from fedkeel.reproduce.outcome import TableLine
+from fedkeel.reproduce.table import Column, Metric, Table
+
+HEADS = (
+    "method",
+    "lr",
+    "published",
+    "measured",
+    "difference",
+    "gain, 95 % interval",
+    "gain published",
+    "same sign",
+    "best %",
+    "last %",
+)
+
+_PUBLISHED_HEADS = ("published", "difference", "gain published", "same sign")
+"""Heads that need a published number."""
+
+_DIGITS = {"%": 2, "points": 2, "rounds": 0, "MB": 1}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One column of the paper's table, as text.
+
+    Args:
+        column: the setting.
+        title: the setting and its metric.
+        notes: remarks for readers.
+        lines: one for each method.
+        heads: the members of `HEADS` that are shown.
+        cells: for each line one text for each head.
+    """
+
+    column: Column
+    title: str
+    notes: tuple[str, ...]
+    lines: tuple[TableLine, ...]
+    heads: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, column: Column, metric: Metric, lines: Sequence[TableLine]) -> Block:
+        """Return the block of a column."""
+        title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_text(metric)}"
+        failed = [f"{line.row.name} failed: {why}" for line in lines for why in line.failures]
+        notes = tuple(note for note in (column.note, column.missing, *failed) if note)
+        hidden = _PUBLISHED_HEADS if all(line.published is None for line in lines) else ()
+        if len({line.lr for line in lines}) == 1:  # shown once, with the other local settings
+            hidden += ("lr",)
+        shown = [i for i, head in enumerate(HEADS) if head not in hidden]
+        heads = tuple(HEADS[i] for i in shown)
+        cells = tuple(tuple(line_cells(line)[i] for i in shown) for line in lines)
+        return cls(column, title, notes, tuple(lines), heads, cells)
+
+
+def table_blocks(table: Table, lines: Sequence[TableLine]) -> list[Block]:
+    """Return a block for each column that has lines."""
+    by_column = [
+        (column, [line for line in lines if line.column.id == column.id])
+        for column in table.columns
+    ]
+    return [
+        Block.of(column, table.metric_of(column), of_column)
+        for column, of_column in by_column
+        if of_column
+    ]
+
+
+def metric_text(metric: Metric) -> str:
+    """Return a metric as text.
+
+    >>> metric_text(Metric(kind="rounds_to", target=0.95))
+    'rounds to 95 % top-1'
+    """
+    score = "top-1" if metric.score == "top1" else "top-3"
+    if metric.kind in ("rounds_to_share", "bytes_to_share"):
+        unit = "rounds" if metric.kind == "rounds_to_share" else "MB sent"
+        return f"{unit} to {metric.share:g} of the best {score} of {metric.reference}"
+    target = f"{100 * metric.target:g} % {score}" if metric.target is not None else ""
+    return {
+        "best": f"best {score} over rounds, %",
+        "last": f"{score} after the last round, %",
+        "last_mean": f"{score}, mean of the last {metric.window} evaluations, %",
+        "at": f"{score} after round {metric.round}, %",
+        "rounds_to": f"rounds to {target}",
+        "fluctuation_mean": f"mean change of {score} between evaluations, points",
+        "fluctuation_std": f"deviation of the change of {score} between evaluations, points",
+        "fluctuation_min": f"deepest fall of {score} between evaluations, points",
+    }[metric.kind]
+
+
+def line_cells(line: TableLine) -> tuple[str, ...]:
+    """Return a line as one text for each of `HEADS`."""
+    digits = _DIGITS[line.metric.unit]
+    same_sign = NOTHING
+    if line.has_same_sign is not None:
+        same_sign = "yes" if line.has_same_sign else "no"
+        same_sign += "" if line.is_certain else ", open"
+    return (
+        f"{line.row.name}{' (ours)' if line.row.ours else ''}",
+        NOTHING if line.lr is None else f"{line.lr:g}",
+        _published(line, digits),
+        _measured(line, digits),
+        _signed(line.difference, digits),
+        _gain(line.gain, digits),
+        _signed(line.published_gain, digits),
+        same_sign,
+        _mean_and_spread(Stat.of(line.best.values()), 2),
+        _mean_and_spread(Stat.of(line.last.values()), 2),
+    )
+
+
+def _published(line: TableLine, digits: int) -> str:
+    published = line.published
+    if published is None:
+        return NOTHING
+    if isinstance(published.value, str):
+        return published.value
+    spread = "" if published.spread is None else f" ± {published.spread:.{digits}f}"
+    return f"{published.value:.{digits}f}{spread}"
+
+
+def _measured(line: TableLine, digits: int) -> str:
+    """Return mean and spread, and the number of seeds where it is not the wanted one."""
+    if not line.values:
+        return "failed" if line.failures else line.state
+    is_never = line.stat is None and line.metric.counts_until_target
+    text = "never" if is_never else _mean_and_spread(line.stat, digits)
+    count = line.stat.count if line.stat else len(line.values)  # "never" counts all seeds
+    return text if count >= line.wanted else f"{text} ({count}/{line.wanted})"
+
+
+def _mean_and_spread(stat: Stat | None, digits: int) -> str:
+    if stat is None:
+        return NOTHING
+    spread = "" if stat.std is None else f" ± {stat.std:.{digits}f}"
+    return f"{stat.mean:.{digits}f}{spread}"
+
+
+def _gain(gain: PairedDifference | None, digits: int) -> str:
+    if gain is None:
+        return NOTHING
+    interval = gain.interval
+    if interval is None:
+        return _signed(gain.stat.mean, digits)
+    digits = max(digits, 1)
+    ends = f"[{_signed(interval.low, digits)}, {_signed(interval.high, digits)}]"
+    return f"{_signed(gain.stat.mean, digits)} {ends}"
+
+
+def _signed(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:+.{digits}f}"

@@ -1,0 +1,241 @@
+"""The pages of a table, from the same blocks: terminal text, HTML and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+import fedkeel.report.page as report
+from fedkeel.errors import RunError
+from fedkeel.records.folder import write_text
+from fedkeel.records.run_record import RunRecord
+from fedkeel.reproduce.blocks import Block, table_blocks
+from fedkeel.reproduce.outcome import TableLine
+from fedkeel.reproduce.plan import TableRequest, TableRun
+from fedkeel.reproduce.table import Table
+from fedkeel.reproduce.tuning import search_text
+
+READING = "## Reading"
+"""Heading of the part that is written by hand, which stays when the page is written again."""
+
+FOOT = (
+    "Measured: mean ± sample deviation over seeds. Gain: over the baseline, paired by seed, with "
+    "the 95 % t-interval. Same sign, of the published and the measured gain; open: the interval "
+    "holds 0 or cannot count every seed, or there is one seed. Best and last: top-1 in percent, "
+    "over rounds and after the last one."
+)
+
+
+def line_prefix(table: Table, request: TableRequest) -> str:
+    """Return the text before every line of a smaller version."""
+    return "quick: " if request.is_quick(table) else ""
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """A table with its lines, which can be written in several forms."""
+
+    table: Table
+    lines: Sequence[TableLine]
+    request: TableRequest
+
+    @property
+    def prefix(self) -> str:
+        """The text before every line of a smaller version."""
+        return line_prefix(self.table, self.request)
+
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on the differences between this version and the paper's setting."""
+        notices = []
+        if self.request.quick and self.table.quick:
+            notices.append(f"This is not the paper's setting: {self.table.quick.name}.")
+        if self.request.tuned and self.table.tune:
+            notices.append(search_text(self.table.tune))
+        return notices
+
+    @property
+    def blocks(self) -> list[Block]:
+        """One block for each column that has lines."""
+        return table_blocks(self.table, self.lines)
+
+    @property
+    def not_run(self) -> list[str]:
+        """The columns and rows that cannot be run, with the reason."""
+        parts = (*self.table.columns, *self.table.rows)
+        return [f"{part.name}: {part.missing}" for part in parts if part.missing]
+
+    def to_text(self) -> list[str]:
+        """Return lines of plain text."""
+        table = self.table
+        out = [table.title, *self.notices, *filter(None, (table.missing, table.waits))]
+        for block in self.blocks:
+            out += ["", block.title, *block.notes]
+            rows = [block.heads, *block.cells]
+            widths = [max(len(row[i]) for row in rows) for i in range(len(block.heads))]
+            for row in rows:
+                cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+                out.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+        out += ["", FOOT, *(f"not run: {reason}" for reason in self.not_run)]
+        return [f"{self.prefix}{line}".rstrip() for line in out]
+
+    def write_html(self, runs: Sequence[TableRun]) -> Path:
+        """Write the HTML page, and beside it a report of the runs of each setting."""
+        folder = self.request.folder(self.table)
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        html = environment.get_template("page.html.j2").render(
+            table=self.table,
+            page=self,
+            css=(Path(report.__file__).parent / "page.css").read_text(encoding="utf-8"),
+            foot=FOOT,
+            reports=self._write_reports(runs, folder),
+        )
+        file = folder / "report.html"
+        write_text(file, html)
+        return file
+
+    def _write_reports(self, runs: Sequence[TableRun], folder: Path) -> dict[str, str]:
+        """Write a report for each setting with runs; return its file name by column id."""
+        name_by_runs: dict[tuple[Path, ...], str] = {}
+        names: dict[str, str] = {}
+        for column in self.table.columns:
+            of_column = [run for run in runs if run.column.id == column.id and run.is_finished]
+            folders = tuple(dict.fromkeys(run.folder for run in of_column))
+            if not folders:
+                continue
+            if folders not in name_by_runs:
+                file = folder / f"{column.id}.html"
+                title = f"{self.prefix}{self.table.title}: {column.name}"
+                report.write(folders, file, title=title)
+                name_by_runs[folders] = file.name
+            names[column.id] = name_by_runs[folders]
+        return names
+
+    def write_markdown(self, folder: Path) -> Path:
+        """Write the Markdown page; a reading that was added by hand stays.
+
+        Raises:
+            RunError: nothing has been run, or the folder cannot be written to.
+        """
+        if not any(line.records for line in self.lines):
+            what = f"There is no run of {self.table.id} to write about."
+            raise RunError(what, do="run it first")
+        suffix = "-tuned" * self.request.tuned + "-quick" * self.request.quick
+        file = folder / f"{self.table.id}{suffix}.md"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            before = file.read_text(encoding="utf-8") if file.exists() else ""
+            _, heading, reading = before.partition(f"\n{READING}\n")
+            write_text(file, self.to_markdown() + f"{heading}{reading}")
+        except OSError as error:
+            raise RunError(f"{file} cannot be written.", got=error) from None
+        return file
+
+    def to_markdown(self) -> str:
+        """Return the Markdown page."""
+        source = "Published" if any(line.published for line in self.lines) else "Source"
+        paragraphs = [
+            f"# {self.prefix}{self.table.title}",
+            *self.notices,
+            self.table.shows,
+            f"{source}: {self.table.source}",
+            f"Measured by `{self._command()}`; the page is written by the same command.",
+            FOOT,
+            *(_markdown_block(block, self.prefix) for block in self.blocks),
+            "## How it was run",
+            _markdown_list(self._facts()),
+        ]
+        if self.table.deviations:
+            paragraphs += [
+                "## Assumptions and deviations",
+                _markdown_list(self.table.deviations),
+            ]
+        if self.not_run:
+            paragraphs += ["## Not run", _markdown_list(self.not_run)]
+        return "\n\n".join(paragraphs) + "\n"
+
+    def _command(self) -> str:
+        """Return the command that makes this page."""
+        table, request = self.table, self.request
+        words = ["fedkeel", "reproduce", table.id]
+        words += ["--tune"] * request.tuned + ["--quick"] * request.quick
+        shown = dict.fromkeys(line.column.id for line in self.lines)
+        columns = [column.id for column in table.columns if not column.missing]
+        if request.quick and table.quick and table.quick.columns:
+            columns = [name for name in columns if name in table.quick.columns]
+        if len(shown) < len(columns):
+            words += ["--columns", ",".join(shown)]
+        seeds = max((line.wanted for line in self.lines), default=table.seeds)
+        if not request.quick and seeds != table.seeds:
+            words += ["--seeds", str(seeds)]
+        return " ".join(words)
+
+    def _facts(self) -> list[str]:
+        """Return dates, hardware, software, engine and data as text."""
+        records = [record for line in self.lines for record in line.records]
+        seeds = self.table.published_seeds
+        days = sorted({record.environment.date[:10] for record in records})
+        return [
+            f"Date: {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""),
+            f"Machine: {_distinct(map(_machine, records))}",
+            f"Software: {_distinct(map(_software, records))}",
+            f"Engine of the clients: {_distinct(map(_engine, records))}",
+            f"Data: {_distinct(map(_data, records))}",
+            f"Seeds behind the published numbers: {seeds if seeds else 'unstated'}",
+        ]
+
+
+def _machine(record: RunRecord) -> str:
+    environment = record.environment
+    return f"{environment.processor}, {environment.cores} cores, {environment.system}"
+
+
+def _software(record: RunRecord) -> str:
+    environment = record.environment
+    return f"fedkeel {environment.fedkeel}, torch {environment.torch}, Python {environment.python}"
+
+
+def _engine(record: RunRecord) -> str:
+    return f"{record.engine.kind}, {record.engine.dtype}, {record.engine.device}"
+
+
+def _data(record: RunRecord) -> str:
+    data = record.data
+    return f"{', '.join(data.sources)}: {data.train:,} training and {data.test:,} test examples"
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    """Return the distinct texts in their order."""
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _markdown_list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _markdown_block(block: Block, prefix: str) -> str:
+    heads = "| " + " | ".join(block.heads) + " |"
+    rule = "| --- |" + " ---: |" * (len(block.heads) - 1)
+    rows = [f"| {prefix}" + " | ".join(cells) + " |" for cells in block.cells]
+    methods = _distinct(f"{line.row.name} is `{line.expression}`" for line in block.lines)
+    notes = [f"{methods}."]
+    local = _distinct(record.local for line in block.lines for record in line.records)
+    if local:
+        seeds = _distinct(
+            ", ".join(str(record.seed) for record in line.records)
+            for line in block.lines
+            if line.records
+        )
+        notes.append(f"Local training: {local}. Seeds: {seeds}.")
+    table = "\n".join([heads, rule, *rows])
+    return "\n\n".join([f"## {prefix}{block.title}", table, " ".join([*notes, *block.notes])])
