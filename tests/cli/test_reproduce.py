@@ -145,7 +145,9 @@ def test_the_time_of_a_run_is_measured_without_its_data(folder: Path) -> None:
     from fedkeel.reproduce.catalogue import read
     from fedkeel.reproduce.plan import TableRequest, table_runs
 
-    runs = table_runs(read(folder / "tiny.toml"), TableRequest(Path("out"), columns=("skew",), seeds=1))
+    runs = table_runs(
+        read(folder / "tiny.toml"), TableRequest(Path("out"), columns=("skew",), seeds=1)
+    )
     speeds = estimate.SpeedStore(Path("out"))
     assert estimate.estimate(runs, speeds).unknown == 3
     speeds.measure(runs[0].experiment)

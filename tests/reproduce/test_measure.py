@@ -78,4 +78,6 @@ def test_bytes_to_a_share_are_both_ways_until_then() -> None:
 
 
 def test_a_reference_that_never_ran_gives_nothing() -> None:
-    assert metric_value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None
+    assert (
+        metric_value(Metric(kind="rounds_to_share", share=0.5, reference="SGD"), SGD, None) is None
+    )

@@ -76,7 +76,9 @@ def of_three(metric: Metric, own: SeedValues, other: SeedValues) -> TableLine:
         ({0: 40.0, 1: 40.0, 2: 40.0}, "40 ± 0"),
     ],
 )
-def test_a_target_is_never_reached_by_the_seeds_that_were_run(values: SeedValues, told: str) -> None:
+def test_a_target_is_never_reached_by_the_seeds_that_were_run(
+    values: SeedValues, told: str
+) -> None:
     line = of_three(Metric(kind="rounds_to", target=0.5), values, {})
     assert line_cells(line)[HEADS.index("measured")] == told
 

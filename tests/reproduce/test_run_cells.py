@@ -70,7 +70,7 @@ def test_methods_of_a_column_meet_the_same_conditions(whole: list[TableRun]) -> 
         assert len({repr(one[0].test) for one in runs}) == 1
         assert len({repr([row.clients for row in one]) for one in runs}) == 1
         assert len({one[1].train_loss for one in runs}) == 1  # same model, clients and batches
-        assert len({RunFolder(c.folder).read_run().data["fingerprint"] for c in own}) == 1
+        assert len({RunFolder(c.folder).read_run().data.fingerprint for c in own}) == 1
     first, second = (RunFolder(c.folder).rows()[0].test for c in (whole[0], whole[-1]))
     assert first != second
 
@@ -129,7 +129,10 @@ def test_what_has_no_data_is_left_out(tmp_path: Path, monkeypatch: pytest.Monkey
     found = plan(tmp_path, text, seeds=1)
     assert {cell.column.id for cell in found if cell.absent} == {"plain"}
     assert TableProgress.of(found).possible == 3
-    assert TableProgress.of(found).text(read(tmp_path / "tiny.toml")) == "not run (needs svhn for the rest)"
+    assert (
+        TableProgress.of(found).text(read(tmp_path / "tiny.toml"))
+        == "not run (needs svhn for the rest)"
+    )
 
 
 SLOW = TINY.replace("rounds = 6", "rounds = 30").replace("clients = 4", "clients = 8")

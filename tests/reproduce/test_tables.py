@@ -23,7 +23,7 @@ from fedkeel.errors import ConfigError
 from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.grammar import parse
 from fedkeel.reproduce.catalogue import load, names, read
-from fedkeel.reproduce.estimate import has_known_size, data_size
+from fedkeel.reproduce.estimate import data_size, has_known_size
 from fedkeel.reproduce.table import Table, merge_settings
 from fedkeel.runner.prepare import prepare, task
 from fedkeel.task.models import make

@@ -12,8 +12,8 @@ import pytest
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.reproduce import tuning
-from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.blocks import table_blocks
+from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import table_lines
 from fedkeel.reproduce.plan import CellKey, TableRequest, table_runs
 from fedkeel.runner.progress import Silent
@@ -100,7 +100,10 @@ def test_nor_is_one_of_which_every_trial_fails(tmp_path: Path) -> None:
             self.told += text
 
     table = read(tiny(tmp_path, FAILS + SEARCH))
-    request, watcher = TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True), Hears()
+    request, watcher = (
+        TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True),
+        Hears(),
+    )
     folder = request.folder(table)
     folder.mkdir(parents=True)
     earlier = '[{"row": "FedGH", "column": "plain", "chosen": {}}]'
@@ -133,7 +136,9 @@ def test_learning_rates_are_shown_where_they_differ(tmp_path: Path) -> None:
     assert "lr" not in block.heads
     rates = dict(zip([row.name for row in table.rows], (0.01, 0.3, 1.0), strict=True))
     chosen = {CellKey(name, "skew"): {"local": {"lr": lr}} for name, lr in rates.items()}
-    (block,) = table_blocks(table, table_lines(table, table_runs(table, replace(request, tuned_settings=chosen))))
+    (block,) = table_blocks(
+        table, table_lines(table, table_runs(table, replace(request, tuned_settings=chosen)))
+    )
     assert {row[0]: row[block.heads.index("lr")] for row in block.cells} == {
         "FedAvg": "0.01",
         "FedGH": "0.3",
@@ -147,7 +152,10 @@ def test_precision_and_own_files_make_other_runs(
     monkeypatch.chdir(tmp_path)
 
     def folders(text: str) -> set[Path]:
-        return {cell.folder for cell in table_runs(read(tiny(tmp_path, text)), TableRequest(tmp_path / "out"))}
+        return {
+            cell.folder
+            for cell in table_runs(read(tiny(tmp_path, text)), TableRequest(tmp_path / "out"))
+        }
 
     rounded = TINY.replace('kind = "sequential"', 'kind = "sequential"\nprecision = "bf16"')
     assert not folders(TINY) & folders(rounded)

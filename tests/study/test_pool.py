@@ -105,11 +105,11 @@ def before() -> Iterator[set[int]]:
 def test_the_same_bits_whatever_the_number(tmp_path: Path) -> None:
     wanted = [settings(lr) for lr in RATES]
     watchers = Listens(), Listens(), Listens()
-    single_process = made_of(wanted, ingredients(), tmp_path / "a", 1, watchers[0])
+    one_by_one = made_of(wanted, ingredients(), tmp_path / "a", 1, watchers[0])
     both = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[1])
     again = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[2])
-    assert rows(again) == rows(both) == rows(single_process)
-    assert [made.folder.name for made in both] == [made.folder.name for made in single_process]
+    assert rows(again) == rows(both) == rows(one_by_one)
+    assert [made.folder.name for made in both] == [made.folder.name for made in one_by_one]
     for watcher, how in zip(watchers, (FINISHED, FINISHED, REUSED), strict=True):
         assert watcher.rounds == {"run 0": 3, "run 1": 3, "run 2": 3}
         assert set(watcher.ends.values()) == {how}
@@ -267,11 +267,11 @@ def test_two_runs_in_one_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     """Also where both have found it empty before either begins."""
-    single_process = RunFolder.alone
+    alone = RunFolder.alone
 
     def hesitates(folder: RunFolder) -> AbstractContextManager[None]:
         time.sleep(late)
-        return single_process(folder)
+        return alone(folder)
 
     monkeypatch.setattr(RunFolder, "alone", hesitates)
     slow = ingredients(partial(Slow, 0.02))

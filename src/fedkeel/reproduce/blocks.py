@@ -55,9 +55,11 @@ class Block:
         title = f"{column.name}{' (ours)' if column.ours else ''}: {metric_text(metric)}"
         failed = [f"{line.row.name} failed: {why}" for line in lines for why in line.failures]
         notes = tuple(note for note in (column.note, column.missing, *failed) if note)
-        hidden = _PUBLISHED_HEADS if all(line.published is None for line in lines) else ()
+        hidden: list[str] = []
+        if all(line.published is None for line in lines):
+            hidden += _PUBLISHED_HEADS
         if len({line.lr for line in lines}) == 1:  # shown once, with the other local settings
-            hidden += ("lr",)
+            hidden.append("lr")
         shown = [i for i, head in enumerate(HEADS) if head not in hidden]
         heads = tuple(HEADS[i] for i in shown)
         cells = tuple(tuple(line_cells(line)[i] for i in shown) for line in lines)

@@ -27,8 +27,8 @@ def metric_value(
     """
     rows = with_score(rows, metric.score)
     if metric.kind == "at":
-        scores = (r.test.top1 for r in rows if r.round == metric.round and r.test is not None)
-        return _percent(next(scores, None))
+        at_round = (r.test.top1 for r in rows if r.round == metric.round and r.test is not None)
+        return _percent(next(at_round, None))
     if metric.kind == "last_mean":
         scores = [row.test.top1 for row in rows if row.test is not None and row.round > 0]
         return _percent(mean_of_last(scores, metric.window))

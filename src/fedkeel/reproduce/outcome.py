@@ -80,10 +80,9 @@ class TableLine:
     @property
     def is_certain(self) -> bool:
         """Whether the gain counts every seed, and its interval lies on one side of 0."""
-        interval = self.gain and self.gain.interval
-        if self.gain is None or interval is None:
+        if self.gain is None or self.gain.interval is None:
             return False
-        return interval.excludes_zero and self.gain.stat.count == self.wanted
+        return self.gain.interval.excludes_zero and self.gain.stat.count == self.wanted
 
     @property
     def state(self) -> str:
@@ -269,7 +268,9 @@ def _measured_gain(
         seeds = [seed for seed in seeds if None not in (values[seed], baseline[seed])]
     if not seeds:
         return None
-    return _difference(*(_mean_or_inf([side[seed] for seed in seeds]) for side in (values, baseline)))
+    return _difference(
+        *(_mean_or_inf([side[seed] for seed in seeds]) for side in (values, baseline))
+    )
 
 
 def _mean_or_inf(values: Sequence[float | None]) -> float:

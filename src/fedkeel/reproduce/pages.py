@@ -65,8 +65,9 @@ class TablePage:
     @property
     def not_run(self) -> list[str]:
         """The columns and rows that cannot be run, with the reason."""
-        parts = (*self.table.columns, *self.table.rows)
-        return [f"{part.name}: {part.missing}" for part in parts if part.missing]
+        reasons = [(column.name, column.missing) for column in self.table.columns]
+        reasons += [(row.name, row.missing) for row in self.table.rows]
+        return [f"{name}: {why}" for name, why in reasons if why]
 
     def to_text(self) -> list[str]:
         """Return lines of plain text."""

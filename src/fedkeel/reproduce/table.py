@@ -240,10 +240,11 @@ class Table(Settings):
             ours = [c.id for c in self.columns if c.ours and c.id in row.published]
             if (row.ours and row.published) or ours:
                 raise ValueError(f"row {row.name!r}: what is 'ours' has no published number")
-        baselines = [part.baseline for part in (self, *self.columns, *self.rows)]
-        references = [self.metric_of(column).reference for column in self.columns]
-        names = [*baselines, self.metric.reference, *references]
-        _check_names("baseline or reference", [name for name in names if name is not None], rows)
+        named = [self.baseline, self.metric.reference]
+        named += [column.baseline for column in self.columns]
+        named += [self.metric_of(column).reference for column in self.columns]
+        named += [row.baseline for row in self.rows]
+        _check_names("baseline or reference", [name for name in named if name is not None], rows)
         if self.quick:
             _check_names("columns of quick", self.quick.columns, columns)
             _check_names("rows of quick", self.quick.rows, rows)
