@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fedkeel.study.tuning_result import TunedRow
+from fedkeel.study.tuning_result import TunedMethod
 from fedkeel.study.tuning_table import cells, footnotes, tuning_table
 
 
-def row(**more: Any) -> TunedRow:
+def row(**more: Any) -> TunedMethod:
     values: dict[str, Any] = {
         "method": "fedprox",
         "chosen": {"local.lr": 0.1, "method": "fedprox(mu=0.01)"},
@@ -25,7 +25,7 @@ def row(**more: Any) -> TunedRow:
         "on": "validation",
         "metric": "best",
     }
-    return TunedRow(**(values | more))
+    return TunedMethod(**(values | more))
 
 
 def test_a_row_in_words() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeel.records.statistics import PairedDifference, Stat
-from fedkeel.report.formatting import NOTHING
+from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import TableLine
 from fedkeel.reproduce.table import Column, Metric, Table
 
@@ -105,13 +105,13 @@ def metric_text(metric: Metric) -> str:
 def line_cells(line: TableLine) -> tuple[str, ...]:
     """Return a line as one text for each of `HEADS`."""
     digits = _DIGITS[line.metric.unit]
-    same_sign = NOTHING
+    same_sign = MISSING
     if line.has_same_sign is not None:
         same_sign = "yes" if line.has_same_sign else "no"
         same_sign += "" if line.is_certain else ", open"
     return (
         f"{line.row.name}{' (ours)' if line.row.ours else ''}",
-        NOTHING if line.lr is None else f"{line.lr:g}",
+        MISSING if line.lr is None else f"{line.lr:g}",
         _published(line, digits),
         _measured(line, digits),
         _signed(line.difference, digits),
@@ -126,7 +126,7 @@ def line_cells(line: TableLine) -> tuple[str, ...]:
 def _published(line: TableLine, digits: int) -> str:
     published = line.published
     if published is None:
-        return NOTHING
+        return MISSING
     if isinstance(published.value, str):
         return published.value
     spread = "" if published.spread is None else f" ± {published.spread:.{digits}f}"
@@ -145,14 +145,14 @@ def _measured(line: TableLine, digits: int) -> str:
 
 def _mean_and_spread(stat: Stat | None, digits: int) -> str:
     if stat is None:
-        return NOTHING
+        return MISSING
     spread = "" if stat.std is None else f" ± {stat.std:.{digits}f}"
     return f"{stat.mean:.{digits}f}{spread}"
 
 
 def _gain(gain: PairedDifference | None, digits: int) -> str:
     if gain is None:
-        return NOTHING
+        return MISSING
     interval = gain.interval
     if interval is None:
         return _signed(gain.stat.mean, digits)
@@ -162,4 +162,4 @@ def _gain(gain: PairedDifference | None, digits: int) -> str:
 
 
 def _signed(value: float | None, digits: int) -> str:
-    return NOTHING if value is None else f"{value:+.{digits}f}"
+    return MISSING if value is None else f"{value:+.{digits}f}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from fedkeel.report.formatting import NOTHING, duration
+from fedkeel.report.formatting import MISSING, format_duration
 from fedkeel.reproduce.catalogue import load, names
 from fedkeel.reproduce.estimate import (
     SpeedStore,
@@ -63,15 +63,15 @@ class ListedTable:
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """Return id, data, runs, time and state as text."""
-        time = NOTHING
+        time = MISSING
         if self.seconds:
-            time = f"~{duration(self.seconds)}" + "+" * bool(self.guessed or self.unmeasured)
+            time = f"~{format_duration(self.seconds)}" + "+" * bool(self.guessed or self.unmeasured)
             if 0 < self.seconds_left < self.seconds:
-                time += f", ~{duration(self.seconds_left)} left"
+                time += f", ~{format_duration(self.seconds_left)} left"
         elif self.runs:
             time = "not measured"
         tuned = f"; tuned: {self.tuned_finished} of {self.tuned_runs}" if self.tuned_runs else ""
-        runs = str(self.runs) if self.runs else NOTHING
+        runs = str(self.runs) if self.runs else MISSING
         return self.table, ", ".join(self.data), runs, time, self.state + tuned
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jinja2
 
-import fedkeel.report.page as report
 from fedkeel.errors import RunError
 from fedkeel.records.folder import write_text
 from fedkeel.records.run_record import RunRecord
+from fedkeel.report.page import read_css, write_report
 from fedkeel.reproduce.blocks import Block, table_blocks
 from fedkeel.reproduce.outcome import TableLine
 from fedkeel.reproduce.plan import TableRequest, TableRun
@@ -97,7 +97,7 @@ class TablePage:
         html = environment.get_template("page.html.j2").render(
             table=self.table,
             page=self,
-            css=(Path(report.__file__).parent / "page.css").read_text(encoding="utf-8"),
+            css=read_css(),
             foot=FOOT,
             reports=self._write_reports(runs, folder),
         )
@@ -117,7 +117,7 @@ class TablePage:
             if folders not in name_by_runs:
                 file = folder / f"{column.id}.html"
                 title = f"{self.prefix}{self.table.title}: {column.name}"
-                report.write(folders, file, title=title)
+                write_report(folders, file, title=title)
                 name_by_runs[folders] = file.name
             names[column.id] = name_by_runs[folders]
         return names

@@ -61,11 +61,13 @@ class Comparison:
         if self.folder is not None:
             return load_runs(runs_of(self.folder))
         results = [*self.results, *self.failed]
+        by_method: dict[str, list[RunResults]] = {}
+        for result in sorted(results, key=lambda result: result.record.seed):
+            by_method.setdefault(result.record.method, []).append(_run_results(result))
         methods = dict.fromkeys(result.record.method for result in results)
-        by_seed = sorted(results, key=lambda result: result.record.seed)
         return [
-            MethodResults(method, i, tuple(_run_results(r) for r in by_seed if r.record.method == method))
-            for i, method in enumerate(methods)
+            MethodResults(method, index, tuple(by_method[method]))
+            for index, method in enumerate(methods)
         ]
 
     @property

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedkeel.report.formatting import MISSING, format_percent
 from fedkeel.report.tables import Footnote
-from fedkeel.study.tuning_result import TunedRow
+from fedkeel.study.tuning_result import TunedMethod
 
 _METRICS = {
     "best": "the best accuracy over rounds",
@@ -19,7 +19,7 @@ _METRICS = {
 }
 
 
-def tuning_table(rows: Sequence[TunedRow], validation_examples: int | None = None) -> Table:
+def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = None) -> Table:
     """Return the table for a terminal.
 
     Args:
@@ -46,7 +46,7 @@ def tuning_table(rows: Sequence[TunedRow], validation_examples: int | None = Non
     return table
 
 
-def cells(row: TunedRow) -> list[str]:
+def cells(row: TunedMethod) -> list[str]:
     """Return the text of a row, column by column."""
     value = format_percent(row.value)
     if row.spread is not None:
@@ -67,7 +67,7 @@ def cells(row: TunedRow) -> list[str]:
     ]
 
 
-def footnotes(rows: Sequence[TunedRow], validation_examples: int | None) -> list[Footnote]:
+def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> list[Footnote]:
     """Return what a reader of the table has to know."""
     notes = []
     if any(row.on == "test" for row in rows):
