@@ -90,6 +90,16 @@ class TrainingError(FedkeelError):
     result: object = None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type where it says nothing.
+
+    >>> first_line(ValueError("bad")), first_line(ValueError())
+    ('bad', 'ValueError')
+    """
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word closest to `word`, whatever its case, or None where nothing is close.
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeel.data import get
 from fedkeel.data.read import catalogue, download
-from fedkeel.data.read.catalogue import Remote
+from fedkeel.data.read.catalogue import Download
 from fedkeel.errors import DataError
 
 BODY = bytes(range(256)) * 400  # 102,400 bytes
@@ -165,7 +165,7 @@ def test_a_transfer_that_stays_broken(fetch, server, tmp_path):
     server.breaks = [40_000] + [0] * 99
     refused(fetch, "40,000 of 102,400 bytes", "run it again", "goes on after")
     assert (tmp_path / "file.bin.part").stat().st_size == 40_000
-    assert len(server.asked) == 1 + download._TRIES
+    assert len(server.asked) == 1 + download.TRIES
     server.breaks = []
     assert fetch().read_bytes() == BODY
     assert server.asked[-1] == ("file.bin", "bytes=40000-")
@@ -227,8 +227,8 @@ def _serve(monkeypatch, server, name, bodies, unpack=""):
     remotes = []
     for file, body in bodies.items():
         server.files[f"mirror/{file}"] = body
-        remotes.append(Remote(file, md5(body), len(body), unpack))
-    made = replace(catalogue.SOURCES[name], remotes=tuple(remotes))
+        remotes.append(Download(file, md5(body), len(body), unpack))
+    made = replace(catalogue.SOURCES[name], downloads=tuple(remotes))
     monkeypatch.setitem(catalogue.SOURCES, name, made)
 
 
@@ -272,9 +272,9 @@ def test_get_what_cannot_be_fetched():
 
 def test_every_address_has_a_checksum():
     for source in catalogue.SOURCES.values():
-        for remote in source.remotes:
+        for remote in source.downloads:
             kind, _, digest = remote.checksum.partition(":")
             assert len(digest) == {"md5": 32, "sha256": 64}[kind]
             assert remote.size > 0
-        assert all(base.startswith("http") and base.endswith("/") for base in source.bases)
-        assert bool(source.bases) == bool(source.remotes)
+        assert all(base.startswith("http") and base.endswith("/") for base in source.mirrors)
+        assert bool(source.mirrors) == bool(source.downloads)

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedkeel.config import Data
-from fedkeel.data import known, load
+from fedkeel.data import known_sets, load
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.sources import cache_folder
 from fedkeel.errors import DataError
@@ -303,7 +303,7 @@ def test_the_cache_folder(monkeypatch, tmp_path):
 
 def test_known(root, write_mnist):
     write_mnist(root / "mnist")
-    rows = {row.name: row for row in known()}
+    rows = {row.name: row for row in known_sets()}
     assert rows["digits"].where == "built in"
     assert rows["mnist"].where == str(root / "mnist")
     assert rows["svhn"].where == "not here"

@@ -34,9 +34,9 @@ def listed(as_json: bool = JSON) -> None:
     from rich import box
     from rich.table import Table
 
-    from fedkeel.data.read.sources import known
+    from fedkeel.data.read.sources import known_sets
 
-    rows = known()
+    rows = known_sets()
     if as_json:
         document([asdict(row) for row in rows])
         return

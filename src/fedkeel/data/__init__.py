@@ -4,18 +4,18 @@ from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset, Federation, dataset, federation
 from fedkeel.data.read.download import get
 from fedkeel.data.read.load import load
-from fedkeel.data.read.sources import Row, known
+from fedkeel.data.read.sources import KnownSet, known_sets
 
 __all__ = [
     "Crops",
     "Dataset",
     "Federation",
-    "Row",
+    "KnownSet",
     "crop_flip",
     "crops",
     "dataset",
     "federation",
     "get",
-    "known",
+    "known_sets",
     "load",
 ]

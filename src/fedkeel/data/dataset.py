@@ -19,13 +19,13 @@ from torch import Tensor
 
 from fedkeel.data.user_arrays import Ints as Ints
 from fedkeel.data.user_arrays import (
-    array_of,
-    first_bad_row,
-    numbers,
-    one_axis,
-    row_numbers,
-    whole_labels,
-    whole_tokens,
+    as_array,
+    as_labels,
+    as_rows,
+    as_tensor,
+    as_tokens,
+    first_nonfinite_row,
+    remedy_for_labels,
 )
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
@@ -127,7 +127,7 @@ class Dataset:
         if self.x.dtype == dtype or not self.x.is_floating_point():
             return self
         do = "divide it by a large number, leave it out, or set engine.dtype = 'float64'"
-        return replace(self, x=narrowed(self.x, dtype, self.columns, do))
+        return replace(self, x=cast_inputs(self.x, dtype, self.columns, do))
 
     def on(self, device: torch.device) -> Dataset:
         """Return the dataset with inputs and labels on a device; itself where they are there."""
@@ -153,7 +153,7 @@ class Dataset:
         return digest.hexdigest()
 
 
-def narrowed(x: Tensor, dtype: torch.dtype, columns: Sequence[str], do: str) -> Tensor:
+def cast_inputs(x: Tensor, dtype: torch.dtype, columns: Sequence[str], do: str) -> Tensor:
     """Return inputs of another floating type.
 
     Args:
@@ -208,7 +208,7 @@ def dataset(
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
-    xs = x.detach().cpu().to_dense() if isinstance(x, Tensor) else numbers(x, name)
+    xs = x.detach().cpu().to_dense() if isinstance(x, Tensor) else as_tensor(x, name)
     if xs.is_complex():
         raise DataError(
             f"{name}: inputs are complex numbers.",
@@ -218,18 +218,18 @@ def dataset(
         )
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
-    ys = array_of(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
+    ys = as_array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
     if xs.ndim < 1 or ys.ndim != 1 or len(xs) != len(ys):
         raise DataError(
             f"{name}: inputs and labels do not match.",
             got=f"x {tuple(xs.shape)}, y {tuple(ys.shape)}",
             expected="x [N, ...] and y [N], one label for each input",
-            do=one_axis(ys),
+            do=remedy_for_labels(ys),
         )
     if len(ys) == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
-    ys = whole_labels(ys, name)
-    bad = first_bad_row(xs)
+    ys = as_labels(ys, name)
+    bad = first_nonfinite_row(xs)
     if bad is not None:
         raise DataError(
             f"{name}: an input is NaN or infinite.",
@@ -237,7 +237,7 @@ def dataset(
             expected="finite numbers",
             do="drop the row or fill the gap before training",
         )
-    xs = whole_tokens(xs, name) if tokens else xs
+    xs = as_tokens(xs, name) if tokens else xs
     known = int(ys.max()) + 1 if classes is None else classes
     if ys.min() < 0 or ys.max() >= known:
         row = int(np.flatnonzero((ys < 0) | (ys >= known))[0])
@@ -311,14 +311,14 @@ class Federation:
             order = random.permutation(len(rows))
             held.append(rows[np.sort(order[:count])])
             kept.append(rows[np.sort(order[count:])])
-        rows, offsets = pack(kept)
-        holdout_rows, holdout_offsets = pack(held)
+        rows, offsets = concatenate_rows(kept)
+        holdout_rows, holdout_offsets = concatenate_rows(held)
         return Federation(
             self.data, rows, offsets, self.how, self.names, holdout_rows, holdout_offsets
         )
 
 
-def pack(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
+def concatenate_rows(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Return (concatenated rows, offsets) of one list of rows for each client."""
     offsets = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(rows) for rows in lists], out=offsets[1:])
@@ -346,7 +346,7 @@ def federation(
         )
     if len(lists) == 0:
         raise DataError("The partition has no clients.", expected="at least one client")
-    rows, offsets = pack([row_numbers(rows, k) for k, rows in enumerate(lists)])
+    rows, offsets = concatenate_rows([as_rows(rows, k) for k, rows in enumerate(lists)])
     if len(rows) and (rows.min() < 0 or rows.max() >= len(data)):
         raise DataError(
             "A client owns a row that the data does not have.",

@@ -1,4 +1,4 @@
-"""A user's inputs and labels as arrays: what is taken, and what is refused with what to do."""
+"""Checks that turn a user's inputs and labels into arrays, or refuse them with a remedy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedkeel.errors import DataError
 Ints = NDArray[np.int64]
 
 
-def one_axis(y: NDArray[Any]) -> str | None:
-    """Return how labels become [N], None where that is not known."""
+def remedy_for_labels(y: NDArray[Any]) -> str | None:
+    """Return how to turn labels of another shape into [N], None where that is not known."""
     if y.ndim != 2:
         return None
     if y.shape[1] == 1:
@@ -25,25 +25,25 @@ def one_axis(y: NDArray[Any]) -> str | None:
     return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
 
 
-def array_of(given: ArrayLike, what: str) -> NDArray[Any]:
+def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
     """Return an array in this machine's byte order.
 
     Args:
-        given: numbers or texts, nested or as an array.
+        values: numbers or texts, nested or as an array.
         what: what to call them in messages.
 
     Raises:
         DataError: they have several shapes, or masked values.
     """
-    if isinstance(given, np.ma.MaskedArray) and np.ma.getmaskarray(given).any():
-        row = int(np.nonzero(np.ma.getmaskarray(given))[0][0])
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        row = int(np.nonzero(np.ma.getmaskarray(values))[0][0])
         raise DataError(
             f"{what} have gaps.",
             got=f"a masked value in row {row} (counted from 0)",
             do="drop the row or fill the gap before training",
         )
     try:
-        array = np.array(given)
+        array = np.array(values)
         return array.astype(array.dtype.newbyteorder("="), copy=False)  # torch knows no other
     except (TypeError, ValueError) as error:  # examples of several shapes, say
         raise DataError(
@@ -54,13 +54,13 @@ def array_of(given: ArrayLike, what: str) -> NDArray[Any]:
         ) from None
 
 
-def numbers(x: ArrayLike, name: str) -> Tensor:
+def as_tensor(x: ArrayLike, name: str) -> Tensor:
     """Return inputs [N, ...] as a tensor of the type they have.
 
     Raises:
-        DataError: as in `array_of`; or they are not numbers.
+        DataError: as in `as_array`; or they are not numbers.
     """
-    array = array_of(x, f"{name}: inputs")
+    array = as_array(x, f"{name}: inputs")
     try:
         return torch.from_numpy(array)
     except TypeError:
@@ -72,7 +72,7 @@ def numbers(x: ArrayLike, name: str) -> Tensor:
         ) from None
 
 
-def whole_labels(ys: NDArray[Any], name: str) -> Ints:
+def as_labels(ys: NDArray[Any], name: str) -> Ints:
     """Return labels [N] as whole numbers.
 
     Raises:
@@ -101,7 +101,7 @@ def whole_labels(ys: NDArray[Any], name: str) -> Ints:
     )
 
 
-def whole_tokens(x: Tensor, name: str) -> Tensor:
+def as_tokens(x: Tensor, name: str) -> Tensor:
     """Return inputs [N, ...] as int64.
 
     Raises:
@@ -118,7 +118,7 @@ def whole_tokens(x: Tensor, name: str) -> Tensor:
     )
 
 
-def row_numbers(rows: ArrayLike, client: int) -> Ints:
+def as_rows(rows: ArrayLike, client: int) -> Ints:
     """Return the rows [n] that a client owns as whole numbers.
 
     Raises:
@@ -137,7 +137,7 @@ def row_numbers(rows: ArrayLike, client: int) -> Ints:
     )
 
 
-def first_bad_row(x: Tensor, rows: int = 4096) -> int | None:
+def first_nonfinite_row(x: Tensor, rows: int = 4096) -> int | None:
     """Return the first row with a value that is not finite, looking at `rows` rows at a time."""
     for start in range(0, len(x), rows):
         part = x[start : start + rows].reshape(min(rows, len(x) - start), -1)

@@ -55,7 +55,7 @@ def ingredients(experiment: Experiment, federation: Federation, test: Dataset) -
         test: the test set of the same end.
     """
     data = federation.data
-    check_augment(experiment.data, images=len(data.shape) == 3)
+    check_augment(experiment.data, is_image=len(data.shape) == 3)
     augment = experiment.data.augment == "crop_flip"
     return Ingredients(
         task(experiment, data), lambda seed: federation, test, experiment.model.name, augment

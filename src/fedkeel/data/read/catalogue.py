@@ -1,7 +1,4 @@
-"""What is known of the known sets: sizes, files, addresses, checksums, statistics, citations.
-
-Facts only; `sources` reads the files and `download` fetches them.
-"""
+"""The catalogue of known sets: sizes, files, addresses, checksums, statistics, citations."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ Layout = Literal["embedded", "idx", "libsvm", "svhn", "cifar", "mnist-m", "tiny-
 
 
 @dataclass(frozen=True)
-class Remote:
+class Download:
     """A file that can be downloaded.
 
     Args:
         file: its name, also the last part of its address.
         checksum: ``md5:`` or ``sha256:`` and the published digest in hexadecimal.
         size: bytes, for showing only.
-        unpack: folder that a tar archive holds; empty for a file that is read as it comes.
+        unpacked_folder: folder that a tar archive holds; empty for a file that is no archive.
     """
 
     file: str
     checksum: str
     size: int
-    unpack: str = ""
+    unpacked_folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,16 +41,16 @@ class Source:
         label_names: names of the classes.
         folders: folders to look in, below each folder that data is looked for in; downloads go
             into the first. ``.`` is that folder itself.
-        parts: names of the files that are needed, without ``.gz`` or ``.bz2``.
+        files: names of the files that are needed, without ``.gz`` or ``.bz2``.
         citation: one line.
         mean: published mean of each channel in [0, 1]; empty where none is published.
         std: published deviation of each channel.
-        bases: addresses of folders that hold all of `remotes`, best first.
-        remotes: what to download; empty where there is nothing that can be fetched.
-        first: label that stands for class 0.
+        mirrors: addresses of folders that hold all of `downloads`, best first.
+        downloads: what to download; empty where there is nothing that can be fetched.
+        first_label: label that stands for class 0.
         transposed: whether rows and columns are exchanged in the files.
-        archive: a zip file that may hold the parts, each gzipped; empty where there is none.
-        foreign: a folder with the same set in a form that is not read, and why.
+        archive: a zip file that may hold the files, each gzipped; empty where there is none.
+        pickled_folder: a folder with the same set as pickles, which are not read.
         note: where to get it when it cannot be fetched.
     """
 
@@ -64,16 +61,16 @@ class Source:
     shape: tuple[int, int, int]
     label_names: tuple[str, ...]
     folders: tuple[str, ...]
-    parts: tuple[str, ...]
+    files: tuple[str, ...]
     citation: str
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    bases: tuple[str, ...] = ()
-    remotes: tuple[Remote, ...] = ()
-    first: int = 0
+    mirrors: tuple[str, ...] = ()
+    downloads: tuple[Download, ...] = ()
+    first_label: int = 0
     transposed: bool = False
     archive: str = ""
-    foreign: str = ""
+    pickled_folder: str = ""
     note: str = ""
 
     @property
@@ -96,19 +93,19 @@ _COHEN = "Cohen et al., EMNIST: Extending MNIST to handwritten letters, IJCNN 20
 _KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images, 2009"
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _gz(*files: tuple[str, int]) -> tuple[Remote, ...]:
+def _mnist_files(*files: tuple[str, int]) -> tuple[Download, ...]:
     return tuple(
-        Remote(f"{part}.gz", f"md5:{digest}", size)
-        for part, (digest, size) in zip(_IDX, files, strict=True)
+        Download(f"{name}.gz", f"md5:{digest}", size)
+        for name, (digest, size) in zip(_IDX, files, strict=True)
     )
 
 
 def _emnist(
-    split: str, train: int, test: int, names: str, mean: float, std: float, first: int = 0
+    split: str, train: int, test: int, names: str, mean: float, std: float, first_label: int = 0
 ) -> Source:
     return Source(
         name=f"emnist-{split}",
@@ -118,7 +115,7 @@ def _emnist(
         shape=_GREY28,
         label_names=tuple(names),
         folders=("EMNIST/raw", "EMNIST", "emnist", "EMNIST/raw/gzip", "gzip", "."),
-        parts=tuple(
+        files=tuple(
             f"emnist-{split}-{half}-{kind}-ubyte"
             for half in ("train", "test")
             for kind in ("images-idx3", "labels-idx1")
@@ -126,9 +123,9 @@ def _emnist(
         citation=_COHEN,
         mean=(mean,),
         std=(std,),
-        bases=("https://biometrics.nist.gov/cs_links/EMNIST/",),
-        remotes=(Remote("gzip.zip", "md5:58c8d27c78d21e728a6bc7b3cc06412e", 561_753_746),),
-        first=first,
+        mirrors=("https://biometrics.nist.gov/cs_links/EMNIST/",),
+        downloads=(Download("gzip.zip", "md5:58c8d27c78d21e728a6bc7b3cc06412e", 561_753_746),),
+        first_label=first_label,
         transposed=True,
         archive="gzip.zip",
     )
@@ -138,8 +135,8 @@ _FASHION = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-_CIFAR10 = _words("airplane automobile bird cat deer dog frog horse ship truck")
-_CIFAR100 = _words(
+_CIFAR10 = _split("airplane automobile bird cat deer dog frog horse ship truck")
+_CIFAR100 = _split(
     """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
     butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
@@ -165,7 +162,7 @@ _SOURCES = (
         shape=(1, 8, 8),
         label_names=_DIGITS,
         folders=(),
-        parts=(),
+        files=(),
         citation="Alpaydin, Kaynak, Optical recognition of handwritten digits, UCI 1998",
         note="it comes with scikit-learn",
     ),
@@ -177,16 +174,16 @@ _SOURCES = (
         shape=_GREY28,
         label_names=_DIGITS,
         folders=("MNIST/raw", "mnist/raw", "MNIST", "mnist", "."),
-        parts=_IDX,
+        files=_IDX,
         citation=_LECUN,
         mean=(0.1307,),
         std=(0.3081,),
-        bases=(
+        mirrors=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
             "http://yann.lecun.com/exdb/mnist/",
         ),
-        remotes=_gz(
+        downloads=_mnist_files(
             ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
             ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
             ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
@@ -208,15 +205,15 @@ _SOURCES = (
             "fashion_mnist",
             ".",
         ),
-        parts=_IDX,
+        files=_IDX,
         citation="Xiao et al., Fashion-MNIST, arXiv:1708.07747, 2017",
         mean=(0.2860,),
         std=(0.3530,),
-        bases=(
+        mirrors=(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
-        remotes=_gz(
+        downloads=_mnist_files(
             ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
             ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
             ("bef4ecab320f06d8554ea6380940ec79", 4_422_102),
@@ -226,7 +223,7 @@ _SOURCES = (
     # byclass has the numbers of GC-Fed's experiments; its images measure 0.1736, 0.3316, as do
     # those of bymerge, which are the same.
     _emnist("digits", 240_000, 40_000, string.digits, 0.1733, 0.3317),
-    _emnist("letters", 124_800, 20_800, string.ascii_lowercase, 0.1722, 0.3309, first=1),
+    _emnist("letters", 124_800, 20_800, string.ascii_lowercase, 0.1722, 0.3309, first_label=1),
     _emnist("balanced", 112_800, 18_800, _MERGED, 0.1751, 0.3332),
     _emnist("byclass", 697_932, 116_323, _ALL, 0.1751, 0.3333),
     _emnist("bymerge", 697_932, 116_323, _MERGED, 0.1736, 0.3316),
@@ -239,14 +236,14 @@ _SOURCES = (
         shape=(1, 16, 16),
         label_names=_DIGITS,
         folders=("USPS", "usps", "."),
-        parts=("usps", "usps.t"),
+        files=("usps", "usps.t"),
         citation="Hull, A database for handwritten text recognition research, IEEE TPAMI 1994",
-        bases=("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",),
-        remotes=(
-            Remote("usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197", 6_579_383),
-            Remote("usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118", 1_831_726),
+        mirrors=("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",),
+        downloads=(
+            Download("usps.bz2", "md5:ec16c51db3855ca6c91edd34d0e9b197", 6_579_383),
+            Download("usps.t.bz2", "md5:8ea070ee2aca1ac39742fdd1ef5ed118", 1_831_726),
         ),
-        first=1,
+        first_label=1,
     ),
     Source(
         name="svhn",
@@ -256,15 +253,15 @@ _SOURCES = (
         shape=_RGB32,
         label_names=_DIGITS,
         folders=("SVHN", "svhn", "."),
-        parts=("train_32x32.mat", "test_32x32.mat"),
+        files=("train_32x32.mat", "test_32x32.mat"),
         citation="Netzer et al., Reading digits in natural images with unsupervised feature "
         "learning, NIPS workshop 2011",
         mean=(0.4377, 0.4438, 0.4728),
         std=(0.1980, 0.2010, 0.1970),
-        bases=("http://ufldl.stanford.edu/housenumbers/",),
-        remotes=(
-            Remote("train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
-            Remote("test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+        mirrors=("http://ufldl.stanford.edu/housenumbers/",),
+        downloads=(
+            Download("train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+            Download("test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3", 64_275_384),
         ),
     ),
     Source(
@@ -280,20 +277,20 @@ _SOURCES = (
             "cifar10/cifar-10-batches-bin",
             ".",
         ),
-        parts=(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+        files=(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
         citation=_KRIZHEVSKY,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
-        bases=("https://www.cs.toronto.edu/~kriz/",),
-        remotes=(
-            Remote(
+        mirrors=("https://www.cs.toronto.edu/~kriz/",),
+        downloads=(
+            Download(
                 "cifar-10-binary.tar.gz",
                 "md5:c32a1d4ab5d03f1284b67883e8d87530",
                 170_052_171,
-                unpack="cifar-10-batches-bin",
+                unpacked_folder="cifar-10-batches-bin",
             ),
         ),
-        foreign="cifar-10-batches-py",
+        pickled_folder="cifar-10-batches-py",
     ),
     Source(
         name="cifar100",
@@ -308,20 +305,20 @@ _SOURCES = (
             "cifar100/cifar-100-binary",
             ".",
         ),
-        parts=("train.bin", "test.bin"),
+        files=("train.bin", "test.bin"),
         citation=_KRIZHEVSKY,
         mean=(0.5071, 0.4867, 0.4408),
         std=(0.2675, 0.2565, 0.2761),
-        bases=("https://www.cs.toronto.edu/~kriz/",),
-        remotes=(
-            Remote(
+        mirrors=("https://www.cs.toronto.edu/~kriz/",),
+        downloads=(
+            Download(
                 "cifar-100-binary.tar.gz",
                 "md5:03b5dce01913d631647c71ecec9e9cb8",
                 168_513_733,
-                unpack="cifar-100-binary",
+                unpacked_folder="cifar-100-binary",
             ),
         ),
-        foreign="cifar-100-python",
+        pickled_folder="cifar-100-python",
     ),
     Source(
         name="mnist-m",
@@ -331,7 +328,7 @@ _SOURCES = (
         shape=_RGB32,
         label_names=_DIGITS,
         folders=("mnist_m", "MNIST-M", "mnist-m", "."),
-        parts=("mnist_m_train", "mnist_m_test"),
+        files=("mnist_m_train", "mnist_m_test"),
         citation="Ganin et al., Domain-adversarial training of neural networks, JMLR 2016",
         note="it has no address that can be fetched; unpack mnist_m.tar.gz from the page "
         "http://yaroslav.ganin.net by hand",
@@ -350,7 +347,7 @@ _SOURCES = (
             "TinyImageNet/tiny-imagenet-200",
             ".",
         ),
-        parts=("wnids.txt", "val/val_annotations.txt"),
+        files=("wnids.txt", "val/val_annotations.txt"),
         citation="Le, Yang, Tiny ImageNet visual recognition challenge, Stanford CS 231N, 2015",
         note="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip by hand",
     ),

@@ -1,7 +1,7 @@
-"""Downloading the known sets: mirrors, resumed transfers, checksums.
+"""Downloads of the known sets: mirrors, resumed transfers, checksums.
 
-A file arrives under the name ``FILE.part``; when it is whole and its checksum is right it gets its
-name. What a broken transfer left behind is continued by the next one.
+A file arrives under the name ``FILE.part``. When it is complete and its checksum is right, it is
+renamed. A transfer that broke is resumed by the next one, also in a later process.
 """
 
 from __future__ import annotations
@@ -16,35 +16,39 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from fedkeel.data.read.catalogue import Remote, find
-from fedkeel.data.read.formats import damaged, reason
+from fedkeel.data.read.catalogue import Download, find
+from fedkeel.data.read.formats import unreadable_file
 from fedkeel.data.read.sources import cache_folder, locate
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, first_line
 
 Progress = Callable[[int, int | None, str], None]
 """Called with bytes done, bytes in all or None where the server does not say, and file name."""
 
-_AT_ONCE = 1 << 18  # bytes
-_SILENCE = 30.0  # seconds without a byte after which a transfer counts as broken
-_TRIES = 4  # transfers in a row that bring nothing new
-_PASSING = {408, 425, 429, 500, 502, 503, 504}  # HTTP answers after which it is tried again
+BLOCK = 1 << 18
+"""Bytes that are read at a time."""
+
+TIMEOUT = 30.0
+"""Seconds without a byte after which a transfer counts as broken."""
+
+TRIES = 4
+"""Number of transfers in a row that may bring nothing new."""
+
+_TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
+"""HTTP status codes after which the request is repeated."""
 
 
-class _Broken(Exception):  # noqa: N818 - never leaves this module
-    """A transfer that did not bring the whole file.
+class _BrokenTransfer(Exception):  # noqa: N818 - never leaves this module
+    """A transfer that did not bring the complete file.
 
     Args:
         why: what happened.
-        lasting: whether trying the same address again is useless.
-        total: bytes of the whole file, where the server said so.
+        is_final: whether another request to the same address would be useless.
+        total: bytes of the complete file, where the server said so.
     """
 
-    def __init__(self, why: str, lasting: bool = False, total: int | None = None) -> None:
-        self.why = why
-        self.lasting = lasting
-        self.total = total
+    def __init__(self, why: str, is_final: bool = False, total: int | None = None) -> None:
+        self.why, self.is_final, self.total = why, is_final, total
 
 
 def get(
@@ -58,7 +62,7 @@ def get(
 
     Args:
         name: one of the known names.
-        progress: told how far each file is.
+        progress: is called as each file grows.
         base_urls: addresses of folders to fetch from, in place of the official ones; each is tried
             in turn.
         cache: folder to put it in; see `fedkeel.data.read.sources.cache_folder`.
@@ -72,19 +76,19 @@ def get(
             again resumes); a checksum is wrong; the disk is full.
     """
     source = find(name)
-    if not source.remotes:
+    if not source.downloads:
         raise DataError(f"{name!r} cannot be downloaded: {source.note}.")
-    found = locate(source, cache)
-    if found is not None:
-        return found[0]
-    bases = source.bases if base_urls is None else base_urls
+    located = locate(source, cache)
+    if located is not None:
+        return located.folder
     folder = cache_folder(cache) / source.folders[0]
-    for remote in source.remotes:
-        into = folder.parent if remote.unpack else folder
-        urls = [f"{base.rstrip('/')}/{remote.file}" for base in bases]
-        file = fetch(urls, into / remote.file, remote.checksum, progress, pause)
-        if remote.unpack:
-            _unpack(file, remote)
+    for download in source.downloads:
+        parent = folder.parent if download.unpacked_folder else folder
+        bases = source.mirrors if base_urls is None else base_urls
+        urls = [f"{base.rstrip('/')}/{download.file}" for base in bases]
+        file = fetch(urls, parent / download.file, download.checksum, progress, pause)
+        if download.unpacked_folder:
+            _unpack(file, download)
     return folder
 
 
@@ -101,184 +105,166 @@ def fetch(
         urls: addresses of the same file, best first.
         target: where it goes. A file that is there with the right checksum is kept.
         checksum: ``md5:`` or ``sha256:`` and the digest in hexadecimal.
-        progress: told how far the file is.
+        progress: is called as the file grows.
         pause: seconds before the first retry.
 
     Returns:
         `target`.
 
     Raises:
-        DataError: as for `get`; a wrong checksum deletes what was fetched.
+        DataError: as for `get`; a file with a wrong checksum is deleted.
     """
     part = target.with_name(f"{target.name}.part")
+    problem = DataError(f"There is no address for {target.name}.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             if _digest(target, checksum) == checksum:
                 return target
             target.unlink()
-        problem = None
         for url in urls:
-            problem = _from(url, part, checksum, progress, pause)
-            if problem is None:
-                part.replace(target)
-                return target
+            try:
+                _fetch_from(url, part, checksum, progress, pause)
+            except DataError as error:
+                problem = error
+                continue
+            part.replace(target)
+            return target
     except OSError as error:
-        raise _disk(error, target) from None
-    raise problem or DataError(f"There is no address for {target.name}.")
+        raise _disk_error(error, target) from None
+    raise problem
 
 
-def _from(
+def _fetch_from(
     url: str, part: Path, checksum: str, progress: Progress | None, pause: float
-) -> DataError | None:
-    """Fetch one file from one address, again after passing faults; return what was wrong."""
-    tries, most = 0, _size(part)
+) -> None:
+    """Fetch one file from one address, with retries, and compare its checksum."""
+    failures, largest = 0, _size(part)
     while True:
         try:
             _transfer(url, part, progress)
             break
-        except _Broken as broken:
-            arrived = _size(part)
-            tries = 0 if arrived > most else tries + 1
-            most = max(most, arrived)
-            if broken.lasting or tries == _TRIES:
-                return _unfinished(part, url, broken)
-            time.sleep(pause * 2.0**tries)
-    got = _digest(part, checksum)
-    if got == checksum:
-        return None
+        except _BrokenTransfer as broken:
+            size = _size(part)
+            failures = 0 if size > largest else failures + 1
+            largest = max(largest, size)
+            if broken.is_final or failures == TRIES:
+                total = f" of {broken.total:,}" if broken.total else ""
+                raise DataError(
+                    f"{part.stem} could not be fetched.",
+                    got=f"{size:,}{total} bytes from {url}: {broken.why}",
+                    do=f"run it again: it goes on after the {size:,} bytes that are here"
+                    if size
+                    else "check the connection and run it again",
+                ) from None
+            time.sleep(pause * 2.0**failures)
+    digest = _digest(part, checksum)
+    if digest == checksum:
+        return
     size = _size(part)
     part.unlink()
-    return DataError(
-        f"The checksum of {part.stem} is wrong; what was fetched is deleted.",
-        got=f"{got} ({size:,} bytes from {url})",
+    raise DataError(
+        f"The checksum of {part.stem} is wrong; the fetched file is deleted.",
+        got=f"{digest} ({size:,} bytes from {url})",
         expected=checksum,
         do="run it again; if it stays wrong, the server or something before it sends another file",
     )
 
 
-def _unfinished(part: Path, url: str, broken: _Broken) -> DataError:
-    size = _size(part)
-    of = f" of {broken.total:,}" if broken.total else ""
-    resume = f"run it again: it goes on after the {size:,} bytes that are here"
-    return DataError(
-        f"{part.stem} could not be fetched.",
-        got=f"{size:,}{of} bytes from {url}: {broken.why}",
-        do=resume if size else "check the connection and run it again",
-    )
-
-
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:
-    """Fetch what is missing of a file in one request.
+    """Fetch the missing rest of a file in one request.
 
     Raises:
-        _Broken: the file is not whole; what arrived is in `part`.
+        _BrokenTransfer: the file is not complete; what arrived is in `part`.
         OSError: `part` cannot be written.
     """
-    have = _size(part)
-    answer = _ask(url, have)
-    if answer is None:
+    present = _size(part)
+    response = _request(url, present)
+    if response is None:
         return
-    with answer:
-        start, total = _span(answer, have)
-        if start not in (0, have):
+    with response:
+        length = response.headers.get("Content-Length", "")
+        start = 0
+        if response.status == 206:
+            first = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
+            start = int(first) if first.isdigit() else present
+        total = start + int(length) if length.isdigit() else None
+        if start not in (0, present):
             part.unlink()
-            raise _Broken(f"the server sent bytes from {start:,} on, not from {have:,}")
+            raise _BrokenTransfer(f"the server sent bytes from {start:,} on, not from {present:,}")
         if total is not None and shutil.disk_usage(part.parent).free < total - start:
             raise OSError(errno.ENOSPC, "not enough room")
+        done = start
         with part.open("ab" if start else "wb") as file:
-            done = _copy(answer, file, start, total, progress, part.stem)
+            while True:
+                try:
+                    block = response.read(BLOCK)
+                except (OSError, http.client.HTTPException) as error:
+                    raise _BrokenTransfer(first_line(error), total=total) from None
+                if not block:
+                    break
+                file.write(block)
+                done += len(block)
+                if progress is not None:
+                    progress(done, total, part.stem)
     if total is not None and done != total:
-        raise _Broken("the connection was closed before the end", total=total)
+        raise _BrokenTransfer("the connection was closed before the end", total=total)
 
 
-def _ask(url: str, have: int) -> http.client.HTTPResponse | None:
-    """Ask for a file from byte `have` on; None where the server says that this is its end."""
+def _request(url: str, start: int) -> http.client.HTTPResponse | None:
+    """Ask for a file from byte `start` on; None where the server says that the file ends there."""
     headers = {"User-Agent": "fedkeel", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if start:
+        headers["Range"] = f"bytes={start}-"
     request = urllib.request.Request(url, headers=headers)
     try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_SILENCE)
+        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and error.headers.get("Content-Range", "").endswith(f"/{have}"):
+        if error.code == 416 and error.headers.get("Content-Range", "").endswith(f"/{start}"):
             return None
-        if error.code == 416 and have:  # what is here is longer than the file: of another one
-            return _ask(url, 0)
+        if error.code == 416 and start:  # the part is longer than the file: it is of another one
+            return _request(url, 0)
         why = f"HTTP {error.code} {error.reason}"
-        raise _Broken(why, lasting=error.code not in _PASSING) from None
+        raise _BrokenTransfer(why, is_final=error.code not in _TEMPORARY) from None
     except urllib.error.URLError as error:
-        raise _Broken(str(error.reason)) from None
+        raise _BrokenTransfer(str(error.reason)) from None
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(reason(error)) from None
-    return answer
-
-
-def _span(answer: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
-    """Return (first byte sent, size of the whole file) of an answer; size None if not said."""
-    length = answer.headers.get("Content-Length", "")
-    total = int(length) if length.isdigit() else None
-    if answer.status != 206:
-        return 0, total
-    span = answer.headers.get("Content-Range", "").removeprefix("bytes ")
-    first = span.partition("-")[0]
-    start = int(first) if first.isdigit() else have
-    return start, None if total is None else start + total
-
-
-def _copy(
-    answer: http.client.HTTPResponse,
-    file: BinaryIO,
-    done: int,
-    total: int | None,
-    progress: Progress | None,
-    name: str,
-) -> int:
-    """Write an answer's body to a file and return how long the file is then."""
-    while True:
-        try:
-            block = answer.read(_AT_ONCE)
-        except (OSError, http.client.HTTPException) as error:
-            raise _Broken(reason(error), total=total) from None
-        if not block:
-            return done
-        file.write(block)
-        done += len(block)
-        if progress is not None:
-            progress(done, total, name)
+        raise _BrokenTransfer(first_line(error)) from None
+    return response
 
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def _digest(file: Path, like: str) -> str:
-    """Return the checksum of a file, by the algorithm that `like` begins with."""
-    kind = like.partition(":")[0]
+def _digest(file: Path, checksum: str) -> str:
+    """Return the checksum of a file, by the algorithm that `checksum` begins with."""
+    algorithm = checksum.partition(":")[0]
     with file.open("rb") as stream:
-        made = hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False))
-    return f"{kind}:{made.hexdigest()}"
+        digest = hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return f"{algorithm}:{digest.hexdigest()}"
 
 
-def _unpack(file: Path, remote: Remote) -> None:
-    """Unpack the one folder that a tar archive holds, beside the archive, and drop the archive."""
-    aside = file.with_name(f"{remote.unpack}.part")
+def _unpack(file: Path, download: Download) -> None:
+    """Unpack the one folder in a tar archive beside the archive, and delete the archive."""
+    name = download.unpacked_folder
+    temporary = file.with_name(f"{name}.part")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         with tarfile.open(file) as archive:
-            archive.extractall(aside, filter="data")
-        shutil.rmtree(file.with_name(remote.unpack), ignore_errors=True)
-        (aside / remote.unpack).rename(file.with_name(remote.unpack))
-        shutil.rmtree(aside, ignore_errors=True)
+            archive.extractall(temporary, filter="data")
+        shutil.rmtree(file.with_name(name), ignore_errors=True)
+        (temporary / name).rename(file.with_name(name))
+        shutil.rmtree(temporary, ignore_errors=True)
     except (tarfile.TarError, EOFError) as error:
-        raise damaged(file, reason(error), f"a tar archive of {remote.unpack}") from None
+        raise unreadable_file(file, first_line(error), f"a tar archive of {name}") from None
     except OSError as error:
-        raise _disk(error, file) from None
+        raise _disk_error(error, file) from None
     file.unlink()
 
 
-def _disk(error: OSError, target: Path) -> DataError:
+def _disk_error(error: OSError, target: Path) -> DataError:
     """Return the error of a disk that is full or cannot be written."""
     folder = next((path for path in target.parents if path.exists()), Path("/"))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -289,6 +275,6 @@ def _disk(error: OSError, target: Path) -> DataError:
         )
     return DataError(
         f"{target.name} cannot be written to {target.parent}.",
-        got=reason(error),
+        got=first_line(error),
         do="set FEDKEEL_CACHE to a folder that can be written to",
     )

@@ -7,39 +7,39 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedkeel.data.read import images
-from fedkeel.data.read.formats import decode, peek
-from fedkeel.data.read.raw_examples import Raw, number, number_like
+from fedkeel.data.read.formats import read_image, read_image_size
+from fedkeel.data.read.images import write_images
+from fedkeel.data.read.raw_examples import RawExamples, encode, encode_as
 from fedkeel.errors import DataError, counted
 
-_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff")
-_BESIDE = (".csv", ".db", ".html", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
-"""What may lie beside images: notes on them, and what systems leave in every folder."""
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff")
+IGNORED_SUFFIXES = (".csv", ".db", ".html", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
+"""What may lie beside images: notes on them, and files that systems leave in every folder."""
 
 
-def halves(folder: Path) -> tuple[Path, Path | None]:
+def train_and_test_folders(folder: Path) -> tuple[Path, Path | None]:
     """Return the folder of the training images, and that of the test images if there is one.
 
     Where `folder` holds ``train`` and ``test`` with folders in both, these are the two.
     """
-    parts = folder / "train", folder / "test"
-    if all(part.is_dir() and any(below.is_dir() for below in part.iterdir()) for part in parts):
-        return parts
+    halves = folder / "train", folder / "test"
+    if all(half.is_dir() and any(path.is_dir() for path in half.iterdir()) for half in halves):
+        return halves
     return folder, None
 
 
-def read(
-    folder: Path, shape: tuple[int, int, int] | None, like: tuple[str, ...] | None = None
-) -> Raw:
+def read_folder(
+    folder: Path, shape: tuple[int, int, int] | None, label_names: tuple[str, ...] | None = None
+) -> RawExamples:
     """Read ``folder/CLASS/*.png|jpg|jpeg|bmp|tif|tiff``.
 
     Classes are numbered in the order of their names.
 
     Args:
-        folder: where the folders of the classes are.
+        folder: the folder that holds the folders of the classes.
         shape: (channels, height, width) that images of different sizes are brought to; without it
             all must be of one size. Grey images among coloured ones become coloured.
-        like: the classes of the training images, for test images.
+        label_names: the classes of the training images, for test images.
 
     Returns:
         [N, C, H, W]: bytes where all images have one size, or else numbers in [0, 1] in `shape`.
@@ -48,82 +48,73 @@ def read(
         DataError: there are no classes, a class has no images or files of another kind, an image
             cannot be read, or two differ in size and no shape is given.
     """
-    files, labels = _listing(folder)
-    if like is None:
-        y, names = number(np.array(labels))
+    files, labels = _list_images(folder)
+    if label_names is None:
+        y, label_names = encode(np.array(labels))
     else:
-        y, names = number_like(np.array(labels), like, str(folder)), like
-    kinds = [peek(file) for file in files]
-    channels = max(kind[0] for kind in kinds)
-    size = kinds[0][1:]
-    other = next((row for row, kind in enumerate(kinds) if kind[1:] != size), None)
+        y = encode_as(np.array(labels), label_names, str(folder))
+    sizes = [read_image_size(file) for file in files]
+    first = sizes[0]
+    other = next(
+        (row for row, size in enumerate(sizes) if size.pixels != first.pixels),
+        None,
+    )
     if other is None:
-        x = torch.empty((len(files), channels, *size), dtype=torch.uint8)
+        channels = max(size.channels for size in sizes)
+        x = torch.empty((len(files), channels, *first.pixels), dtype=torch.uint8)
         for row, file in enumerate(files):
-            x[row] = torch.from_numpy(decode(file, channels))
-        return Raw(x, y, names)
+            x[row] = torch.from_numpy(read_image(file, channels))
+        return RawExamples(x, y, label_names)
     if shape is None:
-        one, two = (f"{files[row].relative_to(folder)} ({_size(kinds[row])})" for row in (0, other))
+        both = (
+            f"{files[row].relative_to(folder)} ({sizes[row].height} high, {sizes[row].width} wide)"
+            for row in (0, other)
+        )
         raise DataError(
             f"{folder}: the images differ in size.",
-            got=f"{one}, {two}",
+            got=", ".join(both),
             do="set data.shape to (channels, height, width) that all are brought to",
         )
     x = torch.empty((len(files), *shape), dtype=torch.float32)
-    for row, (file, kind) in enumerate(zip(files, kinds, strict=True)):
-        image = torch.from_numpy(np.ascontiguousarray(decode(file, kind[0])))
-        images.fill(x[row : row + 1], image[None], str(file))
-    return Raw(x, y, names)
+    for row, (file, size) in enumerate(zip(files, sizes, strict=True)):
+        image = torch.from_numpy(np.ascontiguousarray(read_image(file, size.channels)))
+        write_images(x[row : row + 1], image[None], str(file))
+    return RawExamples(x, y, label_names)
 
 
-def _size(kind: tuple[int, int, int]) -> str:
-    return f"{kind[1]} high, {kind[2]} wide"
-
-
-def _listing(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return all image files below the folders of the classes, and the class of each."""
-    visible = (below for below in folder.iterdir() if not below.name.startswith("."))
-    classes = sorted(below for below in visible if below.is_dir())
+def _list_images(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return all image files in the folders of the classes, and the class of each."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and _is_visible(path))
+    suffixes = ", ".join(IMAGE_SUFFIXES)
     if not classes:
         raise DataError(
             f"{folder} has no folders in it.",
-            expected=f"one folder for each class, with images ({', '.join(_SUFFIXES)})",
+            expected=f"one folder for each class, with images ({suffixes})",
         )
-    files: list[Path] = []
+    images: list[Path] = []
     labels: list[str] = []
     for below in classes:
-        found = sorted(
-            file
-            for file in below.iterdir()
-            if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
-        )
-        if not found:
+        files = sorted(path for path in below.iterdir() if _is_visible(path))
+        own = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+        if not own:
             raise DataError(
                 f"{below} has no images.",
-                expected=f"files that end in {', '.join(_SUFFIXES)}",
+                expected=f"files that end in {suffixes}",
                 do="remove the folder if it is not a class",
             )
-        _none_left_out(below, found)
-        files += found
-        labels += [below.name] * len(found)
-    return files, labels
+        known = (*IMAGE_SUFFIXES, *IGNORED_SUFFIXES)
+        unknown = [file for file in files if file.is_file() and file.suffix.lower() not in known]
+        if unknown:
+            raise DataError(
+                f"{below} has {counted(len(unknown), 'file')} of a kind that is not read.",
+                got=f"{unknown[0].name} beside {counted(len(own), 'image')}",
+                expected=f"files that end in {suffixes}",
+                do="convert them, or move them elsewhere",
+            )
+        images += own
+        labels += [below.name] * len(own)
+    return images, labels
 
 
-def _none_left_out(below: Path, found: list[Path]) -> None:
-    """Refuse files in a class's folder that may be images and are not read."""
-    read = {file.name for file in found}
-    left = sorted(
-        file
-        for file in below.iterdir()
-        if file.name not in read
-        and file.is_file()
-        and not file.name.startswith(".")
-        and file.suffix.lower() not in _BESIDE
-    )
-    if left:
-        raise DataError(
-            f"{below} has {counted(len(left), 'file')} of a kind that is not read.",
-            got=f"{left[0].name} beside {counted(len(found), 'image')}",
-            expected=f"files that end in {', '.join(_SUFFIXES)}",
-            do="convert them, or move them elsewhere",
-        )
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith(".")

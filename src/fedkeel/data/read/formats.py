@@ -1,6 +1,6 @@
 """Readers of published file formats: idx, LIBSVM text, MATLAB, CIFAR's records, lists of images.
 
-Each checks what the file says of itself against what is in it, and a file that is cut short or is
+Each reader compares what a file says of itself with what is in it. A file that is cut short or is
 something else is refused with its name and what is wrong. Nothing is unpickled.
 """
 
@@ -17,30 +17,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Ints
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, first_line
 
 Pixels = NDArray[np.uint8]
 
-_AT_ONCE = 1 << 20  # bytes read at a time
-# Pillow's modes that are read, and how many channels they come to.
+BLOCK = 1 << 20
+"""Bytes that are read at a time."""
+
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "RGB": 3, "RGBA": 3, "CMYK": 3, "YCbCr": 3}
-# A RuntimeError is what zipfile raises of members that are encrypted, or compressed in other ways.
-_UNREADABLE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, KeyError, RuntimeError)
+"""Pillow's modes that are read, and the number of channels that they become."""
+
+# zipfile raises RuntimeError for members that are encrypted or compressed in other ways.
+_READ_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, KeyError, RuntimeError)
+_IMAGE_ERRORS = (*_READ_ERRORS, ValueError, SyntaxError)
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """Where the bytes of a file are.
 
     Args:
         path: the file, which may be compressed by gzip or bzip2.
-        member: name inside `path` where that is a zip file, also possibly compressed.
+        member: name of a gzipped file inside `path`, where that is a zip file.
     """
 
     path: Path
@@ -58,7 +62,7 @@ class Stored:
         if not self.member and self.path.suffix not in (".gz", ".bz2"):
             return self.path.stat().st_size
         with self.open() as stream:
-            return sum(map(len, iter(partial(stream.read, _AT_ONCE), b"")))
+            return sum(map(len, iter(partial(stream.read, BLOCK), b"")))
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
@@ -75,41 +79,30 @@ class Stored:
                     gzip.open(inner) as stream,
                 ):
                     yield cast(BinaryIO, stream)
-            elif self.path.suffix == ".gz":
-                with gzip.open(self.path) as stream:
-                    yield cast(BinaryIO, stream)
-            elif self.path.suffix == ".bz2":
-                with bz2.open(self.path) as stream:
-                    yield cast(BinaryIO, stream)
             else:
-                with self.path.open("rb") as plain:
-                    yield plain
-        except _UNREADABLE as error:
-            raise damaged(self, reason(error)) from None
+                openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+                with openers.get(self.path.suffix, open)(self.path, "rb") as stream:
+                    yield stream
+        except _READ_ERRORS as error:
+            raise unreadable_file(self, first_line(error)) from None
 
 
-def damaged(file: object, got: object, expected: object = None) -> DataError:
+def unreadable_file(file: object, got: object, expected: object = None) -> DataError:
     """Return the error of a file that is not what it should be."""
     return DataError(
         f"{file} cannot be read.",
         got=got,
         expected=expected,
-        do="replace it by a whole copy; if it is of a download, delete it and fetch it again",
+        do="replace it by a complete copy; if it was downloaded, delete it and fetch it again",
     )
 
 
-def reason(error: BaseException) -> str:
-    """Return the first line of what a library says of an error, or else the error's kind."""
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
-
-
-def idx(file: Stored, axes: int) -> Pixels:
+def read_idx(file: StoredFile, axes: int) -> Pixels:
     """Read an idx file of unsigned bytes: big-endian header, then the bytes.
 
     Args:
         file: the file.
-        axes: how many axes it must have: 1 for labels, 3 for images.
+        axes: number of axes that it must have: 1 for labels, 3 for images.
 
     Returns:
         An array with the axes that the header names.
@@ -120,38 +113,40 @@ def idx(file: Stored, axes: int) -> Pixels:
     with file.open() as stream:
         magic = stream.read(4)
         if magic != bytes((0, 0, 8, axes)):
-            raise damaged(
+            raise unreadable_file(
                 file,
                 f"a file that begins with {magic.hex(' ') or 'nothing'}",
                 f"an idx file of bytes with {axes} axes, which begins with 00 00 08 0{axes}",
             )
-        sides = stream.read(4 * axes)
-        if len(sides) < 4 * axes:
-            raise damaged(file, "a file that ends within its header")
-        shape = tuple(np.frombuffer(sides, dtype=">u4").tolist())
+        header = stream.read(4 * axes)
+        if len(header) < 4 * axes:
+            raise unreadable_file(file, "a file that ends within its header")
+        shape = tuple(np.frombuffer(header, dtype=">u4").tolist())
         try:
             data = np.empty(shape, dtype=np.uint8)
         except (ValueError, MemoryError):
-            raise damaged(file, f"a header that promises {shape}") from None
+            raise unreadable_file(file, f"a header that promises {shape}") from None
         _read_into(stream, data, file)
         if stream.read(1):
-            raise damaged(file, "more bytes than its header promises", f"{shape}")
+            raise unreadable_file(file, "more bytes than its header promises", f"{shape}")
     return data
 
 
 def _read_into(stream: BinaryIO, data: Pixels, file: object) -> None:
-    """Fill `data` from a stream, which must not end before."""
+    """Fill `data` from a stream; refuse one that ends before."""
     flat = data.reshape(-1)
     done = 0
     while done < len(flat):
-        part = stream.read(min(_AT_ONCE, len(flat) - done))
-        if not part:
-            raise damaged(file, f"{done:,} bytes of data", f"{len(flat):,}")
-        flat[done : done + len(part)] = np.frombuffer(part, dtype=np.uint8)
-        done += len(part)
+        block = stream.read(min(BLOCK, len(flat) - done))
+        if not block:
+            raise unreadable_file(file, f"{done:,} bytes of data", f"{len(flat):,}")
+        flat[done : done + len(block)] = np.frombuffer(block, dtype=np.uint8)
+        done += len(block)
 
 
-def idx_pair(images: Stored, labels: Stored, transposed: bool = False) -> tuple[Pixels, Ints]:
+def read_idx_pair(
+    images: StoredFile, labels: StoredFile, transposed: bool = False
+) -> tuple[Pixels, Ints]:
     """Read images and their labels from two idx files.
 
     Args:
@@ -165,15 +160,15 @@ def idx_pair(images: Stored, labels: Stored, transposed: bool = False) -> tuple[
     Raises:
         DataError: a file cannot be read, or there are not as many labels as images.
     """
-    x, y = idx(images, 3), idx(labels, 1)
+    x, y = read_idx(images, 3), read_idx(labels, 1)
     if len(x) != len(y):
-        raise damaged(labels, f"{len(y):,} labels", f"{len(x):,}, as {images} has images")
+        raise unreadable_file(labels, f"{len(y):,} labels", f"{len(x):,}, as {images} has images")
     if transposed:
         x = x.transpose(0, 2, 1)
     return x[:, None], y.astype(np.int64)
 
 
-def libsvm(file: Stored, shape: tuple[int, int, int]) -> tuple[NDArray[np.float32], Ints]:
+def read_libsvm(file: StoredFile, shape: tuple[int, int, int]) -> tuple[NDArray[np.float32], Ints]:
     """Read images from LIBSVM text: a line is ``label index:value ...``, indices from 1.
 
     Args:
@@ -195,18 +190,19 @@ def libsvm(file: Stored, shape: tuple[int, int, int]) -> tuple[NDArray[np.float3
                 text, n_features=math.prod(shape), dtype=np.float32, zero_based=False
             )
         except ValueError as error:
-            raise damaged(file, reason(error), "lines of 'label index:value ...'") from None
+            expected = "lines of 'label index:value ...'"
+            raise unreadable_file(file, first_line(error), expected) from None
     x = rows.toarray()
     if len(x) == 0:
-        raise damaged(file, "no examples")
+        raise unreadable_file(file, "no examples")
     if not np.abs(x).max() <= 1:
-        raise damaged(file, f"values up to {np.abs(x).max()}", "values in [-1, 1]")
+        raise unreadable_file(file, f"values up to {np.abs(x).max()}", "values in [-1, 1]")
     x += 1
     x /= 2
     return x.reshape(-1, *shape), labels.astype(np.int64)
 
 
-def svhn(file: Stored) -> tuple[Pixels, Ints]:
+def read_svhn(file: StoredFile) -> tuple[Pixels, Ints]:
     """Read SVHN's cropped digits: a MATLAB file with X (H, W, C, N) and y (N, 1).
 
     Returns:
@@ -218,21 +214,22 @@ def svhn(file: Stored) -> tuple[Pixels, Ints]:
     from scipy.io import loadmat  # slow to import
     from scipy.io.matlab import MatReadError
 
-    wrong = (*_UNREADABLE, MatReadError, ValueError, TypeError, KeyError, IndexError)
     try:
         with file.open() as stream:
-            found = loadmat(stream, variable_names=("X", "y"))
-        x, y = found["X"], found["y"].reshape(-1)
-    except wrong as error:
-        raise damaged(file, reason(error), "a MATLAB file with arrays X and y") from None
+            arrays = loadmat(stream, variable_names=("X", "y"))
+        x, y = arrays["X"], arrays["y"].reshape(-1)
+    except (*_READ_ERRORS, MatReadError, ValueError, TypeError, IndexError) as error:
+        raise unreadable_file(
+            file, first_line(error), "a MATLAB file with arrays X and y"
+        ) from None
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != len(y):
         got = f"X {x.shape} of {x.dtype} and {len(y):,} labels"
-        raise damaged(file, got, "X (height, width, 3, N) of uint8 and N labels")
+        raise unreadable_file(file, got, "X (height, width, 3, N) of uint8 and N labels")
     return np.require(x, requirements="W").transpose(3, 2, 0, 1), y.astype(np.int64) % 10
 
 
-def records(
-    files: Sequence[Stored], shape: tuple[int, int, int], labels: int = 1
+def read_records(
+    files: Sequence[StoredFile], shape: tuple[int, int, int], labels: int = 1
 ) -> tuple[Pixels, Ints]:
     """Read records of label bytes followed by the planes of an image, as CIFAR's binary version.
 
@@ -245,13 +242,14 @@ def records(
         [N, C, H, W] bytes, and [N] labels.
 
     Raises:
-        DataError: a file's length is not a whole number of records.
+        DataError: a file's length is not a multiple of a record's.
     """
     length = labels + math.prod(shape)
     sizes = [file.size() for file in files]
     for file, size in zip(files, sizes, strict=True):
         if size == 0 or size % length:
-            raise damaged(file, f"{size:,} bytes", f"a multiple of {length:,}, which one image has")
+            expected = f"a multiple of {length:,}, which one image has"
+            raise unreadable_file(file, f"{size:,} bytes", expected)
     data = np.empty((sum(sizes) // length, length), dtype=np.uint8)
     start = 0
     for file, size in zip(files, sizes, strict=True):
@@ -262,8 +260,21 @@ def records(
     return data[:, labels:].reshape(-1, *shape), data[:, labels - 1].astype(np.int64)
 
 
-def peek(path: Path) -> tuple[int, int, int]:
-    """Return (channels, height, width) of an image file, reading its header only.
+class ImageSize(NamedTuple):
+    """The size of an image."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+
+def read_image_size(path: Path) -> ImageSize:
+    """Return the size of an image file, reading its header only.
 
     Raises:
         DataError: not an image, one that is neither 8-bit grey nor colour, or one of several pages.
@@ -272,10 +283,10 @@ def peek(path: Path) -> tuple[int, int, int]:
 
     try:
         with Image.open(path) as image:
-            mode, size = image.mode, image.size
+            mode, (width, height) = image.mode, image.size
             pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-    except (*_UNREADABLE, ValueError, SyntaxError) as error:
-        raise damaged(path, reason(error), "an image") from None
+    except _IMAGE_ERRORS as error:
+        raise unreadable_file(path, first_line(error), "an image") from None
     if mode not in _CHANNELS:
         raise DataError(
             f"{path} has a kind of pixel that is not read.",
@@ -290,10 +301,10 @@ def peek(path: Path) -> tuple[int, int, int]:
             expected="one image in a file",
             do="write each page into a file of its own, or all into an .npz file",
         )
-    return _CHANNELS[mode], size[1], size[0]
+    return ImageSize(_CHANNELS[mode], height, width)
 
 
-def decode(path: Path, channels: int) -> Pixels:
+def read_image(path: Path, channels: int) -> Pixels:
     """Read an image file.
 
     Args:
@@ -308,18 +319,18 @@ def decode(path: Path, channels: int) -> Pixels:
     """
     from PIL import Image
 
-    peek(path)
+    read_image_size(path)
     try:
         with Image.open(path) as image:
-            # A palette with transparent entries is read by way of RGBA, as Pillow asks for.
-            whole = image.convert("RGBA") if image.mode == "P" else image
-            pixels = np.array(whole.convert("L" if channels == 1 else "RGB"))
-    except (*_UNREADABLE, ValueError, SyntaxError) as error:
-        raise damaged(path, reason(error), "an image") from None
+            # Pillow asks for RGBA between a palette with transparent entries and other modes.
+            full = image.convert("RGBA") if image.mode == "P" else image
+            pixels = np.array(full.convert("L" if channels == 1 else "RGB"))
+    except _IMAGE_ERRORS as error:
+        raise unreadable_file(path, first_line(error), "an image") from None
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def listed_images(folder: Path, listing: Path) -> tuple[Pixels, Ints]:
+def read_listed_images(folder: Path, listing: Path) -> tuple[Pixels, Ints]:
     """Read colour images that a text file lists with their labels: ``name label`` in each line.
 
     Returns:
@@ -328,21 +339,20 @@ def listed_images(folder: Path, listing: Path) -> tuple[Pixels, Ints]:
     Raises:
         DataError: a line is something else, an image cannot be read, or two differ in size.
     """
-    names, labels = [], []
+    files: list[tuple[Path, int]] = []
     for row, line in enumerate(listing.read_text(encoding="utf-8").splitlines()):
         words = line.split()
         if len(words) != 2 or not words[1].isdigit():
-            raise damaged(listing, f"{line[:60]!r} in line {row + 1}", "'name label'")
-        names.append(words[0])
-        labels.append(int(words[1]))
-    if not names:
-        raise damaged(listing, "no examples")
-    _, height, width = decode(folder / names[0], channels=3).shape
-    files = [(folder / name, label) for name, label in zip(names, labels, strict=True)]
-    return _decoded(files, (3, height, width))
+            raise unreadable_file(listing, f"{line[:60]!r} in line {row + 1}", "'name label'")
+        files.append((folder / words[0], int(words[1])))
+    if not files:
+        raise unreadable_file(listing, "no examples")
+    return _read_images(files, (3, *read_image(files[0][0], channels=3).shape[1:]))
 
 
-def tiny_imagenet(listing: Path, annotations: Path) -> tuple[tuple[Pixels, Ints], ...]:
+def read_tiny_imagenet(
+    listing: Path, annotations: Path
+) -> tuple[tuple[Pixels, Ints], tuple[Pixels, Ints]]:
     """Read Tiny ImageNet: JPEG images of 64 x 64 pixels, of classes that WordNet numbers.
 
     Classes are numbered in the order of their WordNet numbers. Grey images become coloured.
@@ -360,29 +370,32 @@ def tiny_imagenet(listing: Path, annotations: Path) -> tuple[tuple[Pixels, Ints]
             another size.
     """
     classes = sorted(listing.read_text(encoding="utf-8").split())
-    place = {name: label for label, name in enumerate(classes)}
+    label_of = {name: label for label, name in enumerate(classes)}
     train: list[tuple[Path, int]] = []
-    for name, label in place.items():
+    for name, label in label_of.items():
         folder = listing.parent / "train" / name / "images"
-        found = sorted(folder.glob("*.JPEG"))
-        if not found:
-            raise damaged(listing, f"no images in {folder}", f"images of class {name}")
-        train += [(path, label) for path in found]
-    tested: list[tuple[Path, int]] = []
+        paths = sorted(folder.glob("*.JPEG"))
+        if not paths:
+            raise unreadable_file(listing, f"no images in {folder}", f"images of class {name}")
+        train += [(path, label) for path in paths]
+    validation: list[tuple[Path, int]] = []
     for row, line in enumerate(annotations.read_text(encoding="utf-8").splitlines()):
         words = line.split()
-        if len(words) < 2 or words[1] not in place:
-            raise damaged(annotations, f"{line[:60]!r} in line {row + 1}", "'name class box'")
-        tested.append((annotations.parent / "images" / words[0], place[words[1]]))
-    return _decoded(train, (3, 64, 64)), _decoded(tested, (3, 64, 64))
+        if len(words) < 2 or words[1] not in label_of:
+            got = f"{line[:60]!r} in line {row + 1}"
+            raise unreadable_file(annotations, got, "'name class box'")
+        validation.append((annotations.parent / "images" / words[0], label_of[words[1]]))
+    return _read_images(train, (3, 64, 64)), _read_images(validation, (3, 64, 64))
 
 
-def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int]) -> tuple[Pixels, Ints]:
+def _read_images(
+    files: Sequence[tuple[Path, int]], shape: tuple[int, int, int]
+) -> tuple[Pixels, Ints]:
     """Read image files of one size."""
     x = np.empty((len(files), *shape), dtype=np.uint8)
     for row, (path, _) in enumerate(files):
-        image = decode(path, channels=shape[0])
+        image = read_image(path, channels=shape[0])
         if image.shape != shape:
-            raise damaged(path, f"an image of {image.shape}", f"{shape}")
+            raise unreadable_file(path, f"an image of {image.shape}", f"{shape}")
         x[row] = image
     return x, np.array([label for _, label in files], dtype=np.int64)

@@ -16,15 +16,15 @@ _Column = Any  # pyarrow has no types
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>", "#n/a"})
 """Texts that programs write where there is no value."""
 
-WHOLE = re.compile(r"0|-?[1-9][0-9]*")
-"""A whole number that is written as Python writes it: not 007, nor 0x1A."""
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]*")
+"""A whole number as Python writes it: not 007, nor 0x1A."""
 
 
-def may_be_names(column: _Column) -> bool:
-    """Return whether a column without gaps is of whole numbers that may be texts.
+def could_be_text(column: _Column) -> bool:
+    """Return whether a column of whole numbers could be of texts that look like numbers.
 
-    Of such are codes with zeros before them, and numbers too large for an int64: that these are
-    read as floats makes one of several.
+    Examples are codes with leading zeros, and numbers too large for an int64, several of which
+    become the same float. A column with gaps is none.
     """
     import pyarrow as pa
 
@@ -33,16 +33,16 @@ def may_be_names(column: _Column) -> bool:
     if not pa.types.is_floating(column.type):
         return False
     values = column.to_numpy(zero_copy_only=False)
-    whole = bool(np.isfinite(values).all() and (values % 1 == 0).all())
-    return whole and bool((np.abs(values) >= 2**53).any())
+    is_whole = bool(np.isfinite(values).all() and (values % 1 == 0).all())
+    return is_whole and bool((np.abs(values) >= 2**53).any())
 
 
-def whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+def as_names(path: Path, column: str, values: NDArray[Any]) -> NDArray[Any]:
     """Return labels or clients as texts or whole numbers.
 
     Args:
-        path: of the file, for messages.
-        name: of the column or array, for messages.
+        path: the file, for messages.
+        column: name of the column or array, for messages.
         values: [N] what the file has.
 
     Returns:
@@ -53,14 +53,14 @@ def whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
     """
     if values.dtype.kind == "f" and np.isfinite(values).all() and (values % 1 == 0).all():
         fits = bool((np.abs(values) < 2.0**63).all())
-        values = values.astype(np.int64) if fits else np.array([str(int(one)) for one in values])
+        values = values.astype(np.int64) if fits else np.array([str(int(v)) for v in values])
     if values.dtype.kind == "U":
         gaps = [text for text in np.unique(values) if text.strip().lower() in _MISSING]
         if gaps:
             row = int(np.flatnonzero(np.isin(values, gaps))[0])
             text = str(values[row])
             raise DataError(
-                f"{path}: {name!r} has a gap.",
+                f"{path}: {column!r} has a gap.",
                 got=f"{repr(text) if text else 'an empty text'} in row {row} (counted from 0)",
                 expected="a value in every row",
                 do="drop the row or fill the gap before training"
@@ -68,7 +68,7 @@ def whole(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
             )
     if values.dtype.kind not in "biuU":
         raise DataError(
-            f"{path}: {name!r} holds neither texts nor whole numbers.",
+            f"{path}: {column!r} holds neither texts nor whole numbers.",
             got=f"{values.dtype}, such as {values.reshape(-1)[0]}",
             expected="texts or whole numbers",
             why="it is to name classes or clients: a quantity is not learned (regression)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -10,13 +11,13 @@ from torch import Tensor
 from fedkeel.errors import DataError
 
 _LUMA = (0.299, 0.587, 0.114)  # red, green, blue; ITU-R BT.601
+
 CONSTANT = 1e30
 """Deviation on record of what was the same in all training examples: (x - mean) / it is nothing."""
 
 _ROWS = 1024  # examples handled at a time, so that no copy of a whole set is made
 
-
-_AWAY = 0.001 / 255
+_PIXEL_EPS = 0.001 / 255
 """Added to the deviation of a pixel, as in FedProx's recipe, whose images have values to 255."""
 
 
@@ -32,6 +33,11 @@ class Scale:
     mean: Tensor
     std: Tensor
 
+    @classmethod
+    def of(cls, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
+        """Return the scale of F numbers each."""
+        return cls(*(torch.tensor(values, dtype=torch.float64) for values in (mean, std)))
+
     def apply_(self, x: Tensor) -> None:
         """Standardise [N, F, ...] in place."""
         view = (-1, *([1] * (x.ndim - 2)))
@@ -41,58 +47,56 @@ class Scale:
         if bool(constant.any()):
             x[:, constant] = 0
 
-    def plain(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def recorded(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and deviation for the record: (x - mean) / deviation does as `apply_`."""
         std = torch.where(self.std == 0, torch.full_like(self.std, CONSTANT), self.std)
         return tuple(self.mean.tolist()), tuple(std.tolist())
 
 
-def scale(mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
-    """Return the scale of plain numbers."""
-    return Scale(torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64))
-
-
-def measure(x: Tensor, extra: float = 0.0) -> Scale:
+def measure_scale(x: Tensor, eps: float = 0.0) -> Scale:
     """Return the mean and deviation of [N, F, ...] for each F, over all other axes.
 
     Computed in float64 in two passes, so that a column of large numbers that differ by little is
     not lost to rounding. The deviation is that of the population (divided by the count), plus
-    `extra` where it is not 0.
+    `eps` where it is not 0.
     """
-    others = [axis for axis in range(x.ndim) if axis != 1]
+    other_axes = [axis for axis in range(x.ndim) if axis != 1]
     count = x.numel() // x.shape[1]
     total = torch.zeros(x.shape[1], dtype=torch.float64)
     for part in torch.split(x, _ROWS):
-        total += part.sum(others, dtype=torch.float64)
+        total += part.sum(other_axes, dtype=torch.float64)
     mean = total / count
-    square = torch.zeros_like(mean)
+    squares = torch.zeros_like(mean)
     for part in torch.split(x, _ROWS):
-        away = part.to(torch.float64) - mean.reshape(-1, *([1] * (x.ndim - 2)))
-        square += away.square_().sum(others)
-    low, high = x.amin(others), x.amax(others)
-    std = torch.where(low == high, torch.zeros_like(mean), (square / count).sqrt_() + extra)
+        deviation = part.to(torch.float64) - mean.reshape(-1, *([1] * (x.ndim - 2)))
+        squares += deviation.square_().sum(other_axes)
+    low, high = x.amin(other_axes), x.amax(other_axes)
+    std = torch.where(low == high, torch.zeros_like(mean), (squares / count).sqrt_() + eps)
     return Scale(mean, std)
 
 
 def normalise(train: Tensor, test: Tensor, how: str) -> Scale | None:
-    """Normalise inputs in place by the training inputs, and return by what they were.
+    """Normalise inputs in place by the training inputs, and return the scale that was used.
 
     Args:
         train: [N, ...] training inputs, floating point.
         test: [M, ...] test inputs.
         how: see `fedkeel.config.Data`; other ways than ``standardize`` and ``pixels`` do nothing.
     """
-    if how not in ("standardize", "pixels"):
+    if how == "pixels":  # each number of an input is a column
+        halves = (train.flatten(1), test.flatten(1))
+        scale = measure_scale(halves[0], _PIXEL_EPS)
+    elif how == "standardize":
+        halves = (train, test)
+        scale = measure_scale(train)
+    else:
         return None
-    each = how == "pixels"  # each number of an input is a column
-    halves = (train.flatten(1), test.flatten(1)) if each else (train, test)
-    scale = measure(halves[0], _AWAY) if each else measure(halves[0])
     for half in halves:
         scale.apply_(half)
     return scale
 
 
-def fill(out: Tensor, x: Tensor, name: str) -> None:
+def write_images(out: Tensor, x: Tensor, name: str) -> None:
     """Write images of any size into `out`, as numbers in [0, 1] and in the shape of `out`.
 
     Sizes are changed by bilinear interpolation with antialiasing, one channel becomes three by
@@ -106,23 +110,23 @@ def fill(out: Tensor, x: Tensor, name: str) -> None:
     Raises:
         DataError: the channels are neither equal nor one and three.
     """
-    wanted, size = out.shape[1], tuple(out.shape[2:])
-    given = x.shape[1]
-    if given != wanted and {given, wanted} != {1, 3}:
+    channels, size = out.shape[1], tuple(out.shape[2:])
+    present = x.shape[1]
+    if present != channels and {present, channels} != {1, 3}:
         raise DataError(
-            f"{name}: the images cannot be brought to {wanted} channels.",
-            got=f"{given} channels",
+            f"{name}: the images cannot be brought to {channels} channels.",
+            got=f"{present} channels",
             expected="the same number of channels, or 1 and 3",
             do="set data.shape to what the images are",
         )
     for to, part in zip(torch.split(out, _ROWS), torch.split(x, _ROWS), strict=True):
-        if part.dtype == torch.uint8 and given == wanted and tuple(part.shape[2:]) == size:
+        if part.dtype == torch.uint8 and present == channels and tuple(part.shape[2:]) == size:
             to.copy_(part).div_(255)
             continue
         image = part.to(out.dtype)
         if part.dtype == torch.uint8:
             image = image.div_(255)
-        if given == 3 and wanted == 1:
+        if present == 3 and channels == 1:
             luma = torch.tensor(_LUMA, dtype=image.dtype).reshape(1, 3, 1, 1)
             image = (image * luma).sum(1, keepdim=True)
         if tuple(image.shape[2:]) != size:
@@ -132,10 +136,10 @@ def fill(out: Tensor, x: Tensor, name: str) -> None:
         to.copy_(image)  # one channel is repeated by broadcasting
 
 
-def by_name(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int, ...]) -> str:
     """Return a shape as people write it.
 
-    >>> by_name((3, 32, 32))
+    >>> shape_text((3, 32, 32))
     '3x32x32'
     """
     return "x".join(str(side) for side in shape) or "a single number"

@@ -15,23 +15,29 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Ints, dataset, narrowed
-from fedkeel.data.read import folders, images, sources, tables
+from fedkeel.data.dataset import Dataset, Ints, cast_inputs, dataset
 from fedkeel.data.read.catalogue import SOURCES
-from fedkeel.data.read.images import Scale
-from fedkeel.data.read.raw_examples import Raw, stratified
+from fedkeel.data.read.folders import read_folder, train_and_test_folders
+from fedkeel.data.read.images import Scale, measure_scale, normalise, shape_text, write_images
+from fedkeel.data.read.raw_examples import RawExamples, stratified_split
+from fedkeel.data.read.sources import read_known_set
+from fedkeel.data.read.tables import SUFFIXES, TABLE_SUFFIXES, read_file
 from fedkeel.errors import DataError, did_you_mean
 from fedkeel.rng import generator
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _Source:
     """One source: its name, whether it is a known set, and its two halves."""
 
     name: str
-    known: bool
-    train: Raw
-    test: Raw
+    is_known: bool
+    train: RawExamples
+    test: RawExamples
+
+    @property
+    def halves(self) -> tuple[RawExamples, RawExamples]:
+        return self.train, self.test
 
 
 def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Dataset, Dataset]:
@@ -40,8 +46,8 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     Args:
         settings: see `fedkeel.config.Data`. Where it names several sources they are joined: both
             halves say in `Dataset.source` what came from where.
-        seed: draws the test set where a file of one's own has none. It is not the seed of a run:
-            all runs of an experiment have one test set, as of ``digits``, and one draw of
+        seed: draws the test set where a user's file has none. It is not the seed of a run: all
+            runs of an experiment have one test set, as of ``digits``, and one draw of
             `settings.limit`. A client all of whose examples are drawn keeps them for training.
         cache: folder of downloads; see `fedkeel.data.read.sources.cache_folder`.
 
@@ -51,186 +57,191 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     Raises:
         DataError: a source is not known or not here, cannot be read, or does not fit the others.
     """
-    _possible(settings)
-    pairs = [_limited(_pair(text, settings, seed, cache), settings) for text in settings.sources]
-    pairs = _named_apart(pairs, settings.sources)
-    pairs = _same_columns(pairs)
-    check_augment(settings, all(pair.train.is_image for pair in pairs))
-    pairs = _same_labels(pairs)
-    train_x, test_x, scale = _inputs(pairs, settings)
-    people = _people(pairs) if settings.client is not None else None
-    train = _join([pair.train for pair in pairs], train_x, pairs, people and people[0], "training")
-    test = _join([pair.test for pair in pairs], test_x, pairs, people and people[1], "test")
-    told = None if scale is None else scale.plain()
-    columns = pairs[0].train.columns
-    return replace(train, columns=columns, scale=told), replace(test, columns=columns, scale=told)
+    _check_settings(settings)
+    sources = [_limited(_read(text, settings, seed, cache), settings) for text in settings.sources]
+    sources = _with_distinct_names(sources, settings.sources)
+    sources = _with_same_columns(sources)
+    check_augment(settings, all(source.train.is_image for source in sources))
+    sources = _with_same_labels(sources)
+    train_x, test_x, scale = _inputs(sources, settings)
+    clients = (_NO_CLIENTS, _NO_CLIENTS) if settings.client is None else _clients(sources)
+    train = _join(sources, [source.train for source in sources], train_x, clients[0], "training")
+    test = _join(sources, [source.test for source in sources], test_x, clients[1], "test")
+    columns, recorded = sources[0].train.columns, None if scale is None else scale.recorded()
+    return (
+        replace(train, columns=columns, scale=recorded),
+        replace(test, columns=columns, scale=recorded),
+    )
 
 
-def _possible(settings: Data) -> None:
+def _check_settings(settings: Data) -> None:
     """Refuse settings that contradict each other."""
     if settings.source == "nodes":
         raise DataError(
             "data.source = 'nodes': the data are on the nodes of a federation, and not here.",
             do="fedkeel flower up EXPERIMENT.toml --data FILE --data FILE ..., or flower export",
         )
-    own = [name for name in settings.sources if name not in SOURCES]
-    named = [name for name in settings.drop if name in (settings.label, settings.client)]
-    if named:
+    used = [name for name in settings.drop if name in (settings.label, settings.client)]
+    if used:
         raise DataError(
-            f"data.drop leaves out {named[0]!r}, which data.label or data.client names.",
+            f"data.drop leaves out {used[0]!r}, which data.label or data.client names.",
             do="take it out of one of them",
         )
-    plain = [name for name in settings.sources if not name.lower().endswith(tables.TABLES)]
-    if settings.drop and plain:
+    others = [name for name in settings.sources if not name.lower().endswith(TABLE_SUFFIXES)]
+    if settings.drop and others:
         raise DataError(
-            f"data.drop is for columns of tables, and {plain[0]} is none.",
+            f"data.drop is for columns of tables, and {others[0]} is none.",
             got=f"data.drop = {list(settings.drop)}",
-            expected=f"files that end in {' or '.join(tables.TABLES)}",
+            expected=f"files that end in {' or '.join(TABLE_SUFFIXES)}",
         )
     if not settings.sources:
         raise DataError("data.source names nothing.", do=did_you_mean("", SOURCES, limit=20))
-    if settings.test is not None and len(own) != 1:
+    paths = [name for name in settings.sources if name not in SOURCES]
+    if settings.test is not None and len(paths) != 1:
         raise DataError(
             "data.test goes with one path in data.source.",
-            got=f"{len(own)} paths in {', '.join(settings.sources)}",
+            got=f"{len(paths)} paths in {', '.join(settings.sources)}",
             do="drop data.test; known sets have test data, and data.test_fraction is for the rest",
         )
+    twice = next((text for text in settings.sources if settings.sources.count(text) > 1), None)
+    if twice is not None:
+        raise DataError(f"data.source names {twice!r} twice.", expected="each source once")
 
 
-def _pair(text: str, settings: Data, seed: int, cache: Path | None) -> _Pair:
+def _read(text: str, settings: Data, seed: int, cache: Path | None) -> _Source:
     """Read one source."""
     if text in SOURCES:
-        return _Pair(text, True, *sources.read(text, settings.test_fraction, cache))
+        return _Source(text, True, *read_known_set(text, settings.test_fraction, cache))
     path = Path(text).expanduser()
-    _exists(path, text)
-    name = path.resolve().name if path.is_dir() else path.stem
-    train, test = _own(path, settings)
+    _check_path(path, text)
+    train, test = _read_own(path, settings)
     if test is None:
-        rows = stratified(train.y, settings.test_fraction, generator(seed, "data.test/own"))
-        rows = rows if train.client is None else _none_lost(train.client, *rows)
+        random = generator(seed, "data.test/own")
+        rows = stratified_split(train.y, settings.test_fraction, random)
+        if train.client is not None:
+            rows = _with_every_client(train.client, *rows)
         train, test = train.take(rows[0]), train.take(rows[1])
-    return _Pair(name, False, train, test)
+    return _Source(path.resolve().name if path.is_dir() else path.stem, False, train, test)
 
 
-def _none_lost(client: Ints, kept: Ints, aside: Ints) -> tuple[Ints, Ints]:
-    """Return what is kept for training and what is set aside, where every client has some to keep.
+def _with_every_client(client: Ints, train: Ints, test: Ints) -> tuple[Ints, Ints]:
+    """Move examples of clients that would have none to train on back to training.
 
-    Where nobody had two, all stays as it is: there would be nothing to test on.
+    Where no client has two examples, all stays as it is: there would be nothing to test on.
     """
-    lost = ~np.isin(client[aside], client[kept])
+    lost = ~np.isin(client[test], client[train])
     if lost.all():
-        return kept, aside
-    return np.sort(np.concatenate([kept, aside[lost]])), aside[~lost]
+        return train, test
+    return np.sort(np.concatenate([train, test[lost]])), test[~lost]
 
 
-def _exists(path: Path, text: str) -> None:
+def _check_path(path: Path, text: str) -> None:
     """Refuse a path that cannot be read, by what is wrong with it."""
+    suffix = path.suffix.lower()
     if not path.exists():
-        looks_like_path = "/" in text or "\\" in text or path.suffix in tables.SUFFIXES
+        if "/" in text or "\\" in text or path.suffix in SUFFIXES:
+            what = f"There is no file or folder {text!r}."
+            raise DataError(what, do=f"check the path (looked in {Path.cwd()})")
         raise DataError(
-            f"There is no file or folder {text!r}."
-            if looks_like_path
-            else f"{text!r} is neither a known data set nor a file or folder.",
-            do=f"check the path (looked in {Path.cwd()})"
-            if looks_like_path
-            else f"{did_you_mean(text, SOURCES, limit=20)}; or check the path",
+            f"{text!r} is neither a known data set nor a file or folder.",
+            do=f"{did_you_mean(text, SOURCES, limit=20)}; or check the path",
         )
     if path.is_dir():
         return
-    if path.suffix.lower() not in tables.SUFFIXES:
+    if suffix not in SUFFIXES:
         raise DataError(
             f"{text}: files of this kind are not read.",
             got=f"suffix {path.suffix!r}",
-            expected=f"{', '.join(tables.SUFFIXES)}, or a folder with a folder for each class",
+            expected=f"{', '.join(SUFFIXES)}, or a folder with a folder for each class",
             do='write it with its labels, numpy.savez("data.npz", x=x, label=y)'
-            if path.suffix.lower() == ".npy"
+            if suffix == ".npy"
             else None,
         )
     if path.stat().st_size == 0:
         raise DataError(f"{text} is empty.", expected="a file with examples")
 
 
-def _own(path: Path, settings: Data) -> tuple[Raw, Raw | None]:
-    """Read a file or folder of one's own, and its test data where there are any."""
-    given = None
+def _read_own(path: Path, settings: Data) -> tuple[RawExamples, RawExamples | None]:
+    """Read a user's file or folder, and its test data where there are any."""
+    test_path = None
     if settings.test is not None:
-        given = Path(settings.test).expanduser()
-        _exists(given, settings.test)
-        if given.resolve() == path.resolve():
+        test_path = Path(settings.test).expanduser()
+        _check_path(test_path, settings.test)
+        if test_path.resolve() == path.resolve():
             raise DataError(
                 "data.test is the file that is trained on.",
                 got=settings.test,
                 do="drop data.test, and data.test_fraction sets examples aside; or name another",
             )
-        if path.is_dir() != given.is_dir() or (path.suffix == ".npz") != (given.suffix == ".npz"):
+        same_suffix = (path.suffix == ".npz") == (test_path.suffix == ".npz")
+        if path.is_dir() != test_path.is_dir() or not same_suffix:
             raise DataError(
                 "The test data are of another kind than the training data.",
-                got=f"{path.name} and {given.name}",
+                got=f"{path.name} and {test_path.name}",
                 expected="two tables, two .npz files, or two folders",
             )
     if path.is_dir():
-        first, second = folders.halves(path)
-        train = folders.read(first, settings.shape)
-        second = given or second
-        if second is None:
+        train_folder, test_folder = train_and_test_folders(path)
+        test_folder = test_path or test_folder
+        train = read_folder(train_folder, settings.shape)
+        if test_folder is None:
             return train, None
-        return train, folders.read(second, settings.shape, like=train.label_names)
-    train = tables.read(path, settings)
-    if given is None:
-        return train, None
-    return train, tables.read(given, settings, like=train)
+        return train, read_folder(test_folder, settings.shape, train.label_names)
+    train = read_file(path, settings)
+    return train, None if test_path is None else read_file(test_path, settings, train)
 
 
-def _limited(pair: _Pair, settings: Data) -> _Pair:
+def _limited(source: _Source, settings: Data) -> _Source:
     """Return the source with at most `settings.limit` training examples, in their order."""
-    if settings.limit is None or len(pair.train) <= settings.limit:
-        return pair
-    rng = generator(0, f"data.limit/{pair.name if pair.known else 'own'}")
-    rows = np.sort(rng.choice(len(pair.train), settings.limit, replace=False)).astype(np.int64)
-    return replace(pair, train=pair.train.take(rows))
+    if settings.limit is None or len(source.train) <= settings.limit:
+        return source
+    random = generator(0, f"data.limit/{source.name if source.is_known else 'own'}")
+    rows = np.sort(random.choice(len(source.train), settings.limit, replace=False))
+    return replace(source, train=source.train.take(rows.astype(np.int64)))
 
 
-def _named_apart(pairs: Sequence[_Pair], texts: Sequence[str]) -> list[_Pair]:
-    """Name sources as they were written where short names would be the same."""
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if list(texts).count(text) > 1)
-        raise DataError(f"data.source names {twice!r} twice.", expected="each source once")
-    if len({pair.name for pair in pairs}) == len(pairs):
-        return list(pairs)
-    return [replace(pair, name=text) for pair, text in zip(pairs, texts, strict=True)]
+def _with_distinct_names(sources: list[_Source], texts: Sequence[str]) -> list[_Source]:
+    """Name sources as the settings do where their short names would be the same."""
+    if len({source.name for source in sources}) == len(sources):
+        return sources
+    return [replace(source, name=text) for source, text in zip(sources, texts, strict=True)]
 
 
-def _same_columns(pairs: Sequence[_Pair]) -> list[_Pair]:
+def _with_same_columns(sources: Sequence[_Source]) -> list[_Source]:
     """Return tables with their columns in the order of the first.
 
     Raises:
         DataError: one has other columns, or they are tables and images.
     """
-    first = pairs[0]
-    for pair in pairs[1:]:
-        odd = sorted(set(first.train.columns) ^ set(pair.train.columns))
+    first = sources[0]
+    columns = first.train.columns
+    for source in sources[1:]:
+        odd = sorted(set(columns) ^ set(source.train.columns))
         if odd:
             raise DataError(
-                f"{first.name} and {pair.name} cannot be joined: their columns differ.",
+                f"{first.name} and {source.name} cannot be joined: their columns differ.",
                 got=f"{odd[0]!r} in only one of them",
                 expected="the same columns, in any order",
             )
-    order = first.train.columns
     return [
-        replace(pair, train=pair.train.ordered(order), test=pair.test.ordered(order))
-        for pair in pairs
+        replace(
+            source,
+            train=source.train.with_columns(columns),
+            test=source.test.with_columns(columns),
+        )
+        for source in sources
     ]
 
 
-def _same_labels(pairs: Sequence[_Pair]) -> list[_Pair]:
+def _with_same_labels(sources: list[_Source]) -> list[_Source]:
     """Give all sources the same numbers for the same classes.
 
-    Files of one's own are numbered by what they hold, so that two of them may number a class
+    Users' files are numbered by what they hold, so that two of them may number a class
     differently: labels are numbered anew, by all names. Known sets keep their numbers.
     """
-    names = [pair.train.label_names for pair in pairs]
-    if all(pair.known for pair in pairs) or len(set(names)) == 1:
-        return list(pairs)
+    names = [source.train.label_names for source in sources]
+    if all(source.is_known for source in sources) or len(set(names)) == 1:
+        return sources
     longest = max(names, key=len)
     union = set().union(*names)
     if union <= set(longest):
@@ -239,150 +250,155 @@ def _same_labels(pairs: Sequence[_Pair]) -> list[_Pair]:
         order = tuple(sorted(union, key=int))
     else:
         order = tuple(sorted(union))
-    place = {name: label for label, name in enumerate(order)}
+    label_of = {name: label for label, name in enumerate(order)}
 
-    def renumbered(raw: Raw) -> Raw:
-        table = np.array([place[name] for name in raw.label_names], dtype=np.int64)
+    def renumbered(raw: RawExamples) -> RawExamples:
+        table = np.array([label_of[name] for name in raw.label_names], dtype=np.int64)
         return replace(raw, y=table[raw.y], label_names=order)
 
     return [
-        replace(pair, train=renumbered(pair.train), test=renumbered(pair.test)) for pair in pairs
+        replace(source, train=renumbered(source.train), test=renumbered(source.test))
+        for source in sources
     ]
 
 
-def _inputs(pairs: Sequence[_Pair], settings: Data) -> tuple[Tensor, Tensor, Scale | None]:
-    """Return the inputs of both halves, resized, joined and normalised, and by what all were."""
+def _inputs(sources: Sequence[_Source], settings: Data) -> tuple[Tensor, Tensor, Scale | None]:
+    """Return the inputs of both halves, resized, joined and normalised, and their common scale."""
     scale: Scale | None = None
-    shape = _shape(pairs, settings.shape)
-    wide = not pairs[0].train.is_image and any(
-        half.x.dtype == torch.float64 for pair in pairs for half in (pair.train, pair.test)
+    shape = _shape(sources, settings.shape)
+    first = sources[0].train
+    needs_double = not first.is_image and any(
+        half.x.dtype == torch.float64 for source in sources for half in source.halves
     )
-    work = torch.float64 if wide else torch.float32
-    train = torch.empty((sum(len(pair.train) for pair in pairs), *shape), dtype=work)
-    test = torch.empty((sum(len(pair.test) for pair in pairs), *shape), dtype=work)
-    starts = (0, 0)
-    for pair in pairs:
-        ends = (starts[0] + len(pair.train), starts[1] + len(pair.test))
-        halves = train[starts[0] : ends[0]], test[starts[1] : ends[1]]
-        for out, raw in zip(halves, (pair.train, pair.test), strict=True):
+    dtype = torch.float64 if needs_double else torch.float32
+    train = torch.empty((sum(len(source.train) for source in sources), *shape), dtype=dtype)
+    test = torch.empty((sum(len(source.test) for source in sources), *shape), dtype=dtype)
+    train_rest, test_rest = train, test
+    for source in sources:
+        parts = train_rest[: len(source.train)], test_rest[: len(source.test)]
+        train_rest, test_rest = train_rest[len(source.train) :], test_rest[len(source.test) :]
+        for part, raw in zip(parts, source.halves, strict=True):
             if raw.is_image:
-                images.fill(out, raw.x, pair.name)
+                write_images(part, raw.x, source.name)
             else:
-                out.copy_(raw.x)
-        if settings.normalize == "source" and pair.known:
-            own = _published(pair, shape) or images.measure(halves[0])
-            for half in halves:
-                own.apply_(half)
-            scale = own if len(pairs) == 1 else None
-        starts = ends
-    scale = images.normalise(train, test, settings.normalize) or scale
-    names = pairs[0].train.columns
-    return _single(train, names), _single(test, names), scale
+                part.copy_(raw.x)
+        if settings.normalize == "source" and source.is_known:
+            own = _published_scale(source.name, shape) or measure_scale(parts[0])
+            for part in parts:
+                own.apply_(part)
+            scale = own if len(sources) == 1 else None
+    scale = normalise(train, test, settings.normalize) or scale
+    do = 'normalize = "standardize" in [data], or divide the column by a large number'
+    train, test = (cast_inputs(x, torch.float32, first.columns, do) for x in (train, test))
+    return train, test, scale
 
 
-def check_augment(settings: Data, images: bool) -> None:
+def check_augment(settings: Data, is_image: bool) -> None:
     """Refuse to augment what is no image.
 
     Raises:
         DataError: it is to be augmented.
     """
-    if settings.augment != "none" and not images:
+    if settings.augment != "none" and not is_image:
         raise DataError(
             f"data.augment = {settings.augment!r} is for images, and the data are none.",
             do="drop data.augment",
         )
 
 
-def _single(x: Tensor, columns: Sequence[str]) -> Tensor:
-    """Return inputs as float32, which training is in; refuse a number that is too large for it."""
-    do = 'normalize = "standardize" in [data], or divide the column by a large number'
-    return narrowed(x, torch.float32, columns, do)
-
-
-def _published(pair: _Pair, shape: tuple[int, ...]) -> Scale | None:
+def _published_scale(name: str, shape: tuple[int, ...]) -> Scale | None:
     """Return a known set's published mean and deviation.
 
     They are of the images as published: None where there are none or the images were brought to
     another shape. The set is then standardised by its own training images.
     """
-    source = SOURCES[pair.name]
+    source = SOURCES[name]
     if not source.mean or shape != source.shape:
         return None
-    return images.scale(source.mean, source.std)
+    return Scale.of(source.mean, source.std)
 
 
-def _shape(pairs: Sequence[_Pair], wanted: tuple[int, int, int] | None) -> tuple[int, ...]:
+def _shape(sources: Sequence[_Source], wanted: tuple[int, int, int] | None) -> tuple[int, ...]:
     """Return the shape of one input of the joined set."""
-    halves = [(pair.name, raw.shape) for pair in pairs for raw in (pair.train, pair.test)]
-    name, shape = halves[0]
+    shapes = [(source.name, half.shape) for source in sources for half in source.halves]
+    name, shape = shapes[0]
     if wanted is not None:
         if min(wanted) < 1:
             raise DataError("data.shape has a side below 1.", got=list(wanted))
-        flat = next((half for half in halves if len(half[1]) != 3), None)
-        if flat is not None:
-            raise DataError(
-                f"data.shape is for images, and {flat[0]} has none.",
-                got=f"inputs of shape {images.by_name(flat[1])}",
-                do="drop data.shape",
-            )
+        for name, shape in shapes:
+            if len(shape) != 3:
+                raise DataError(
+                    f"data.shape is for images, and {name} has none.",
+                    got=f"inputs of shape {shape_text(shape)}",
+                    do="drop data.shape",
+                )
         return wanted
-    other = next((half for half in halves if half[1] != shape), None)
-    if other is None:
-        return shape
-    raise DataError(
-        f"The inputs of {name} and {other[0]} have different shapes."
-        if other[0] != name
-        else f"The training and test inputs of {name} have different shapes.",
-        got=f"{images.by_name(shape)} and {images.by_name(other[1])}",
-        do="set data.shape to [channels, height, width] that all images are brought to",
-    )
+    for other_name, other in shapes:
+        if other != shape:
+            raise DataError(
+                f"The inputs of {name} and {other_name} have different shapes."
+                if other_name != name
+                else f"The training and test inputs of {name} have different shapes.",
+                got=f"{shape_text(shape)} and {shape_text(other)}",
+                do="set data.shape to [channels, height, width] that all images are brought to",
+            )
+    return shape
 
 
-_People = tuple[tuple[str, ...], Ints]
+@dataclass(frozen=True)
+class _Clients:
+    """The names of the clients, and the client of each example where the data gives clients."""
+
+    names: tuple[str, ...] = ()
+    index: Ints | None = None
 
 
-def _people(pairs: Sequence[_Pair]) -> tuple[_People, _People]:
-    """Return the names of the clients and the client of each example, for both halves.
+_NO_CLIENTS = _Clients()
+
+
+def _clients(sources: Sequence[_Source]) -> tuple[_Clients, _Clients]:
+    """Return the clients of the training set and those of the test set.
 
     Clients of joined sources are called SOURCE/CLIENT, and a source without a client column is one
     client. The training set has only clients with examples in it; the test set has these, in the
     same order, and after them those that have only test examples.
     """
-    rows: tuple[list[Ints], list[Ints]] = ([], [])
-    place: dict[str, int] = {}  # every name, in order, and its number for now
-    for pair in pairs:
-        for half, raw in zip(rows, (pair.train, pair.test), strict=True):
-            own = (pair.name,) if raw.client is None else raw.clients
-            joined = len(pairs) > 1 and raw.client is not None
-            names = [f"{pair.name}/{name}" if joined else name for name in own]
-            numbers = np.array([place.setdefault(name, len(place)) for name in names])
-            half.append(numbers[np.zeros(len(raw), np.int64) if raw.client is None else raw.client])
-    train, test = (np.concatenate(half).astype(np.int64) for half in rows)
-    present = np.unique(train)
-    kept = np.concatenate([present, np.setdiff1d(test, present)])  # ascending in each part
-    final = np.zeros(len(place), dtype=np.int64)
-    final[kept] = np.arange(len(kept))
-    order = list(place)
-    tested = tuple(order[number] for number in kept)
-    return (tested[: len(present)], final[train]), (tested, final[test])
+    halves: tuple[list[Ints], list[Ints]] = ([], [])
+    number_of: dict[str, int] = {}  # every name, in order, and its number for now
+    for source in sources:
+        for half, raw in zip(halves, source.halves, strict=True):
+            names, index = raw.clients, raw.client
+            if index is None:
+                names, index = (source.name,), np.zeros(len(raw), np.int64)
+            elif len(sources) > 1:
+                names = tuple(f"{source.name}/{name}" for name in names)
+            numbers = [number_of.setdefault(name, len(number_of)) for name in names]
+            half.append(np.array(numbers)[index])
+    train, test = (np.concatenate(half).astype(np.int64) for half in halves)
+    in_train = np.unique(train)
+    order = np.concatenate([in_train, np.setdiff1d(test, in_train)])  # ascending in each part
+    final = np.zeros(len(number_of), dtype=np.int64)
+    final[order] = np.arange(len(order))
+    all_names = list(number_of)
+    names = tuple(all_names[number] for number in order)
+    return _Clients(names[: len(in_train)], final[train]), _Clients(names, final[test])
 
 
 def _join(
-    halves: Sequence[Raw], x: Tensor, pairs: Sequence[_Pair], people: _People | None, half: str
+    sources: Sequence[_Source], halves: Sequence[RawExamples], x: Tensor, clients: _Clients, of: str
 ) -> Dataset:
     """Make the dataset of one half of all sources."""
-    names = [raw.label_names for raw in halves]
-    alone = len(halves) == 1
+    label_names = [raw.label_names for raw in halves]
+    is_single = len(halves) == 1
     lengths = [len(raw) for raw in halves]
-    clients, client = people or ((), None)
     return dataset(
         x,
-        halves[0].y if alone else np.concatenate([raw.y for raw in halves]),
-        classes=max(len(each) for each in names),
-        name=f"{'+'.join(pair.name for pair in pairs)} ({half})",
-        sources=tuple(pair.name for pair in pairs),
-        source=None if alone else np.repeat(np.arange(len(halves), dtype=np.int64), lengths),
-        clients=clients,
-        client=client,
-        label_names=names[0] if len(set(names)) == 1 else (),
+        halves[0].y if is_single else np.concatenate([raw.y for raw in halves]),
+        classes=max(len(names) for names in label_names),
+        name=f"{'+'.join(source.name for source in sources)} ({of})",
+        sources=tuple(source.name for source in sources),
+        source=None if is_single else np.repeat(np.arange(len(halves), dtype=np.int64), lengths),
+        clients=clients.names,
+        client=clients.index,
+        label_names=label_names[0] if len(set(label_names)) == 1 else (),
     )

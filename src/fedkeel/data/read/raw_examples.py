@@ -16,8 +16,8 @@ from fedkeel.errors import DataError, counted, did_you_mean
 
 
 @dataclass(frozen=True)
-class Raw:
-    """Examples of one file or of one half of a known set. N examples, Y classes.
+class RawExamples:
+    """Examples of one file, or of one half of a known set. N examples, Y classes.
 
     Args:
         x: [N, ...] inputs; four axes are images [N, C, H, W], and uint8 images have values 0..255.
@@ -48,14 +48,14 @@ class Raw:
         """Whether the inputs are images [N, C, H, W]."""
         return self.x.ndim == 4
 
-    def ordered(self, columns: tuple[str, ...]) -> Raw:
-        """Return the examples with a table's columns in another order."""
+    def with_columns(self, columns: tuple[str, ...]) -> RawExamples:
+        """Return the examples with a table's columns in this order."""
         if columns == self.columns:
             return self
-        places = [self.columns.index(name) for name in columns]
-        return replace(self, x=self.x[:, places], columns=columns)
+        order = [self.columns.index(name) for name in columns]
+        return replace(self, x=self.x[:, order], columns=columns)
 
-    def take(self, rows: Ints) -> Raw:
+    def take(self, rows: Ints) -> RawExamples:
         """Return the examples of the given rows."""
         return replace(
             self,
@@ -65,13 +65,13 @@ class Raw:
         )
 
 
-def number(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
+def encode(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
     """Number whole numbers or texts in sorted order.
 
     Returns:
         [N] index of each value, and the values as names, in the order of the index.
 
-    >>> number(np.array([7, -1, 7]))
+    >>> encode(np.array([7, -1, 7]))
     (array([1, 0, 1]), ('-1', '7'))
 
     Raises:
@@ -79,45 +79,43 @@ def number(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
     """
     unique, index = np.unique(values, return_inverse=True)
     names = tuple(str(value) for value in unique)
-    known: dict[str, str] = {}
+    by_form: dict[str, str] = {}
     for name in names:
-        other = known.setdefault(unicodedata.normalize("NFC", name.strip()), name)
-        if other != name:
-            spaces = other.strip() == name.strip()
-            raise DataError(
-                "Two names in the data differ by spaces around them alone."
-                if spaces
-                else "Two names in the data look the same and are written in other code points.",
-                got=f"{other!r} and {name!r}" if spaces else f"{other!a} and {name!a}",
-                why="they would be two classes, or two clients",
-                do="take the spaces out of the file"
-                if spaces
-                else "write them in one form, e.g. unicodedata.normalize('NFC', name)",
-            )
+        other = by_form.setdefault(unicodedata.normalize("NFC", name.strip()), name)
+        if other == name:
+            continue
+        if other.strip() == name.strip():
+            what = "Two names in the data differ by spaces around them alone."
+            got, do = f"{other!r} and {name!r}", "take the spaces out of the file"
+        else:
+            what = "Two names in the data look the same and are written in other code points."
+            got = f"{other!a} and {name!a}"
+            do = "write them in one form, e.g. unicodedata.normalize('NFC', name)"
+        raise DataError(what, got=got, why="they would be two classes, or two clients", do=do)
     return index.astype(np.int64).reshape(-1), names
 
 
-def number_like(values: NDArray[Any], names: tuple[str, ...], where: str) -> Ints:
+def encode_as(values: NDArray[Any], names: tuple[str, ...], where: str) -> Ints:
     """Number values by names that are already known.
 
     Raises:
         DataError: a value is not among the names; the message says which and in what row.
     """
-    index, found = number(values)
-    unseen = [name for name in found if name not in names]
-    if unseen:
-        row = int(np.flatnonzero(index == found.index(unseen[0]))[0])
+    index, present = encode(values)
+    unknown = [name for name in present if name not in names]
+    if unknown:
+        row = int(np.flatnonzero(index == present.index(unknown[0]))[0])
         raise DataError(
             f"{where}: a label of the test data does not occur in the training data.",
-            got=f"label {unseen[0]!r} in row {row} (counted from 0)",
+            got=f"label {unknown[0]!r} in row {row} (counted from 0)",
             why="a class that nobody trains on cannot be predicted",
-            do=did_you_mean(unseen[0], names),
+            do=did_you_mean(unknown[0], names),
         )
-    return np.array([names.index(name) for name in found], dtype=np.int64)[index]
+    return np.array([names.index(name) for name in present], dtype=np.int64)[index]
 
 
-def stratified(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Draw a test set that has each class in about the same share as the whole.
+def stratified_split(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Draw a test set that has each class in about the same share as all examples.
 
     Of n examples, round(fraction * n) are set aside. Each class gives floor(fraction * n_c), and
     the classes with the largest remainders one more; every class keeps at least one example to
@@ -137,9 +135,10 @@ def stratified(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints
     classes, index, counts = np.unique(y, return_inverse=True, return_counts=True)
     ideal = fraction * counts
     quota = np.floor(ideal).astype(np.int64)  # below the count, as the fraction is below 1
-    room = np.flatnonzero(quota < counts - 1)
+    can_give_more = np.flatnonzero(quota < counts - 1)
     missing = round(fraction * len(y)) - int(quota.sum())
-    order = room[np.argsort(quota[room] - ideal[room], kind="stable")]
+    remainder = ideal[can_give_more] - quota[can_give_more]
+    order = can_give_more[np.argsort(-remainder, kind="stable")]
     quota[order[: max(missing, 0)]] += 1
     if quota.sum() == 0:
         raise DataError(

@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from fedkeel.data.dataset import Ints
 from fedkeel.data.read import formats
 from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
-from fedkeel.data.read.formats import Stored
-from fedkeel.data.read.raw_examples import Raw, stratified
+from fedkeel.data.read.formats import StoredFile
+from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 
-_Half = tuple[NDArray[Any], Ints]
+_Examples = tuple[NDArray[Any], Ints]
+"""[N, C, H, W] images and [N] labels."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """What `fedkeel data list` says of a known set.
+class KnownSet:
+    """What `fedkeel data list` shows of a known set.
 
     Args:
         name: what settings call it.
@@ -50,6 +51,19 @@ class Row:
     note: str
 
 
+@dataclass(frozen=True)
+class Located:
+    """Where the files of a known set are.
+
+    Args:
+        folder: the folder that has them.
+        files: the file for each entry of `Source.files`.
+    """
+
+    folder: Path
+    files: list[StoredFile]
+
+
 def cache_folder(cache: Path | None = None) -> Path:
     """Return the folder that downloads go into.
 
@@ -58,70 +72,65 @@ def cache_folder(cache: Path | None = None) -> Path:
     """
     if cache is not None:
         return cache
-    if given := os.environ.get("FEDKEEL_CACHE"):
-        return Path(given).expanduser()
-    above = os.environ.get("XDG_CACHE_HOME")
-    return (Path(above) if above else Path.home() / ".cache") / "fedkeel"
+    if own := os.environ.get("FEDKEEL_CACHE"):
+        return Path(own).expanduser()
+    parent = os.environ.get("XDG_CACHE_HOME")
+    return (Path(parent) if parent else Path.home() / ".cache") / "fedkeel"
 
 
-def roots(cache: Path | None = None) -> list[Path]:
+def search_folders(cache: Path | None = None) -> list[Path]:
     """Return the folders that known sets are looked for in: FEDKEEL_DATA, then the cache."""
-    given = os.environ.get("FEDKEEL_DATA")
-    own = [Path(given).expanduser()] if given else []
-    return [*own, cache_folder(cache)]
+    own = os.environ.get("FEDKEEL_DATA")
+    return [*([Path(own).expanduser()] if own else []), cache_folder(cache)]
 
 
-def locate(source: Source, cache: Path | None = None) -> tuple[Path, list[Stored]] | None:
-    """Look for the files of a known set.
-
-    Returns:
-        The folder that has them and the file of each of the set's parts, or None.
-    """
-    for root in roots(cache):
+def locate(source: Source, cache: Path | None = None) -> Located | None:
+    """Look for the files of a known set; None where they are not all here."""
+    for root in search_folders(cache):
         for name in source.folders:
             folder = root / name
-            if not folder.is_dir() or (name == "." and _another(source, folder)):
+            if not folder.is_dir() or (name == "." and _is_of_another_set(source, folder)):
                 continue
-            files = [_part(source, folder, part) for part in source.parts]
-            there = [file for file in files if file is not None]
-            if len(there) == len(files):
-                return folder, there
+            files = [_find_file(source, folder, file) for file in source.files]
+            present = [file for file in files if file is not None]
+            if len(present) == len(files):
+                return Located(folder, present)
     return None
 
 
-def _another(source: Source, folder: Path) -> bool:
-    """Whether bare files in `folder` are the other set of those that share their file names."""
+def _is_of_another_set(source: Source, folder: Path) -> bool:
+    """Whether files in `folder` itself are of the other one of two sets with the same file names.
+
+    The name of the folder decides.
+    """
     if source.name not in ("mnist", "fashion-mnist"):
         return False
-    fashion = any("fashion" in part.lower() for part in folder.resolve().parts[-2:])
-    return fashion != (source.name == "fashion-mnist")
+    is_fashion = any("fashion" in part.lower() for part in folder.resolve().parts[-2:])
+    return is_fashion != (source.name == "fashion-mnist")
 
 
-def _part(source: Source, folder: Path, part: str) -> Stored | None:
-    """Return where a part of a set is in a folder, None where it is not."""
+def _find_file(source: Source, folder: Path, file: str) -> StoredFile | None:
+    """Return where one of a set's files is in a folder, None where it is not."""
     if source.layout == "mnist-m":
-        return _mnist_m_part(folder, part)
-    for name in (part, part.replace("-idx", ".idx")):
-        for ending in ("", ".gz", ".bz2"):
-            path = folder / f"{name}{ending}"
+        listing = folder / f"{file}_labels.txt"
+        if listing.is_file() and (folder / file).is_dir():
+            return StoredFile(listing)
+        records = sorted(folder.glob(f"{file}*.bin"), key=lambda path: path.stat().st_size)
+        return StoredFile(records[-1]) if records else None
+    for name in (file, file.replace("-idx", ".idx")):
+        for suffix in ("", ".gz", ".bz2"):
+            path = folder / f"{name}{suffix}"
             if path.is_file():
-                return Stored(path)
+                return StoredFile(path)
     archive = folder / source.archive
     if source.archive and archive.is_file():
-        return Stored(archive, f"gzip/{part}.gz")
+        return StoredFile(archive, f"gzip/{file}.gz")
     return None
 
 
-def _mnist_m_part(folder: Path, part: str) -> Stored | None:
-    """Return the listing of the publisher's images, or else the largest file of flat records."""
-    listing = folder / f"{part}_labels.txt"
-    if listing.is_file() and (folder / part).is_dir():
-        return Stored(listing)
-    flat = sorted(folder.glob(f"{part}*.bin"), key=lambda path: path.stat().st_size)
-    return Stored(flat[-1]) if flat else None
-
-
-def read(name: str, test_fraction: float, cache: Path | None = None) -> tuple[Raw, Raw]:
+def read_known_set(
+    name: str, test_fraction: float, cache: Path | None = None
+) -> tuple[RawExamples, RawExamples]:
     """Read a known set.
 
     Args:
@@ -139,76 +148,76 @@ def read(name: str, test_fraction: float, cache: Path | None = None) -> tuple[Ra
     source = find(name)
     if source.layout == "embedded":
         return _digits(source, test_fraction)
-    found = locate(source, cache)
-    if found is None:
+    located = locate(source, cache)
+    if located is None:
         raise _absent(source, cache)
-    train, test = _READERS[source.layout](source, found[1])
+    train, test = _READERS[source.layout](source, located.files)
     return _raw(source, train), _raw(source, test)
 
 
-def _raw(source: Source, half: _Half) -> Raw:
-    x, y = half
-    y = y - source.first
+def _raw(source: Source, examples: _Examples) -> RawExamples:
+    x, y = examples
+    y = y - source.first_label
     if len(y) and (y.min() < 0 or y.max() >= source.classes):
         row = int(np.flatnonzero((y < 0) | (y >= source.classes))[0])
         raise DataError(
             f"The files of {source.name!r} hold a label that the set does not have.",
-            got=f"label {y[row] + source.first} in example {row} (counted from 0)",
-            expected=f"labels {source.first}..{source.first + source.classes - 1}",
+            got=f"label {y[row] + source.first_label} in example {row} (counted from 0)",
+            expected=f"labels {source.first_label}..{source.first_label + source.classes - 1}",
             do="check that the folder holds this set and not another with the same file names",
         )
-    return Raw(torch.from_numpy(x), y, source.label_names)
+    return RawExamples(torch.from_numpy(x), y, source.label_names)
 
 
-def _digits(source: Source, test_fraction: float) -> tuple[Raw, Raw]:
+def _digits(source: Source, test_fraction: float) -> tuple[RawExamples, RawExamples]:
     from sklearn.datasets import load_digits  # slow to import
 
-    found = load_digits()
-    x = torch.from_numpy((found.images / 16).astype(np.float32))[:, None]
-    whole = Raw(x, found.target.astype(np.int64), source.label_names)
-    train, test = stratified(whole.y, test_fraction, generator(0, "data.digits"))
-    return whole.take(train), whole.take(test)
+    digits = load_digits()
+    x = torch.from_numpy((digits.images / 16).astype(np.float32))[:, None]
+    examples = RawExamples(x, digits.target.astype(np.int64), source.label_names)
+    train, test = stratified_split(examples.y, test_fraction, generator(0, "data.digits"))
+    return examples.take(train), examples.take(test)
 
 
-def _idx(source: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
+def _idx(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     return (
-        formats.idx_pair(files[0], files[1], source.transposed),
-        formats.idx_pair(files[2], files[3], source.transposed),
+        formats.read_idx_pair(files[0], files[1], source.transposed),
+        formats.read_idx_pair(files[2], files[3], source.transposed),
     )
 
 
-def _libsvm(source: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
-    return formats.libsvm(files[0], source.shape), formats.libsvm(files[1], source.shape)
+def _libsvm(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+    train, test = (formats.read_libsvm(file, source.shape) for file in files)
+    return train, test
 
 
-def _svhn(_: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
-    return formats.svhn(files[0]), formats.svhn(files[1])
+def _svhn(_: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+    return formats.read_svhn(files[0]), formats.read_svhn(files[1])
 
 
-def _cifar(source: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
+def _cifar(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     labels = 1 if source.classes == 10 else 2  # CIFAR-100 has a coarse and a fine label
     return (
-        formats.records(files[:-1], source.shape, labels),
-        formats.records(files[-1:], source.shape, labels),
+        formats.read_records(files[:-1], source.shape, labels),
+        formats.read_records(files[-1:], source.shape, labels),
     )
 
 
-def _mnist_m(source: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
-    halves = [
-        formats.listed_images(file.path.parent / part, file.path)
+def _mnist_m(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+    train, test = (
+        formats.read_listed_images(file.path.parent / name, file.path)
         if file.path.suffix == ".txt"
-        else formats.records([file], source.shape)
-        for file, part in zip(files, source.parts, strict=True)
-    ]
-    return halves[0], halves[1]
+        else formats.read_records([file], source.shape)
+        for file, name in zip(files, source.files, strict=True)
+    )
+    return train, test
 
 
-def _tiny_imagenet(_: Source, files: Sequence[Stored]) -> tuple[_Half, _Half]:
-    train, tested = formats.tiny_imagenet(files[0].path, files[1].path)
-    return train, tested
+def _tiny_imagenet(_: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
+    return formats.read_tiny_imagenet(files[0].path, files[1].path)
 
 
-_READERS: dict[Layout, Callable[[Source, Sequence[Stored]], tuple[_Half, _Half]]] = {
+_READERS: dict[Layout, Callable[[Source, Sequence[StoredFile]], tuple[_Examples, _Examples]]] = {
     "idx": _idx,
     "libsvm": _libsvm,
     "svhn": _svhn,
@@ -220,20 +229,24 @@ _READERS: dict[Layout, Callable[[Source, Sequence[Stored]], tuple[_Half, _Half]]
 
 def _absent(source: Source, cache: Path | None) -> DataError:
     """Return the error of a set that is not here: what was looked for, where, and the way out."""
-    do = f"fedkeel data get {source.name}" if source.remotes else source.note
+    do = f"fedkeel data get {source.name}" if source.downloads else source.note
     do += "; or set FEDKEEL_DATA to a folder that has it"
-    pickled = [path for path in _foreign(source, cache) if path.exists()]
-    if pickled:
-        return DataError(
-            f"{source.name!r} is here only in its pickled version.",
-            got=pickled[0],
-            expected=f"the binary version, in a folder {source.folders[0]}",
-            why="a pickle can run any code when it is read, so nothing is unpickled",
-            do=do,
-        )
-    for folder in (root / name for root in roots(cache) for name in source.folders):
-        missing = [part for part in source.parts if _part(source, folder, part) is None]
-        if len(missing) < len(source.parts) and not _another(source, folder):
+    roots = search_folders(cache)
+    folders = [root / name for root in roots for name in source.folders]
+    if source.pickled_folder:
+        for parent in sorted({folder.parent for folder in folders}):
+            for name in (source.pickled_folder, f"{source.pickled_folder}.tar.gz"):
+                if (parent / name).exists():
+                    return DataError(
+                        f"{source.name!r} is here only in its pickled version.",
+                        got=parent / name,
+                        expected=f"the binary version, in a folder {source.folders[0]}",
+                        why="a pickle can run any code when it is read, so nothing is unpickled",
+                        do=do,
+                    )
+    for folder in folders:
+        missing = [file for file in source.files if _find_file(source, folder, file) is None]
+        if len(missing) < len(source.files) and not _is_of_another_set(source, folder):
             return DataError(
                 f"The files of {source.name!r} are not all here.",
                 got=f"{folder} without {', '.join(missing[:3])}",
@@ -241,35 +254,28 @@ def _absent(source: Source, cache: Path | None) -> DataError:
             )
     return DataError(
         f"The files of {source.name!r} are not here.",
-        got=", ".join(f"no {root / source.folders[0]}" for root in roots(cache)),
-        expected=f"one of the folders {', '.join(source.folders)} with {source.parts[0]} and "
-        f"{len(source.parts) - 1} more",
+        got=", ".join(f"no {root / source.folders[0]}" for root in roots),
+        expected=f"one of the folders {', '.join(source.folders)} with {source.files[0]} and "
+        f"{len(source.files) - 1} more",
         do=do,
     )
 
 
-def _foreign(source: Source, cache: Path | None) -> list[Path]:
-    """Return where a form of the set that is not read would be."""
-    above = {(root / name).parent for root in roots(cache) for name in source.folders}
-    names = [source.foreign, f"{source.foreign}.tar.gz"] if source.foreign else []
-    return [folder / name for folder in sorted(above) for name in names]
-
-
-def known(cache: Path | None = None) -> list[Row]:
-    """Return a row for each known set, with where it was found; see `Row`."""
+def known_sets(cache: Path | None = None) -> list[KnownSet]:
+    """Return each known set, with where it was found."""
     rows = []
     for source in SOURCES.values():
-        found = locate(source, cache)
-        where = str(found[0]) if found else "not here"
+        located = locate(source, cache)
+        where = str(located.folder) if located else "not here"
         rows.append(
-            Row(
+            KnownSet(
                 name=source.name,
                 train=source.train,
                 test=source.test,
                 shape=source.shape,
                 classes=source.classes,
                 where="built in" if source.layout == "embedded" else where,
-                download=sum(remote.size for remote in source.remotes) or None,
+                download=sum(download.size for download in source.downloads) or None,
                 citation=source.citation,
                 note=source.note,
             )

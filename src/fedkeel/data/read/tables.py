@@ -1,4 +1,4 @@
-"""Tables and arrays of one's own: CSV, Parquet and NumPy's ``.npz``."""
+"""Tables and arrays of a user: CSV, Parquet and NumPy's ``.npz``."""
 
 from __future__ import annotations
 
@@ -11,33 +11,43 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.lib import format as npy_format
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from fedkeel.config import Data
 from fedkeel.data.dataset import dataset
-from fedkeel.data.read.formats import damaged, reason
-from fedkeel.data.read.identifiers import WHOLE, may_be_names, whole
-from fedkeel.data.read.raw_examples import Raw, number, number_like
-from fedkeel.data.user_arrays import one_axis
-from fedkeel.errors import DataError, did_you_mean
+from fedkeel.data.read.formats import unreadable_file
+from fedkeel.data.read.identifiers import WHOLE_NUMBER, as_names, could_be_text
+from fedkeel.data.read.raw_examples import RawExamples, encode, encode_as
+from fedkeel.data.user_arrays import remedy_for_labels
+from fedkeel.errors import DataError, did_you_mean, first_line
 
-TABLES = (".csv", ".parquet")
-SUFFIXES = (".npz", *TABLES)
+TABLE_SUFFIXES = (".csv", ".parquet")
+SUFFIXES = (".npz", *TABLE_SUFFIXES)
 
 _INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls its index in a Parquet file: it is no column of the table."""
 
+_NPZ = "an .npz file, as numpy.savez(x=..., label=...) makes"
+
 _Column = Any  # pyarrow has no types
 
 
-def table(
+def read_file(path: Path, settings: Data, train: RawExamples | None = None) -> RawExamples:
+    """Read a user's file by its suffix; see `read_table` and `read_arrays`."""
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        return read_table(path, settings.label, settings.client, settings.drop, train)
+    return read_arrays(path, settings.label, settings.client, train)
+
+
+def read_table(
     path: Path,
     label: str,
     client: str | None,
     drop: Sequence[str] = (),
-    like: Raw | None = None,
-) -> Raw:
+    train: RawExamples | None = None,
+) -> RawExamples:
     """Read a CSV or Parquet file: a column of labels, perhaps one of clients, the rest numbers.
 
     Args:
@@ -46,7 +56,7 @@ def table(
         client: name of the column of clients, texts or whole numbers; None where there is none.
             Test data may do without it.
         drop: names of columns that are left out. Test data may do without them.
-        like: the training data, for test data: the columns and labels must be the same.
+        train: the training data, where test data is read: columns and labels must be the same.
 
     Returns:
         [N, F] inputs: float32 where that holds every number of the columns' types, else float64.
@@ -55,36 +65,42 @@ def table(
         DataError: the file cannot be read; a column is missing, holds text, or has a gap; a label
             of the test data is unknown.
     """
-    columns = _columns(path, [key for key in (label, client) if key is not None], drop)
-    if like is not None and client not in columns:
+    columns = _read_columns(path, [key for key in (label, client) if key is not None], drop)
+    needed = [(label, "data.label")]
+    if train is not None and client not in columns:
         client = None
-    dropped = [] if like is not None else [(name, "data.drop") for name in drop]
-    for wanted, key in ((label, "data.label"), (client, "data.client"), *dropped):
-        if wanted is not None and wanted not in columns:
-            raise _missing(path, wanted, list(columns), "column", key)
+    if client is not None:
+        needed.append((client, "data.client"))
+    if train is None:
+        needed += [(name, "data.drop") for name in drop]
+    for name, setting in needed:
+        if name not in columns:
+            raise _missing(path, "column", name, list(columns), setting)
     names = [name for name in columns if name not in (label, client, *drop)]
-    if like is not None:
-        names = _same_columns(path, names, like.columns)
+    if train is not None:
+        names = _columns_of_train(path, names, train.columns)
     if not names:
         raise DataError(f"{path} has no columns beside {label!r}.", expected="columns of numbers")
-    parts = {name: _numbers(path, name, columns[name]) for name in names}
-    kind = _float(*(part.dtype for part in parts.values()))
-    x = np.empty((len(columns[label]), len(names)), dtype=kind)
-    for place, name in enumerate(names):
-        x[:, place] = parts.pop(name)
-    keys = _keys(path, label, columns[label])
-    clients = None if client is None else _keys(path, client, columns[client])
-    return _raw(path, torch.from_numpy(x), keys, clients, like, tuple(names))
+    numbers = {name: _as_numbers(path, name, columns[name]) for name in names}
+    dtype = _float_type(*(column.dtype for column in numbers.values()))
+    x = np.empty((len(columns[label]), len(names)), dtype=dtype)
+    for index, name in enumerate(names):
+        x[:, index] = numbers.pop(name)
+    labels = _column_of_names(path, label, columns[label])
+    clients = None if client is None else _column_of_names(path, client, columns[client])
+    return _raw(path, torch.from_numpy(x), labels, clients, train, tuple(names))
 
 
-def arrays(path: Path, label: str, client: str | None, like: Raw | None = None) -> Raw:
+def read_arrays(
+    path: Path, label: str, client: str | None, train: RawExamples | None = None
+) -> RawExamples:
     """Read an ``.npz`` file with an array ``x`` of inputs and one of labels.
 
     Args:
         path: the file.
         label: name of the array of labels; where it is ``label`` and not there, ``y`` is taken.
         client: name of the array of clients, None where there is none. Test data may do without.
-        like: the training data, for test data.
+        train: the training data, where test data is read.
 
     Returns:
         Inputs [N, ...]. Bytes with three axes or four are images: [N, H, W], or [N, H, W, C] and
@@ -95,86 +111,88 @@ def arrays(path: Path, label: str, client: str | None, like: Raw | None = None) 
             the wrong length or type.
     """
     try:
-        with path.open("rb") as file, _archive(path, file) as archive:
-            found = list(archive.files)
-            if label == "label" and label not in found and "y" in found:
+        with path.open("rb") as file, _open_archive(path, file) as archive:
+            present = list(archive.files)
+            if label == "label" and label not in present and "y" in present:
                 label = "y"
-            if like is not None and client not in found:
+            if train is not None and client not in present:
                 client = None
-            for name, key in (("x", ""), (label, "data.label"), (client, "data.client")):
-                if name is not None and name not in found:
-                    raise _missing(path, name, found, "array", key)
-            wanted = [name for name in ("x", label, client) if name is not None]
-            got = {name: _array(path, name, archive) for name in wanted}
+            for name, setting in (("x", ""), (label, "data.label"), (client, "data.client")):
+                if name is not None and name not in present:
+                    raise _missing(path, "array", name, present, setting)
+            names = [name for name in ("x", label, client) if name is not None]
+            arrays = {name: _read_array(path, name, archive) for name in names}
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise damaged(path, reason(error), "an .npz file of arrays of numbers") from None
-    x, y = got["x"], got[label]
-    for name in wanted[1:]:
-        if got[name].ndim != 1 or x.ndim < 2 or len(x) != len(got[name]):
+        raise unreadable_file(path, first_line(error), _NPZ) from None
+    x = arrays["x"]
+    for name in names[1:]:
+        array = arrays[name]
+        if array.ndim != 1 or x.ndim < 2 or len(x) != len(array):
             raise DataError(
                 f"{path}: the arrays do not match.",
-                got=f"x {x.shape}, {name} {got[name].shape}",
+                got=f"x {x.shape}, {name} {array.shape}",
                 expected=f"x [N, ...] with at least two axes, {name} [N]",
-                do=one_axis(got[name]),
+                do=remedy_for_labels(array),
             )
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")
-    keys = whole(path, label, y)
-    clients = None if client is None else whole(path, client, got[client])
-    # Bytes are kept, they may be images.
-    kind = np.dtype(np.uint8) if x.dtype == np.uint8 else _float(x.dtype)
-    return _raw(path, _as_images(torch.from_numpy(x.astype(kind, copy=False))), keys, clients, like)
+    labels = as_names(path, label, arrays[label])
+    clients = None if client is None else as_names(path, client, arrays[client])
+    if x.dtype != np.uint8:
+        x = x.astype(_float_type(x.dtype), copy=False)
+    return _raw(path, _as_images(torch.from_numpy(x)), labels, clients, train)
 
 
 def _raw(
     path: Path,
     x: torch.Tensor,
-    keys: NDArray[Any],
+    labels: NDArray[Any],
     clients: NDArray[Any] | None,
-    like: Raw | None,
+    train: RawExamples | None,
     columns: tuple[str, ...] = (),
-) -> Raw:
+) -> RawExamples:
     """Number labels and clients, and refuse what cannot be trained on with its row in the file."""
-    if like is None:
-        y, names = number(keys)
+    if train is None:
+        y, names = encode(labels)
     else:
-        y, names = number_like(keys, like.label_names, str(path)), like.label_names
-    if x.dtype != torch.uint8:
+        y, names = encode_as(labels, train.label_names, str(path)), train.label_names
+    if x.dtype != torch.uint8:  # bytes may be images, which are made numbers later
         x = dataset(x, y, classes=len(names), name=str(path)).x
-    client, people = (None, ()) if clients is None else number(clients)
-    return Raw(x, y, names, columns, people, client)
+    client, client_names = (None, ()) if clients is None else encode(clients)
+    return RawExamples(x, y, names, columns, client_names, client)
 
 
-def _float(*kinds: np.dtype[Any]) -> np.dtype[Any]:
+def _float_type(*types: np.dtype[Any]) -> np.dtype[Any]:
     """Return float32 where it holds every number of the given types, else float64."""
-    enough = np.result_type(np.float32, *kinds) == np.float32
-    return np.dtype(np.float32 if enough else np.float64)
+    fits = np.result_type(np.float32, *types) == np.float32
+    return np.dtype(np.float32 if fits else np.float64)
 
 
-def _archive(path: Path, file: BinaryIO) -> NpzFile:
-    opened = np.load(file, allow_pickle=False)
-    if not isinstance(opened, NpzFile):
-        raise damaged(
-            path, "a single array", "an .npz file, as numpy.savez(x=..., label=...) makes"
-        )
-    return opened
+def _open_archive(path: Path, file: BinaryIO) -> NpzFile:
+    archive = np.load(file, allow_pickle=False)
+    if not isinstance(archive, NpzFile):
+        raise unreadable_file(path, "a single array", _NPZ)
+    return archive
 
 
-def _array(path: Path, name: str, archive: NpzFile) -> NDArray[Any]:
-    try:
-        found: NDArray[Any] = archive[name]
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise
+def _read_array(path: Path, name: str, archive: NpzFile) -> NDArray[Any]:
+    assert archive.zip is not None  # it is open
+    member = name if name in archive.zip.namelist() else f"{name}.npy"
+    with archive.zip.open(member) as header:
+        is_first = npy_format.read_magic(header) == (1, 0)
+        read = npy_format.read_array_header_1_0 if is_first else npy_format.read_array_header_2_0
+        _, _, dtype = read(header)
+    if dtype.hasobject:
         raise DataError(
             f"{path}: the array {name!r} holds Python objects.",
             expected="an array of numbers, or of texts of one type such as '<U8'",
             why="objects are stored as a pickle, which can run any code when it is read",
             do=f"save it with numpy.savez(..., {name}=numpy.array({name}.tolist()))",
-        ) from None
-    if len(found.shape) and len(found) == 0:
+        )
+    array: NDArray[Any] = archive[name]
+    if array.ndim and len(array) == 0:
         raise DataError(f"{path}: the array {name!r} is empty.", expected="at least one example")
-    return found
+    return array
 
 
 def _as_images(x: torch.Tensor) -> torch.Tensor:
@@ -187,12 +205,12 @@ def _as_images(x: torch.Tensor) -> torch.Tensor:
     return x if x.ndim == 4 else x.to(torch.float32)
 
 
-def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, _Column]:
+def _read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, _Column]:
     """Read a table's columns by name, in the order of the file.
 
     Args:
-        path: of the table.
-        keys: columns that name something: in a CSV file 007 and 7 are two of these.
+        path: the table.
+        keys: columns of labels or clients: in a CSV file 007 and 7 are two of these.
         drop: columns that are not looked at.
     """
     import pyarrow as pa  # slow to import
@@ -201,51 +219,54 @@ def _columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, 
     is_csv = path.suffix.lower() == ".csv"
     try:
         if is_csv:
-            _first_line(path)
-        found = csv.read_csv(path) if is_csv else parquet.read_table(path)
-        names = list(found.column_names)
+            _check_first_line(path)
+        table = csv.read_csv(path) if is_csv else parquet.read_table(path)
+        names = list(table.column_names)
     except (pa.ArrowException, OSError) as error:
         if is_csv and isinstance(error, pa.ArrowInvalid):
             raise DataError(
                 f"{path} cannot be read.",
-                got=reason(error),
+                got=first_line(error),
                 expected="in every row as many values as the first line has names",
                 do="put commas between values alone, or a text with a comma between double quotes",
             ) from None
-        raise damaged(path, reason(error), f"a {path.suffix.lower()[1:]} file") from None
+        expected = f"a {path.suffix.lower()[1:]} file"
+        raise unreadable_file(path, first_line(error), expected) from None
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{path} has two columns named {twice!r}.", expected="one name for each")
-    if found.num_rows == 0:
+    if table.num_rows == 0:
         raise DataError(f"{path} has no examples.", got=f"columns {', '.join(names[:8])}, no rows")
     nameless = [name for name in names if re.fullmatch(r"(Unnamed: \d+)?", name)]
     if any(name not in (*keys, *drop) for name in nameless):
-        at = names.index(nameless[0])
+        index = names.index(nameless[0])
         raise DataError(
-            f"{path}: column {at} (counted from 0) has no name.",
-            got=f"{nameless[0]!r}, with {found.column(at)[0].as_py()!r} in the first row",
+            f"{path}: column {index} (counted from 0) has no name.",
+            got=f"{nameless[0]!r}, with {table.column(index)[0].as_py()!r} in the first row",
             why="an index that pandas has written would be an input",
             do=f"write it with index=False, give it a name, or set data.drop = [{nameless[0]!r}]",
         )
-    names = [name for name in names if name in (*keys, *drop) or not _INDEX.fullmatch(name)]
     columns = {
-        name: found.column(name) if name in drop else _plain(path, name, found.column(name))
+        name: table.column(name) if name in drop else _decoded(path, name, table.column(name))
         for name in names
+        if name in (*keys, *drop) or not _INDEX.fullmatch(name)
     }
-    numbers = [key for key in keys if key in columns and may_be_names(columns[key])]
-    if is_csv and numbers:
-        types = dict.fromkeys(numbers, pa.string())
-        options = csv.ConvertOptions(include_columns=numbers, column_types=types)
+    numeric = [key for key in keys if key in columns and could_be_text(columns[key])]
+    if is_csv and numeric:
+        types = dict.fromkeys(numeric, pa.string())
+        options = csv.ConvertOptions(include_columns=numeric, column_types=types)
         texts = csv.read_csv(path, convert_options=options)
-        for key in numbers:
-            text = _plain(path, key, texts.column(key))
-            exact = pa.types.is_integer(columns[key].type)
-            if not exact or not all(WHOLE.fullmatch(one.strip()) for one in text.to_pylist()):
+        for key in numeric:
+            text = _decoded(path, key, texts.column(key))
+            is_integer = pa.types.is_integer(columns[key].type)
+            if not is_integer or not all(
+                WHOLE_NUMBER.fullmatch(value.strip()) for value in text.to_pylist()
+            ):
                 columns[key] = text
     return columns
 
 
-def _first_line(path: Path) -> None:
+def _check_first_line(path: Path) -> None:
     """Refuse a CSV file whose first line is in another encoding, or has other separators."""
     with path.open("rb") as file:
         line = file.readline()
@@ -253,14 +274,14 @@ def _first_line(path: Path) -> None:
         names = line.decode("utf-8").strip()
     except UnicodeDecodeError:
         raise _not_utf8(path, f"the first line {line.strip()[:40]!r}") from None
-    other = next((mark for mark in (";", "\t") if mark in names), None)
-    if "," not in names and other is not None:
+    separator = next((mark for mark in (";", "\t") if mark in names), None)
+    if "," not in names and separator is not None:
         raise DataError(
             f"{path}: the columns are not separated by commas.",
             got=f"first line {names[:60]!r}",
             expected="a comma between two columns, and a point in decimal numbers",
-            do=f'write it anew, e.g. pandas.read_csv("{path.name}", sep={other!r}, decimal=",")'
-            '.to_csv("new.csv", index=False)',
+            do=f'write it anew, e.g. pandas.read_csv("{path.name}", sep={separator!r}, '
+            'decimal=",").to_csv("new.csv", index=False)',
         )
 
 
@@ -272,24 +293,29 @@ def _not_utf8(path: Path, what: str) -> DataError:
     )
 
 
-def _plain(path: Path, name: str, column: _Column) -> _Column:
-    """Return a column as one array, with what the codes of categories stand for in their place."""
+def _decoded(path: Path, name: str, column: _Column) -> _Column:
+    """Return a column as one array, with categories in place of their codes."""
     import pyarrow as pa
 
-    whole = column.combine_chunks()
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.dictionary_decode()
-    if pa.types.is_binary(whole.type):  # what pyarrow makes of text in another encoding
+    array = column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_binary(array.type):  # what pyarrow makes of text in another encoding
         raise _not_utf8(path, f"column {name!r}")
-    return whole
+    return array
 
 
-def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
+def _is_text(column: _Column) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _as_numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
     """Return a column of numbers; refuse text and gaps by column and row."""
     import pyarrow as pa
 
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if _is_text(column):
         row, text = _first_text(column)
         raise DataError(
             f"{path}: column {name!r} holds text.",
@@ -299,14 +325,14 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
             or "replace the text by numbers, or name the column in data.drop, data.label or "
             "data.client",
         )
-    _no_gaps(path, name, column)
-    if pa.types.is_decimal(kind):
-        column, kind = column.cast(pa.float64()), pa.float64()
-    numeric = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    if not numeric:
+    _check_gaps(path, name, column)
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    types = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
+    if not any(is_type(column.type) for is_type in types):
         raise DataError(
             f"{path}: column {name!r} does not hold numbers.",
-            got=kind,
+            got=column.type,
             expected="numbers in every column but those of labels and clients",
             do="write it as numbers, such as days or years, or name it in data.drop",
         )
@@ -323,7 +349,7 @@ def _numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
 
 
 def _without_commas(text: str) -> str:
-    """Return how a number with commas is meant to be written, "" for anything else."""
+    """Return how a number with commas should be written, "" for anything else."""
     point = f"decimal numbers with a point: {text.replace(',', '.')}"
     ways = [point] if re.fullmatch(r"[+-]?\d+,\d+", text) else []
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
@@ -332,7 +358,7 @@ def _without_commas(text: str) -> str:
 
 
 def _first_text(column: _Column) -> tuple[int, str]:
-    """Return the first row whose text is not a number, or the first that there is."""
+    """Return the first row whose text is no number, or else the first row."""
     texts = column.to_pylist()
     for row, text in enumerate(texts):
         try:
@@ -342,7 +368,7 @@ def _first_text(column: _Column) -> tuple[int, str]:
     return 0, str(texts[0])
 
 
-def _no_gaps(path: Path, name: str, column: _Column) -> None:
+def _check_gaps(path: Path, name: str, column: _Column) -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(
@@ -353,37 +379,30 @@ def _no_gaps(path: Path, name: str, column: _Column) -> None:
         )
 
 
-def _keys(path: Path, name: str, column: _Column) -> NDArray[Any]:
+def _column_of_names(path: Path, name: str, column: _Column) -> NDArray[Any]:
     """Return a column of labels or clients as an array of texts or whole numbers."""
-    import pyarrow as pa
-
-    _no_gaps(path, name, column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return whole(path, name, np.array(column.to_pylist()))
-    return whole(path, name, column.to_numpy(zero_copy_only=False))
+    _check_gaps(path, name, column)
+    if _is_text(column):
+        return as_names(path, name, np.array(column.to_pylist()))
+    return as_names(path, name, column.to_numpy(zero_copy_only=False))
 
 
-def _same_columns(path: Path, names: Sequence[str], like: tuple[str, ...]) -> list[str]:
+def _columns_of_train(path: Path, names: Sequence[str], train: tuple[str, ...]) -> list[str]:
     """Return the training data's columns, or refuse test data that has others."""
-    for name in like:
+    for name in train:
         if name not in names:
-            raise _missing(path, name, list(names), "column")
-    more = [name for name in names if name not in like]
+            raise _missing(path, "column", name, names)
+    more = [name for name in names if name not in train]
     if more:
         raise DataError(
             f"{path} has a column {more[0]!r} that the training data does not have.",
             do="give both files the same columns",
         )
-    return list(like)
+    return list(train)
 
 
-def _missing(path: Path, wanted: str, found: Sequence[str], what: str, key: str = "") -> DataError:
-    hint = f"; set {key} to the one that is meant" if key else ""
-    return DataError(f"{path} has no {what} {wanted!r}.", do=f"{did_you_mean(wanted, found)}{hint}")
-
-
-def read(path: Path, settings: Data, like: Raw | None = None) -> Raw:
-    """Read a file of one's own by its suffix; see `table` and `arrays`."""
-    if path.suffix.lower() in TABLES:
-        return table(path, settings.label, settings.client, settings.drop, like)
-    return arrays(path, settings.label, settings.client, like)
+def _missing(
+    path: Path, what: str, name: str, present: Sequence[str], setting: str = ""
+) -> DataError:
+    hint = f"; set {setting} to the one that is meant" if setting else ""
+    return DataError(f"{path} has no {what} {name!r}.", do=f"{did_you_mean(name, present)}{hint}")

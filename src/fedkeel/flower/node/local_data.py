@@ -12,8 +12,8 @@ from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
 from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import load
-from fedkeel.data.read.raw_examples import stratified
-from fedkeel.data.user_arrays import array_of
+from fedkeel.data.read.raw_examples import stratified_split
+from fedkeel.data.user_arrays import as_array
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients
@@ -100,7 +100,9 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
     else:
         data = result if isinstance(result, Dataset) else _from_arrays(path, result, experiment)
         random = generator(experiment.seed, f"data.test/{path}")
-        train_rows, test_rows = stratified(data.y.numpy(), experiment.data.test_fraction, random)
+        train_rows, test_rows = stratified_split(
+            data.y.numpy(), experiment.data.test_fraction, random
+        )
         train, test = data.take(train_rows), data.take(test_rows)
     if (train.shape, train.x.dtype) != (test.shape, test.x.dtype):
         raise DataError(
@@ -117,7 +119,7 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
     scale = train.scale
     if inputs[0].is_floating_point():
         normalised = normalise(inputs[0], inputs[1], experiment.data.normalize)
-        scale = train.scale if normalised is None else normalised.plain()
+        scale = train.scale if normalised is None else normalised.recorded()
     train, test = (
         replace(part, x=x, classes=len(labels), label_names=labels, sources=(NODES,), scale=scale)
         for part, x in zip((train, test), inputs, strict=True)
@@ -134,7 +136,7 @@ def _from_arrays(path: str, result: object, experiment: Experiment) -> Dataset:
             expected="a Dataset, a pair (x, y), or a training and a test set",
         )
     x, y = result
-    labels = array_of(y, f"{path}: labels")
+    labels = as_array(y, f"{path}: labels")
     if labels.ndim == 1 and all(isinstance(label, str) for label in labels.tolist()):
         names, numbers = np.unique(labels.astype(str), return_inverse=True)
         return dataset(x, numbers, name=path, label_names=tuple(names.tolist()))
