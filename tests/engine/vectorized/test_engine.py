@@ -93,7 +93,7 @@ def trained(
         flat = {**dict(walk(done.state)), **kept_state}
         for lane, job in enumerate(done.jobs):
             counts = {"loss": done.loss[lane], "finite": done.finite[lane]}
-            counts["steps"] = torch.tensor([done.steps[lane], done.seen[lane]])
+            counts["steps"] = torch.tensor([done.steps[lane], done.examples[lane]])
             found[job.client] = {path: t[lane].clone() for path, t in flat.items()} | counts
     return found
 
