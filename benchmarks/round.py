@@ -28,7 +28,8 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.malloc import kept
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
-from fedkeel.method.server_round import copy_memory, server_message, server_round
+from fedkeel.method.server_memory import copy_memory
+from fedkeel.method.server_round import server_message, server_round
 from fedkeel.runner.manifest import environment
 from fedkeel.runner.prepare import prepare
 from fedkeel.task.models import make

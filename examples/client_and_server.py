@@ -5,8 +5,16 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
-from fedkeel.method.part import Capability, Stage, param
-from fedkeel.method.roles import Broadcast, ClientState, GradientTransform, ServerState, Upload
+from fedkeel.method.roles import (
+    Broadcast,
+    Capability,
+    ClientState,
+    GradientTransform,
+    ServerState,
+    Stage,
+    Upload,
+    param,
+)
 from fedkeel.tree import State, Tree
 
 

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from fedkeel import tree
 from fedkeel.method.context import Round, Step
-from fedkeel.method.part import Capability, Stage, param
-from fedkeel.method.roles import ClientState, GradientTransform
+from fedkeel.method.roles import Capability, ClientState, GradientTransform, Stage, param
 from fedkeel.tree import State, Tree
 
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedkeel.method.context import Cohort
-from fedkeel.method.part import Capability, Stage, param
-from fedkeel.method.roles import AggregateTransform
+from fedkeel.method.roles import AggregateTransform, Capability, Stage, param
 from fedkeel.solve.span import Span, combine
 from fedkeel.tree import Tree
 

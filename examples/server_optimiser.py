@@ -7,8 +7,7 @@ import torch
 
 from fedkeel import tree
 from fedkeel.method.context import Cohort, Population
-from fedkeel.method.part import param
-from fedkeel.method.roles import ServerOptimiser
+from fedkeel.method.roles import ServerOptimiser, param
 from fedkeel.solve.span import Span
 from fedkeel.tree import State, Tree
 

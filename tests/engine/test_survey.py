@@ -9,7 +9,8 @@ import torch
 from fedkeel.engine.sequential import Sequential
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.parts.mime import Mime
-from fedkeel.method.server_round import add_mean_answers, server_message
+from fedkeel.method.server_round import server_message
+from fedkeel.method.survey import add_mean_answers
 from toys import prepared
 
 

@@ -18,7 +18,8 @@ from fedkeel.method.context import ClientInfo, Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining, client_start, client_step
 from fedkeel.method.part import Capability
-from fedkeel.method.server_round import server_message, server_start
+from fedkeel.method.server_memory import server_start
+from fedkeel.method.server_round import server_message
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree
 from harness import EVERYTHING, Federation, toy_network

@@ -24,18 +24,10 @@ from fedkeel.method.local_loop import (
     client_finish,
     client_start,
     client_step,
-    client_survey,
 )
-from fedkeel.method.server_round import (
-    Replies,
-    Server,
-    TableRows,
-    add_mean_answers,
-    copy_memory,
-    initial_table_row,
-    server_message,
-    server_round,
-)
+from fedkeel.method.server_memory import copy_memory, initial_table_row
+from fedkeel.method.server_round import Replies, Server, TableRows, server_message, server_round
+from fedkeel.method.survey import add_mean_answers, client_survey
 from fedkeel.rng import generator
 from fedkeel.runner.loop import Result
 from fedkeel.runner.prepare import prepare

@@ -18,7 +18,8 @@ from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.errors import RunError
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
-from fedkeel.method.server_round import initial_memory, server_message
+from fedkeel.method.server_memory import initial_memory
+from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Estimate
 from fedkeel.tree import Tree, nbytes

@@ -17,14 +17,9 @@ from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
 from fedkeel.method.context import ByPart, ClientInfo, Ints, Message
-from fedkeel.method.local_loop import (
-    Reply,
-    client_finish,
-    client_start,
-    client_step,
-    client_survey,
-)
+from fedkeel.method.local_loop import Reply, client_finish, client_start, client_step
 from fedkeel.method.part import Capability
+from fedkeel.method.survey import client_survey
 from fedkeel.rng import generator, generators, seed_torch, torch_seed
 from fedkeel.task.network import Batch
 from fedkeel.tree import Tree

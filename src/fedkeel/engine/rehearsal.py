@@ -16,7 +16,7 @@ from fedkeel.method import checks
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.local_loop import reply_state, start_client_state
 from fedkeel.method.plugins import fingerprint
-from fedkeel.method.server_round import add_mean_answers, with_answers
+from fedkeel.method.survey import add_mean_answers, with_answers
 from fedkeel.tree import State, map_tensors, substates, unwalk
 
 UPDATE_PREFIX = "update/"

@@ -34,7 +34,8 @@ from fedkeel.method.roles import (
     ServerState,
     Table,
 )
-from fedkeel.method.server_round import Replies, Server, copy_memory, server_message
+from fedkeel.method.server_memory import copy_memory
+from fedkeel.method.server_round import Replies, Server, server_message
 from fedkeel.method.server_round import (
     server_round as run_server_round,
 )

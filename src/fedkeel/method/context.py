@@ -129,6 +129,23 @@ class Message:
 
 
 @dataclass(frozen=True)
+class PartStates:
+    """What the parts have at one client in one step, by part; each part sees its own.
+
+    Args:
+        broadcast: what their server halves sent.
+        client_state: what they keep for the client.
+        carry: what they carried from the step before.
+        prepared: their preparations, the rows [B, ...] of this step.
+    """
+
+    broadcast: ByPart
+    client_state: ByPart
+    carry: ByPart = field(default_factory=dict)
+    prepared: ByPart = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Step:
     """One local step of one client, as a part sees it.
 
@@ -148,7 +165,7 @@ class Step:
         autograd: how gradients are taken.
         received: the buffers of the received model.
         declared_noise: what `noise` returns; None where no part of the method declares NOISE.
-        states: broadcast, client state, carry and preparations of all parts, for `view`.
+        states: what all parts have in this step, for `view`.
         recorded_losses: the loss of the first gradient of this step, which is recorded.
     """
 
@@ -161,7 +178,7 @@ class Step:
     autograd: Autograd = "eager"
     received: Tree = field(default_factory=dict)
     declared_noise: Tree | None = None
-    states: tuple[ByPart, ByPart, ByPart, ByPart] = ({}, {}, {}, {})
+    states: PartStates = PartStates({}, {})
     broadcast: State = field(default_factory=dict)
     client_state: State = field(default_factory=dict)
     carry: State = field(default_factory=dict)
@@ -177,13 +194,12 @@ class Step:
 
     def view(self, part: str) -> Step:
         """Return this step with the namespaces of one part."""
-        broadcast, client_state, carry, prepared = self.states
         return replace(
             self,
-            broadcast=part_state(broadcast, part),
-            client_state=part_state(client_state, part),
-            carry=part_state(carry, part),
-            prepared=part_state(prepared, part),
+            broadcast=part_state(self.states.broadcast, part),
+            client_state=part_state(self.states.client_state, part),
+            carry=part_state(self.states.carry, part),
+            prepared=part_state(self.states.prepared, part),
         )
 
     def grad(self, params: Tree) -> Tree:

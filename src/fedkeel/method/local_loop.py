@@ -1,8 +1,8 @@
-"""The local loop: the only file that steps a client's parameters.
+"""The local loop of one client, the only file that steps a client's parameters.
 
 A client's round is `client_start`, then `client_step` for each mini-batch, then `client_finish`.
-None of them has a client axis, branches on data or changes its arguments, so an engine may call
-them one client at a time, or under vmap for many.
+They have no client axis, do not branch on data and do not change their arguments, so an engine may
+call them for one client at a time, or under vmap for many.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Buffers, Local
-from fedkeel.method import checks
+from fedkeel.method.checks import call, check_states, check_tree
 from fedkeel.method.compose import Plan
-from fedkeel.method.context import ByPart, ClientInfo, Message, Round, Step, part_state
+from fedkeel.method.context import (
+    ByPart,
+    ClientInfo,
+    Message,
+    PartStates,
+    Round,
+    Step,
+    part_state,
+)
 from fedkeel.method.local_optimiser import LocalSGD, path_length
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
 
 BUFFERS = "buffers"
-"""Name under which a client keeps its buffers, where they stay local."""
+"""Name of the buffers in a client's state, where they stay local."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,12 @@ class ClientRound:
     """What stays the same for one client during its round.
 
     Args:
-        training: what stays the same for all.
+        training: what stays the same for all clients.
         message: what the server sent.
         client_info: about the client.
         client_state: what the parts keep for the client.
-        prepared: what the preparations made, by part, with one row for each distinct example.
-        all_examples: gives all examples of the client.
+        prepared: what the preparations made, by part, one row for each distinct example.
+        all_examples: returns all examples of the client.
     """
 
     training: LocalTraining
@@ -89,7 +97,7 @@ class LocalState:
         params: the local model.
         buffers: its buffers.
         optimiser: state of the local optimiser.
-        carry: what the parts carry, by part.
+        carry: what the parts carry to the next step, by part.
         loss: [] sum of the recorded losses.
     """
 
@@ -106,13 +114,13 @@ class Reply:
 
     Args:
         update: end - start, as the update transforms left it. Where there is a codec, it is what
-            the server makes of the codec's upload, and not sent itself.
+            the server decodes from the codec's upload, and is not sent itself.
         buffers: the buffers after training, where they are averaged.
         uploads: further messages, by part.
         client_state: what the parts keep for the client's next round, by part.
         loss: [] mean recorded loss of the steps.
         finite: [] whether everything that is sent is finite.
-        diagnostics: diagnostics, 0-d tensors by ``part.name``.
+        diagnostics: 0-d tensors by ``part.name``.
     """
 
     update: Tree
@@ -122,12 +130,6 @@ class Reply:
     loss: Tensor
     finite: Tensor
     diagnostics: dict[str, Tensor]
-
-
-def uploaded_state(plan: Plan, reply: Reply) -> State:
-    """Return what a reply sends: the update, or a codec's upload in its place, and the rest."""
-    rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
-    return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
 
 
 def reply_state(reply: Reply) -> State:
@@ -141,31 +143,10 @@ def reply_state(reply: Reply) -> State:
     }
 
 
-def client_survey(
-    training: LocalTraining,
-    message: Message,
-    client_state: ByPart | None,
-    client_info: ClientInfo,
-    all_examples: Callable[[], Batch],
-) -> ByPart:
-    """Return a client's answers to the surveys, by part, before it trains.
-
-    Args:
-        training: method, model and local training.
-        message: what the server sent.
-        client_state: what the client kept from its last round, None the first time.
-        client_info: about the client.
-        all_examples: gives all examples of the client.
-    """
-    client_state, buffers = start_client_state(training, message, client_state)
-    carry = {
-        p.name: p.init_carry(message.params, part_state(client_state, p.name))
-        for p in training.plan.carries
-    }
-    states = (message.broadcast, client_state, carry, ByPart())
-    own = training.network.copy_buffers(buffers)
-    step = _step(training, message, client_info, all_examples(), own, states)
-    return {part.name: part.survey(step.view(part.name)) for part in training.plan.surveys}
+def uploaded_state(plan: Plan, reply: Reply) -> State:
+    """Return what a reply sends: the update, or a codec's upload in its place, and the rest."""
+    rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
+    return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
 
 
 def client_start(
@@ -183,55 +164,57 @@ def client_start(
         message: what the server sent.
         client_state: what the client kept from its last round, None the first time.
         client_info: about the client.
-        all_examples: gives all examples of the client; called only by methods that want them.
-        examples: gives the distinct examples of the round, where those are not all; called only
-            by methods that prepare.
+        all_examples: returns all examples of the client; called only where a part needs them.
+        examples: returns the distinct examples of the round, where those are not all; called only
+            where a part prepares them.
     """
     plan, start = training.plan, message.params
     client_state, buffers = start_client_state(training, message, client_state)
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or all_examples)()
-        own = training.network.copy_buffers(buffers)
-        step = _step(
-            training, message, client_info, batch, own, (message.broadcast, client_state, {}, {})
-        )
+        states = PartStates(message.broadcast, client_state)
+        step = make_step(training, message, client_info, batch, buffers, states)
         for part in plan.preparations:
-            prepared[part.name] = part.prepare(batch, step.view(part.name))
-    progress = LocalState(
+            prepared[part.name] = call(part.prepare, batch, step.view(part.name))
+    client = ClientRound(training, message, client_info, client_state, prepared, all_examples)
+    return client, LocalState(
         params=tree.clone(start) if training.network.traits.writes_parameters else start,
         buffers=tree.clone(buffers),
         optimiser=training.optimiser.init(start),
-        carry={
-            part.name: part.init_carry(start, part_state(client_state, part.name))
-            for part in plan.carries
-        },
+        carry=start_carry(plan, start, client_state),
         loss=next(iter(start.values())).new_zeros(()),
     )
-    return ClientRound(
-        training, message, client_info, client_state, prepared, all_examples
-    ), progress
 
 
 def start_client_state(
     training: LocalTraining, message: Message, client_state: ByPart | None
 ) -> tuple[ByPart, Tree]:
-    """Return what a client keeps, made anew the first time, and the buffers it begins with."""
+    """Return a client's state, its first one where it has none, and the buffers it begins with."""
     buffers = message.buffers or training.network.buffers
     if client_state is None:
         client_state = {
-            part.name: part.init_client(message.params) for part in training.plan.client_states
+            part.name: call(part.init_client, message.params)
+            for part in training.plan.client_states
         }
         if training.buffers == "local":
             client_state[BUFFERS] = dict(tree.clone(buffers))
-    return client_state, tree.tensors(
-        part_state(client_state, BUFFERS)
-    ) if training.buffers == "local" else buffers
+    if training.buffers == "local":
+        buffers = tree.tensors(part_state(client_state, BUFFERS))
+    return client_state, buffers
+
+
+def start_carry(plan: Plan, start: Tree, client_state: ByPart) -> ByPart:
+    """Return what the parts carry to the first step, by part."""
+    return {
+        part.name: call(part.init_carry, start, part_state(client_state, part.name))
+        for part in plan.carries
+    }
 
 
 def client_step(
     client: ClientRound,
-    progress: LocalState,
+    local: LocalState,
     batch: Batch,
     rows: Tensor | None = None,
     first_pass: Tensor | None = None,
@@ -243,57 +226,46 @@ def client_step(
 
     Args:
         client: what stays the same.
-        progress: what the step before left.
+        local: what the step before left.
         batch: the examples.
         rows: [B] rows of the preparations that belong to these examples.
         first_pass: [B'] rows of the batch that had the same place in the round's first pass.
         active: [] false for a padded step, which changes nothing; None for a real one.
         noise: standard normal numbers of the model's shapes, for methods that need NOISE.
-        lr: [] the learning rate, where a step is recorded for many; None is the message's.
+        lr: [] the learning rate, where a step is compiled once for many; None is the message's.
     """
-    training, plan = client.training, client.training.plan
-    rate = client.message.lr if lr is None else lr
-    buffers = training.network.copy_buffers(progress.buffers)  # a forward pass may change them
-    step = _step(
-        training,
-        client.message,
-        client.client_info,
-        batch,
-        buffers,
-        (
-            client.message.broadcast,
-            client.client_state,
-            progress.carry,
-            _rows(client, rows, first_pass),
-        ),
-        noise,
+    training, plan, params = client.training, client.training.plan, local.params
+    prepared = _prepared_rows(client, rows, first_pass)
+    states = PartStates(client.message.broadcast, client.client_state, local.carry, prepared)
+    step = make_step(
+        training, client.message, client.client_info, batch, local.buffers, states, noise
     )
-    params = progress.params
     rule = plan.gradient_rule
-    grads = step.grad(params) if rule is None else rule.gradient(params, step.view(rule.name))
-    if rule is not None:
-        grads = checks.check_tree(rule, grads, params)
+    if rule is None:
+        grads = step.grad(params)
+    else:
+        grads = check_tree(rule, call(rule.gradient, params, step.view(rule.name)), params)
     for part in plan.gradient_transforms:
-        grads = part.transform_gradient(grads, params, step.view(part.name))
-        grads = checks.check_tree(part, grads, params)
-    moved, optimiser = training.optimiser.step(params, grads, progress.optimiser, rate)
+        grads = call(part.transform_gradient, grads, params, step.view(part.name))
+        grads = check_tree(part, grads, params)
+    rate = client.message.lr if lr is None else lr
+    moved, optimiser = training.optimiser.step(params, grads, local.optimiser, rate)
     for correction in plan.corrections:
-        moved = correction.correct(moved, step.view(correction.name))
-        moved = checks.check_tree(correction, moved, params)
+        moved = call(correction.correct, moved, step.view(correction.name))
+        moved = check_tree(correction, moved, params)
     carry = {
-        part.name: part.next_carry(params, part_state(progress.carry, part.name))
+        part.name: call(part.next_carry, params, part_state(local.carry, part.name))
         for part in plan.carries
     }
     if not step.recorded_losses:
         raise ValueError("the gradient rule has to call step.grad or step.example_grads once")
-    loss = progress.loss + step.recorded_losses[0]
-    after = LocalState(moved, buffers, optimiser, carry, loss)
-    return after if active is None else _choose(active, after, progress)
+    after = LocalState(moved, step.buffers, optimiser, carry, local.loss + step.recorded_losses[0])
+    return after if active is None else _select(active, after, local)
 
 
 def client_finish(
     client: ClientRound,
-    progress: LocalState,
+    local: LocalState,
     steps: int | Tensor,
     path_length: Tensor | None = None,
     lr: Tensor | None = None,
@@ -302,78 +274,71 @@ def client_finish(
 
     Args:
         client: what stays the same.
-        progress: what the last step left.
+        local: what the last step left.
         steps: S, the number of real steps; [] where clients end side by side.
         path_length: [] length of the local path, where clients end side by side.
-        lr: [] the learning rate, where the end is recorded for many; None is the message's.
+        lr: [] the learning rate, where the end is compiled once for many; None is the message's.
     """
-    training, plan = client.training, client.training.plan
-    rate = client.message.lr if lr is None else lr
-    diagnostics: dict[str, Tensor] = {}
+    training, plan, message = client.training, client.training.plan, client.message
 
     def all_examples_step() -> Step:
-        buffers = training.network.copy_buffers(progress.buffers)
-        states = (client.message.broadcast, client.client_state, progress.carry, ByPart())
-        return _step(
-            training, client.message, client.client_info, client.all_examples(), buffers, states
-        )
+        states = PartStates(message.broadcast, client.client_state, local.carry)
+        batch = client.all_examples()
+        return make_step(training, message, client.client_info, batch, local.buffers, states)
 
     round = Round(
         start=client.start,
-        end=progress.params,
+        end=local.params,
         client_info=client.client_info,
         steps=steps,
-        path_length=local_path_length(training, int(steps), client.message.lr)
+        path_length=local_path_length(training, int(steps), message.lr)
         if path_length is None
         else path_length,
-        lr=rate,
+        lr=message.lr if lr is None else lr,
         make_all_examples_step=all_examples_step,
-        diagnostics=diagnostics,
         nonlinear_part=plan.nonlinear_part,
     )
 
     def view(part: str) -> Round:
         return replace(
             round,
-            broadcast=part_state(client.message.broadcast, part),
+            broadcast=part_state(message.broadcast, part),
             client_state=part_state(client.client_state, part),
             part=part,
         )
 
-    update = tree.sub(progress.params, client.start)
+    update = tree.sub(local.params, client.start)
     for part in plan.update_transforms:
-        update = checks.check_tree(
-            part, part.transform_update(update, view(part.name)), client.start
-        )
+        update = call(part.transform_update, update, view(part.name))
+        update = check_tree(part, update, client.start)
     round, codec = replace(round, update=update), plan.codec
     encoded: ByPart = {}
     if codec is not None:
-        encoded[codec.name] = codec.encode(update, view(codec.name))
-        update = checks.check_tree(
-            codec, codec.decode(encoded[codec.name], client.start), client.start
-        )
-    client_state = {part.name: part.next_client(view(part.name)) for part in plan.client_states}
-    if training.buffers == "local":
-        client_state[BUFFERS] = dict(progress.buffers)
-    buffers = progress.buffers if training.buffers == "average" else {}
-    uploads = {
-        part.name: part.upload(
-            replace(view(part.name), new_state=part_state(client_state, part.name))
-        )
-        for part in plan.uploads
+        encoded[codec.name] = call(codec.encode, update, view(codec.name))
+        update = call(codec.decode, encoded[codec.name], client.start)
+        update = check_tree(codec, update, client.start)
+    client_state = {
+        part.name: call(part.next_client, view(part.name)) for part in plan.client_states
     }
+    if training.buffers == "local":
+        client_state[BUFFERS] = dict(local.buffers)
+    buffers = local.buffers if training.buffers == "average" else {}
+    uploads: ByPart = {}
+    for sender in plan.uploads:
+        new_state = part_state(client_state, sender.name)
+        uploads[sender.name] = call(sender.upload, replace(view(sender.name), new_state=new_state))
     uploads.update(encoded)
-    checks.check_states("sends to the server", uploads)
+    check_states("sends to the server", uploads)
     return Reply(
         update=update,
         buffers=buffers,
         uploads=uploads,
         client_state=client_state,
-        loss=progress.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
+        loss=local.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
         finite=all_finite(
             {"update": dict(update), "buffers": dict(buffers), "uploads": dict(uploads)}
         ),
-        diagnostics=diagnostics,
+        diagnostics=round.diagnostics,
     )
 
 
@@ -382,27 +347,28 @@ def local_path_length(training: LocalTraining, steps: int, lr: float) -> float:
     return path_length(training.optimiser, steps, lr, training.plan.pull)
 
 
-def all_finite(sent: State) -> Tensor:
+def all_finite(state: State) -> Tensor:
     """Return [] whether every entry is finite, and small enough to be added up."""
-    sums = [t.sum() for _, t in tree.walk(sent) if t.is_floating_point()]
+    sums = [t.sum() for _, t in tree.walk(state) if t.is_floating_point()]
     return torch.isfinite(torch.stack(sums)).all()
 
 
-def _step(
+def make_step(
     training: LocalTraining,
     message: Message,
     client_info: ClientInfo,
     batch: Batch,
     buffers: Tree,
-    states: tuple[ByPart, ByPart, ByPart, ByPart],
+    states: PartStates,
     noise: Tree | None = None,
 ) -> Step:
+    """Return a step on a batch, with a copy of the buffers, which a forward pass may change."""
     return Step(
         batch=batch,
         start=message.params,
         client_info=client_info,
         network=training.network,
-        buffers=buffers,
+        buffers=training.network.copy_buffers(buffers),
         objective=training.plan.objective,
         autograd=training.autograd,
         received=message.buffers or training.network.buffers,
@@ -411,30 +377,30 @@ def _step(
     )
 
 
-def _rows(client: ClientRound, rows: Tensor | None, first_pass: Tensor | None) -> ByPart:
+def _prepared_rows(client: ClientRound, rows: Tensor | None, first_pass: Tensor | None) -> ByPart:
     """Return the rows of the preparations that this step sees."""
-    out: ByPart = {}
+    prepared: ByPart = {}
     for part in client.training.plan.preparations:
         index = rows if part.pairing == "example" else first_pass
         if index is None:
             raise ValueError(f"{part.name} prepares examples; the engine gave no rows")
-        out[part.name] = tree.map_tensors(
+        prepared[part.name] = tree.map_tensors(
             lambda t, index=index: t[index],  # type: ignore[misc]
             client.prepared[part.name],
         )
-    return out
+    return prepared
 
 
-def _choose(active: Tensor, after: LocalState, before: LocalState) -> LocalState:
+def _select(active: Tensor, after: LocalState, before: LocalState) -> LocalState:
     """Return `after` where `active` is true and `before` elsewhere."""
 
-    def pick(a: State | Tree, b: State | Tree) -> State:
+    def select(a: State | Tree, b: State | Tree) -> State:
         return tree.where(active, dict(a), dict(b))
 
     return LocalState(
-        params=tree.tensors(pick(after.params, before.params)),
-        buffers=tree.tensors(pick(after.buffers, before.buffers)),
-        optimiser=pick(after.optimiser, before.optimiser),
-        carry={k: pick(v, before.carry[k]) for k, v in after.carry.items()},
+        params=tree.tensors(select(after.params, before.params)),
+        buffers=tree.tensors(select(after.buffers, before.buffers)),
+        optimiser=select(after.optimiser, before.optimiser),
+        carry={part: select(state, before.carry[part]) for part, state in after.carry.items()},
         loss=torch.where(active, after.loss, before.loss),
     )

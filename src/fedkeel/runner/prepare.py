@@ -31,7 +31,8 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.plugins import fingerprint
-from fedkeel.method.server_round import server_message, server_start
+from fedkeel.method.server_memory import server_start
+from fedkeel.method.server_round import server_message
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import blocks

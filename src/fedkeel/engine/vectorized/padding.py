@@ -23,14 +23,10 @@ from fedkeel import tree
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.engine.compiler.errors import first_line
 from fedkeel.method.context import ByPart, ClientInfo, Message, Population
-from fedkeel.method.local_loop import (
-    LocalTraining,
-    client_start,
-    client_step,
-    client_survey,
-    start_client_state,
-)
-from fedkeel.method.server_round import add_mean_answers, server_message, server_start
+from fedkeel.method.local_loop import LocalTraining, client_start, client_step, start_client_state
+from fedkeel.method.server_memory import server_start
+from fedkeel.method.server_round import server_message
+from fedkeel.method.survey import add_mean_answers, client_survey
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import State, Tree
 

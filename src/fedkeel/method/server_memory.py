@@ -1,0 +1,65 @@
+"""The server's memory before the first round, and after clients have lost their state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fedkeel import tree
+from fedkeel.method.checks import call, check_states, explain_errors
+from fedkeel.method.compose import Plan
+from fedkeel.method.context import ByPart, Population
+from fedkeel.method.server_round import Server
+from fedkeel.task.network import Network
+from fedkeel.tree import Tree
+
+
+def server_start(plan: Plan, network: Network, population: Population, average: bool) -> Server:
+    """Return the server before the first round.
+
+    Args:
+        plan: the method.
+        network: the model, with its initial parameters.
+        population: how many clients there are.
+        average: whether buffers are averaged.
+    """
+    params = tree.clone(network.params)
+    memory = initial_memory(plan, params, population)
+    return Server(params, tree.clone(network.buffers) if average else {}, memory)
+
+
+def initial_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
+    """Return what the parts remember at the server before the first round."""
+    optimiser = plan.server_optimiser
+    with explain_errors("The server's memory cannot be begun"):
+        memory: ByPart = {
+            part.name: call(part.init_server, params, population) for part in plan.server_states
+        }
+        memory[optimiser.name] = call(optimiser.init_optimiser, params, population)
+    check_states("remembers at the server", memory)
+    return memory
+
+
+def initial_table_row(plan: Plan, params: Tree) -> ByPart:
+    """Return the table rows of a client that has not taken part yet, by part."""
+    with explain_errors("What is remembered of a client cannot be begun"):
+        rows = {part.name: call(part.init_row, params) for part in plan.tables}
+    check_states("remembers of a client", rows)
+    return rows
+
+
+def copy_memory(server: Server) -> Server:
+    """Return the server with a copy of its memory, which parts may change in place."""
+    memory = {part: tree.map_tensors(torch.clone, state) for part, state in server.memory.items()}
+    return replace(server, memory=memory)
+
+
+def reset_client_sums(plan: Plan, server: Server, population: Population) -> Server:
+    """Return the server with the first memory of the parts that hold sums of client states.
+
+    A client that has lost its state can no longer be taken out of such a sum.
+    """
+    initial = initial_memory(plan, server.params, population)
+    reset = {part: state for part, state in initial.items() if part in plan.client_sum_parts}
+    return replace(server, memory={**server.memory, **reset})
