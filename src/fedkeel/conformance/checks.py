@@ -292,7 +292,8 @@ def _apart(stand: Stand, server: Server, done: TrainedClients) -> str:
     """Return how far clients are from what they reply when each trains by itself."""
     for lane, job in enumerate(done.jobs):
         expected = dict(walk(reply_state(stand.reply(server, job.client)[0])))
-        found = {path: t[lane] for path, t in walk(done.state)}
+        replies: State = {**done.state, "client_state": dict(done.client_state.state)}
+        found = {path: t[lane] for path, t in walk(replies)}
         if found.keys() != expected.keys():
             return f"client {job.client} replies {sorted(found.keys() ^ expected.keys())[:2]}"
         for path, one in expected.items():
