@@ -44,10 +44,10 @@ def test_the_line_is_the_mean_over_seeds_and_the_band_their_range(entries):
     curve = points(entries[0])
     values = [[top1(run.rows[r]) for run in entries[0].runs] for r in range(13)]
     assert [point.round for point in curve] == list(range(13))
-    assert [point.mean for point in curve] == pytest.approx([np.mean(v) for v in values])
-    assert [point.low for point in curve] == pytest.approx([min(v) for v in values])
-    assert [point.high for point in curve] == pytest.approx([max(v) for v in values])
-    assert {point.seeds for point in curve} == {3}
+    assert [point.stat.mean for point in curve] == pytest.approx([np.mean(v) for v in values])
+    assert [point.band[0] for point in curve] == pytest.approx([min(v) for v in values])
+    assert [point.band[1] for point in curve] == pytest.approx([max(v) for v in values])
+    assert {point.stat.count for point in curve} == {3}
     # 1 client a round, a model of 1 MB each way
     assert [point.megabytes for point in curve] == pytest.approx([2.0 * r for r in range(13)])
 
@@ -56,8 +56,8 @@ def test_from_four_seeds_on_the_band_is_one_deviation(make, tmp_path):
     (entry,) = load_runs(make.comparison(tmp_path, {"m": {}}, seeds=4, rounds=3))
     values = [top1(run.rows[2]) for run in entry.runs]
     point = points(entry)[2]
-    assert point.high == pytest.approx(np.mean(values) + np.std(values, ddof=1))
-    assert point.low == pytest.approx(np.mean(values) - np.std(values, ddof=1))
+    assert point.band[1] == pytest.approx(np.mean(values) + np.std(values, ddof=1))
+    assert point.band[0] == pytest.approx(np.mean(values) - np.std(values, ddof=1))
 
 
 def test_one_seed_has_no_band(make, tmp_path):

@@ -140,7 +140,7 @@ def test_what_is_not_like_for_like_is_told(make, tmp_path):
         "target",
     ):
         assert f"{word}" in told
-    assert "fedavg ran 0; fedgc ran 1" in told
+    assert "The methods differ in seeds: 0 (fedavg and fedgh); 1 (fedgc)." in told
 
 
 def test_the_target_can_be_given(make, tmp_path):

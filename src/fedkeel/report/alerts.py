@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fedkeel.errors import counted
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.records.statistics import finite_or_none
 from fedkeel.report.formatting import (
     MISSING,
+    enumeration,
     format_percent,
     format_setting,
-    join_names,
     join_values,
     without_folders,
 )
@@ -60,49 +60,37 @@ def alerts(methods: Sequence[MethodResults]) -> list[str]:
 
 def differences(methods: Sequence[MethodResults]) -> list[str]:
     """Return what differs between methods besides the method, one sentence each."""
-    if len(methods) < 2:
-        return []
-    facts = [distinguishing_facts(method.record) for method in methods]
+    has_settings = all(method.runs[0].settings for method in methods)
+    facts = [_comparable_facts(method, has_settings) for method in methods]
     sentences = []
-    differing = set()
     for name in dict.fromkeys(name for values in facts for name in values):
-        by_value = _labels_by_value(methods, [values.get(name, MISSING) for values in facts])
-        if len(by_value) > 1:
-            differing.add(name)
-            is_weights = name == "weights"
-            sentences.append(_weighting(by_value) if is_weights else _difference(name, by_value))
-    settings = [method.runs[0].settings for method in methods]
-    for key in dict.fromkeys(key for s in settings for key in s) if all(settings) else ():
-        by_value = _labels_by_value(methods, [format_setting(s.get(key)) for s in settings])
-        if len(by_value) > 1 and not _COVERED.fullmatch(key):
-            sentences.append(_difference(key, by_value))
-    seeds = {m.label: ", ".join(map(str, sorted(m.summary.seeds))) for m in methods}
-    if len(set(seeds.values())) > 1:
-        values = [f"{label} ran {text}" for label, text in seeds.items()]
-        sentences.append(f"The methods ran different seeds: {join_values(values, 4)}.")
-    if "data" not in differing and _has_different_data(methods):
+        labels: dict[str, list[str]] = {}
+        for method, values in zip(methods, facts, strict=True):
+            labels.setdefault(values.get(name, MISSING), []).append(method.label)
+        if len(labels) > 1:
+            describe = _weighting if name == "weights" else partial(_difference, name)
+            sentences.append(describe(labels))
+    has_same_sources = len({values["data"] for values in facts}) == 1
+    if has_same_sources and _has_different_data(methods):
         sentences.append(
             "The methods ran on different data: the fingerprint of the data differs for one seed."
         )
-    sentences += _code_changes(methods)
-    targets = _labels_by_value(methods, [format_setting(m.record.target) for m in methods])
-    if len(targets) > 1:
-        sentences.append(_difference("target", targets))
-    return sentences
+    return [*sentences, *_code_changes(methods)]
 
 
-def _labels_by_value(
-    methods: Sequence[MethodResults], values: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return the labels of the methods that have each value."""
-    labels: dict[str, list[str]] = {}
-    for method, value in zip(methods, values, strict=True):
-        labels.setdefault(value, []).append(method.label)
-    return labels
+def _comparable_facts(method: MethodResults, has_settings: bool) -> dict[str, str]:
+    """Return the facts that should be the same for all methods, by name."""
+    settings = method.runs[0].settings if has_settings else {}
+    return {
+        **distinguishing_facts(method.record),
+        **{k: format_setting(v) for k, v in settings.items() if not _COVERED.fullmatch(k)},
+        "seeds": ", ".join(map(str, sorted(method.summary.seeds))),
+        "target": format_setting(method.record.target),
+    }
 
 
 def _difference(name: str, by_value: Mapping[str, Sequence[str]]) -> str:
-    values = [f"{value} ({''.join(join_names(labels))})" for value, labels in by_value.items()]
+    values = [f"{value} ({enumeration(labels)})" for value, labels in by_value.items()]
     return f"The methods differ in {name}: {join_values(values, 4)}."
 
 
@@ -112,7 +100,7 @@ def _weighting(by_value: Mapping[str, Sequence[str]]) -> str:
         verb = "weights" if len(labels) == 1 else "weight"
         clients = "them" if clauses else "clients"
         how = _WEIGHTINGS.get(value, f"by {value}")
-        clauses.append(f"{''.join(join_names(labels))} {verb} {clients} {how}")
+        clauses.append(f"{enumeration(labels)} {verb} {clients} {how}")
     return f"{'; '.join(clauses)}. Set `weights` to compare fairly."
 
 
@@ -189,22 +177,22 @@ def _no_learning(run: RunResults) -> str | None:
 
 def _faults(method: MethodResults) -> list[str]:
     """Return what went wrong in a federation of nodes, the most frequent first."""
-    rounds, clients = Counter[str](), dict[str, set[int]]()
     rows = [row for run in method.runs for row in run.rows]
+    affected: dict[str, list[list[int]]] = {}
     for row in rows:
-        for fault, affected in row.faults.items():
+        for fault, clients in row.faults.items():
             if not fault.endswith(NOT_NEEDED):
-                rounds[fault] += 1
-                clients.setdefault(fault, set()).update(affected)
+                affected.setdefault(fault, []).append(clients)
+    by_frequency = sorted(affected.items(), key=lambda item: -len(item[1]))
     sentences = []
-    for fault, count in rounds.most_common(3):
-        numbers = sorted(clients[fault])
+    for fault, rounds in by_frequency[:3]:
+        numbers = sorted({client for clients in rounds for client in clients})
         listed = ", ".join(map(str, numbers[:8])) + (" and others" if len(numbers) > 8 else "")
         who = f" ({'client' if len(numbers) == 1 else 'clients'} {listed})" if numbers else ""
         of_rounds = counted(len(rows), "round")
-        sentences.append(f"{method.label}: {fault}, in {count:,} of {of_rounds}{who}.")
-    if len(rounds) > 3:
-        others = counted(len(rounds) - 3, "other fault")
+        sentences.append(f"{method.label}: {fault}, in {len(rounds):,} of {of_rounds}{who}.")
+    if len(by_frequency) > 3:
+        others = counted(len(by_frequency) - 3, "other fault")
         sentences.append(f"{method.label}: rounds.jsonl lists {others}.")
     return sentences
 

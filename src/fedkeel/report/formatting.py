@@ -27,36 +27,22 @@ class Fact:
     value: str
 
 
-class MethodName(str):
-    """A method's label within a sentence, which the page sets in its own typeface."""
+def quoted(label: str) -> str:
+    """Return a method's label between backticks, which the page sets in its own typeface."""
+    return "`" + label.replace("`", "'") + "`"
 
 
-Sentence = tuple[str, ...]
-"""Pieces of text, some of which are a `MethodName`."""
+def enumeration(items: Sequence[str], limit: int = 3) -> str:
+    """Return an enumeration, with a count beyond `limit`.
 
-
-def join_phrases(phrases: Sequence[Sentence], limit: int = 3) -> Sentence:
-    """Return an enumeration: "a, b and c", and a count beyond `limit`.
-
-    >>> "".join(join_phrases([("a",), ("b",), ("c",)]))
-    'a, b and c'
-    >>> "".join(join_phrases([("a",), ("b",), ("c",), ("d",), ("e",)]))
-    'a, b, c and 2 others'
+    >>> enumeration(["a", "b", "c"]), enumeration(["a", "b", "c", "d", "e"])
+    ('a, b and c', 'a, b, c and 2 others')
     """
-    shown = list(phrases) if len(phrases) <= limit + 1 else list(phrases[:limit])
-    if len(shown) < len(phrases):
-        shown.append((f"{len(phrases) - limit} others",))
-    pieces: list[str] = []
-    for index, phrase in enumerate(shown):
-        if index:
-            pieces.append(" and " if index == len(shown) - 1 else ", ")
-        pieces.extend(phrase)
-    return tuple(pieces)
-
-
-def join_names(labels: Sequence[str]) -> Sentence:
-    """Return an enumeration of methods."""
-    return join_phrases([(MethodName(label),) for label in labels])
+    shown = list(items)
+    if len(items) > limit + 1:
+        shown[limit:] = [f"{len(items) - limit} others"]
+    *first, last = shown
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def join_values(values: Sequence[str], limit: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,7 +10,6 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from fedkeel.records.rows import RoundRecord
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, empty_figure, escaped, evenly_spaced, rounded
@@ -32,23 +32,20 @@ FEW_ROUNDS = 8
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A round of a learning curve.
-
-    Args:
-        round: the round.
-        megabytes: mean traffic until then, both ways and all clients.
-        mean: mean over seeds.
-        low: lower edge of the band; None for one seed.
-        high: upper edge of the band.
-        seeds: how many seeds have the round.
-    """
+    """A round of a learning curve: its scores over seeds, and the mean traffic until then."""
 
     round: int
     megabytes: float
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: int
+    stat: Stat
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """The range for fewer than four seeds, else the mean ± one deviation; None for one seed."""
+        mean, std = self.stat.mean, self.stat.std
+        if std is None:
+            return None
+        is_range = self.stat.count < DEVIATION_SEEDS
+        return (self.stat.min, self.stat.max) if is_range else (mean - std, mean + std)
 
 
 @dataclass(frozen=True)
@@ -74,51 +71,29 @@ class Curve:
 
 
 def learning_curve(method: MethodResults, metric: Metric) -> Curve:
-    """Return a method's test scores over rounds, accuracy in percent.
-
-    The band is the range for fewer than four seeds, else the mean ± one sample deviation.
-    """
-    values: dict[int, dict[int, float | None]] = {}
+    """Return a method's test scores over rounds, accuracy in percent."""
+    scores: dict[int, dict[int, float | None]] = {}  # round -> place of the run -> score
     megabytes: dict[int, list[float]] = {}
     for place, run in enumerate(method.runs):
         total = 0
         for row in run.rows:
             total += bytes_sent(row)
             if row.test is not None:
-                values.setdefault(row.round, {})[place] = _score(row, metric)
+                score = 100 * row.test.top1 if metric == "top1" else row.test.loss
+                scores.setdefault(row.round, {})[place] = finite_or_none(score)
                 megabytes.setdefault(row.round, []).append(total / 1e6)
-    rounds = sorted(values)
-    stats = {
-        r: Stat.of(values[r].values()) if None not in values[r].values() else None for r in rounds
-    }
-    means = [(stat.mean, i) for i, r in enumerate(rounds) if (stat := stats[r]) is not None]
+    points = []
+    for number in sorted(scores):
+        stat = Stat.of(scores[number].values())
+        has_all = stat is not None and stat.count == len(scores[number])
+        traffic = rounded(statistics.fmean(megabytes[number]))
+        points.append(CurvePoint(number, traffic, stat) if stat and has_all else None)
+    means = [(point.stat.mean, i) for i, point in enumerate(points) if point is not None]
     peak = max(means)[1] if means else None
-    segments = []
-    shown = (rounds[i] for i in evenly_spaced(len(rounds), include=peak))
-    for seeds, segment in groupby(shown, lambda r: tuple(values[r]) if stats[r] else None):
-        if seeds is not None:
-            points = [
-                _point(r, stat, megabytes[r]) for r in segment if (stat := stats[r]) is not None
-            ]
-            segments.append(tuple(points))
-    return Curve(method, tuple(segments), max(rounds, default=0))
-
-
-def _score(row: RoundRecord, metric: Metric) -> float | None:
-    if row.test is None:
-        return None
-    value = finite_or_none(row.test.top1 if metric == "top1" else row.test.loss)
-    return value if value is None or metric == "loss" else 100 * value
-
-
-def _point(number: int, stat: Stat, megabytes: Sequence[float]) -> CurvePoint:
-    low, high = None, None
-    if stat.std is not None:
-        low, high = stat.min, stat.max
-        if stat.count >= DEVIATION_SEEDS:
-            low, high = stat.mean - stat.std, stat.mean + stat.std
-    mean_megabytes = rounded(sum(megabytes) / len(megabytes))
-    return CurvePoint(number, mean_megabytes, stat.mean, low, high, stat.count)
+    shown = (points[i] for i in evenly_spaced(len(points), include=peak))
+    groups = groupby(shown, lambda point: tuple(scores[point.round]) if point else None)
+    segments = (tuple(p for p in group if p is not None) for seeds, group in groups if seeds)
+    return Curve(method, tuple(segments), max(scores, default=0))
 
 
 def curve_charts(
@@ -151,17 +126,23 @@ def _chart(curves: Sequence[Curve], metric: Metric, axis: Axis, target: float | 
     figure.update_xaxes(title_text=x_title, rangemode="tozero")
     if axis == "rounds" and last_round <= FEW_ROUNDS:
         figure.update_xaxes(dtick=1)
-    means = [point.mean for curve in curves for point in curve.points]
+    means = [point.stat.mean for curve in curves for point in curve.points]
     if metric == "loss" and min(means) > 0 and max(means) / min(means) > 100:
         figure.update_yaxes(type="log", title_text="test loss, logarithmic")
     else:
         title = "test accuracy, %" if metric == "top1" else "test loss"
         figure.update_yaxes(title_text=title, range=_y_range(curves, metric, last_round))
     if metric == "top1" and target is not None:
-        _add_target(figure, 100 * target)
+        muted = palette.rgba(palette.MUTED[0])
+        figure.add_hline(
+            y=100 * target,
+            line={"color": muted, "width": 1, "dash": "dot"},
+            annotation={"text": f"target {100 * target:g} %", "font": {"size": 12, "color": muted}},
+            annotation_position="top left",
+        )
     name, unit = ("Test accuracy", " %") if metric == "top1" else ("Test loss", "")
     ends = [
-        f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].mean)}{unit}"
+        f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].stat.mean)}{unit}"
         for curve in curves
     ]
     x_name = "rounds" if axis == "rounds" else "megabytes sent"
@@ -185,15 +166,15 @@ def _traces(curve: Curve, metric: Metric, axis: Axis, *, is_crowded: bool) -> li
             hover_texts.append("")
         positions = [p.round if axis == "rounds" else p.megabytes for p in segment]
         x += positions
-        y += [rounded(point.mean) for point in segment]
+        y += [rounded(point.stat.mean) for point in segment]
         runs = len(curve.method.runs)
         hover_texts += [_hover_text(p, unit, decimals, runs, has_round) for p in segment]
-        lows = [rounded(point.low) for point in segment if point.low is not None]
-        highs = [rounded(point.high) for point in segment if point.high is not None]
-        if len(segment) > 1 and lows:
+        bands = [point.band for point in segment if point.band is not None]
+        if len(segment) > 1 and bands:
             gap = [None] if band_x else []
             band_x += [*gap, *positions, *positions[::-1]]
-            band_y += [*gap, *lows, *highs[::-1]]
+            band_y += [*gap, *(rounded(low) for low, _ in bands)]
+            band_y += [rounded(high) for _, high in bands[::-1]]
     colour, group = palette.method_colour(index), str(index)
     has_single_points = any(len(segment) == 1 for segment in curve.segments)
     line = go.Scatter(
@@ -229,12 +210,13 @@ def _traces(curve: Curve, metric: Metric, axis: Axis, *, is_crowded: bool) -> li
 def _hover_text(point: CurvePoint, unit: str, decimals: int, runs: int, has_round: bool) -> str:
     """Return the text after the value of a point."""
     text = ""
-    if point.low is not None and point.high is not None:
-        text += f" ({point.low:.{decimals}f} to {point.high:.{decimals}f}{unit})"
+    if point.band is not None:
+        low, high = point.band
+        text += f" ({low:.{decimals}f} to {high:.{decimals}f}{unit})"
     if has_round:
         text += f", round {point.round}"
-    if point.seeds < runs:
-        text += f", {point.seeds} of {runs} seeds"
+    if point.stat.count < runs:
+        text += f", {point.stat.count} of {runs} seeds"
     return text
 
 
@@ -249,8 +231,7 @@ def _y_range(curves: Sequence[Curve], metric: Metric, last_round: int) -> list[f
         for curve in curves
         for point in curve.points
         if point.round > last_round / 5
-        for value in (point.low, point.mean, point.high)
-        if value is not None
+        for value in (point.stat.mean, *(point.band or ()))
     ]
     if last_round < 20 or not values:
         return None
@@ -258,18 +239,3 @@ def _y_range(curves: Sequence[Curve], metric: Metric, last_round: int) -> list[f
     margin = 0.06 * (high - low) or 1.0
     low, high = max(0.0, low - margin), high + margin
     return [low, min(100.0, high) if metric == "top1" else high]
-
-
-def _add_target(figure: go.Figure, target: float) -> None:
-    colour = palette.rgba(palette.MUTED[0])
-    figure.add_hline(y=target, line={"color": colour, "width": 1, "dash": "dot"})
-    figure.add_annotation(
-        x=0,
-        xref="paper",
-        xanchor="left",
-        y=target,
-        yanchor="bottom",
-        text=f"target {target:g} %",
-        showarrow=False,
-        font={"size": 12, "color": colour},
-    )

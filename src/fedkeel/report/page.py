@@ -22,9 +22,9 @@ from fedkeel.report.client_accuracy import (
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
 from fedkeel.report.formatting import (
-    MethodName,
     format_accuracy,
     format_duration,
+    format_number,
     format_percent,
     format_stat,
 )
@@ -89,13 +89,13 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.tests["method_name"] = lambda piece: isinstance(piece, MethodName)
     environment.filters |= {
         "breakable": _breakable,
         "colour": lambda index: index % len(palette.METHODS),
         "line_style": palette.line_style,
         "accuracy": format_accuracy,
         "duration": format_duration,
+        "number": format_number,
         "percent": format_percent,
         "stat": format_stat,
     }
@@ -119,7 +119,7 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         most_seeds=max(len(method.runs) for method in methods),
         verdict=conclusion,
         badge=_BADGES[conclusion.status],
-        description="".join(conclusion.headline),
+        description=conclusion.headline.replace("`", ""),
         alerts=alerts(methods),
         overview=page_content.overview(methods),
         tiles=page_content.tiles(methods[0]),
@@ -130,14 +130,16 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         charts=charts,
         is_zoomed=accuracy is not None and accuracy.figure.layout.yaxis.range is not None,
         reference=page_content.reference_method(methods),
-        speeds=page_content.speeds(methods),
+        rounds_to_shares=page_content.rounds_to_shares(methods),
         shares=[f"{100 * share:g}" for share in page_content.SHARES],
         clients=clients,
         measured_on=measured_on(methods),
         sources=page_content.source_rows(methods),
         partition=partition,
         partition_seed=partition_seed,
-        sections=page_content.method_sections(methods),
+        method_facts=page_content.method_facts,
+        lost_clients=page_content.lost_clients,
+        diagnostics=page_content.diagnostics,
         common_settings=page_content.common_settings(methods),
         data_facts=page_content.data_facts(methods),
         environment=page_content.environment_facts(methods),

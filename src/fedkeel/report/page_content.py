@@ -51,45 +51,15 @@ class Diagnostic:
 
     Args:
         name: ``part.name``.
-        mean: its mean over rounds and seeds, as text.
-        last: its mean over seeds in the last round that has it, as text.
+        stat: statistics over rounds and seeds.
+        last: mean over seeds in the last round that has it.
         lines: points of its sparkline, one polyline each.
-        description: the same in words, for readers who cannot see the picture.
     """
 
     name: str
-    mean: str
-    last: str
+    stat: Stat
+    last: float
     lines: tuple[str, ...]
-    description: str
-
-
-@dataclass(frozen=True)
-class MethodSection:
-    """What the page shows of one method: its facts, lost clients and diagnostics."""
-
-    method: MethodResults
-    facts: tuple[Fact, ...]
-    lost_clients: tuple[str, ...]
-    diagnostics: tuple[Diagnostic, ...]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The rounds until a method reaches a share of a reference's best accuracy.
-
-    Args:
-        stat: statistics over the seeds that reach it.
-        seeds: number of runs.
-    """
-
-    stat: Stat | None
-    seeds: int
-
-    @property
-    def reached(self) -> int:
-        """How many seeds reach it."""
-        return self.stat.count if self.stat else 0
 
 
 @dataclass(frozen=True)
@@ -133,13 +103,10 @@ def tiles(method: MethodResults) -> list[Tile]:
     runs = summary.runs
     best_round = runs[0].best_round if len(runs) == 1 else None
     best_note = "mean over seeds" if best_round is None else f"round {best_round}"
+    end = format_accuracy(summary.stat("last_mean"))
     result = [
         Tile("Best accuracy", format_accuracy(summary.stat("best")), best_note),
-        Tile(
-            "At the end",
-            format_accuracy(summary.stat("last_mean")),
-            "mean of the last ten evaluations",
-        ),
+        Tile("At the end", end, "mean of the last ten evaluations"),
     ]
     if summary.target is not None:
         reached = summary.stat("rounds_to_target")
@@ -148,26 +115,20 @@ def tiles(method: MethodResults) -> list[Tile]:
             note += f"; {reached.count} of {len(runs)} seeds"
         name = f"Rounds to {100 * summary.target:g} %"
         result.append(Tile(name, format_stat(reached, decimals=0), note))
-    traffic = summary.stat("traffic")
-    times = f"{format_number(traffic.mean)} × the model" if traffic else ""
-    total = format_duration(_mean(summary.stat("seconds")))
+    traffic, sent = summary.stat("traffic"), summary.stat("sent")
+    seconds, total = summary.stat("seconds_per_client"), summary.stat("seconds")
+    for_each = "for each client and round"
+    times = f"{format_number(traffic.mean)} × the model {for_each}" if traffic else "in all"
+    in_all = format_duration(total.mean if total else None)
     return [
         *result,
-        Tile(
-            "Traffic",
-            format_bytes(_mean(summary.stat("sent"))),
-            f"{times} for each client and round" if times else "in all",
-        ),
+        Tile("Traffic", format_bytes(sent.mean if sent else None), times),
         Tile(
             "Training",
-            format_duration(_mean(summary.stat("seconds_per_client"))),
-            f"for each client and round; {total} in all",
+            format_duration(seconds.mean if seconds else None),
+            f"{for_each}; {in_all} in all",
         ),
     ]
-
-
-def _mean(stat: Stat | None) -> float | None:
-    return stat.mean if stat else None
 
 
 def common_settings(methods: Sequence[MethodResults]) -> list[Fact]:
@@ -205,20 +166,7 @@ def environment_facts(methods: Sequence[MethodResults]) -> list[Fact]:
     return [Fact(name, join_values(list(options), 3)) for name, options in values.items()]
 
 
-def method_sections(methods: Sequence[MethodResults]) -> list[MethodSection]:
-    """Return what the page shows of each method."""
-    return [
-        MethodSection(
-            method,
-            tuple(_method_facts(method.record)),
-            tuple(_lost_clients(method)),
-            tuple(_diagnostics(method)),
-        )
-        for method in methods
-    ]
-
-
-def _method_facts(record: RunRecord) -> list[Fact]:
+def method_facts(record: RunRecord) -> list[Fact]:
     """Return a method's parts with their roles, its weights, and estimates of traffic and state."""
     parts = [part for part in record.parts if part.name]
     facts = [Fact(part.name, ", ".join(part.roles) or MISSING) for part in parts]
@@ -241,53 +189,41 @@ def _method_facts(record: RunRecord) -> list[Fact]:
     return facts
 
 
-def _lost_clients(method: MethodResults) -> list[str]:
+def lost_clients(method: MethodResults) -> list[str]:
     """Return sentences on clients that did not report or whose update was excluded."""
     rows = [row for run in method.runs for row in run.rows]
     selections = sum(run.summary.selections for run in method.runs)
+    dropped = Counter(client for row in rows for client in row.dropped)
+    excluded = Counter(client for row in rows for client in row.excluded)
     sentences = []
     for event, counts in (
-        ("did not report", Counter(k for row in rows for k in row.dropped)),
-        (
-            "sent an update that was not finite and was excluded",
-            Counter(k for row in rows for k in row.excluded),
-        ),
+        ("did not report", dropped),
+        ("sent an update that was not finite and was excluded", excluded),
     ):
         if total := counts.total():
             share = format_percent(total / selections)
             clients = ", ".join(f"{client} ({n} ×)" for client, n in counts.most_common(5))
-            sentences.append(
-                f"{total:,} of {selections:,} times ({share} %) a selected client {event}; "
-                f"most often: {clients}."
-            )
+            times = f"{total:,} of {selections:,} times ({share} %)"
+            sentences.append(f"{times} a selected client {event}; most often: {clients}.")
     return sentences
 
 
-def _diagnostics(method: MethodResults) -> list[Diagnostic]:
+def diagnostics(method: MethodResults) -> list[Diagnostic]:
     """Return a method's diagnostics: mean, last value and course over rounds."""
     rows = [row for run in method.runs for row in run.rows]
     rounds = sorted({row.round for row in rows if row.round > 0})
-    diagnostics = []
+    result = []
     for name in sorted({name for row in rows for name in row.diagnostics}):
         by_round: dict[int, list[float]] = {}
         for row in rows:
             if (value := finite_or_none(row.diagnostics.get(name))) is not None:
                 by_round.setdefault(row.round, []).append(value)
-        overall = Stat.of(value for values in by_round.values() for value in values)
-        if overall is None:
-            continue
-        means = {number: statistics.fmean(values) for number, values in by_round.items()}
-        diagnostics.append(
-            Diagnostic(
-                name,
-                mean=format_number(overall.mean),
-                last=format_number(means[max(means)]),
-                lines=sparkline([means.get(number) for number in rounds]),
-                description=f"{name}: from {format_number(overall.min)} to "
-                f"{format_number(overall.max)}",
-            )
-        )
-    return diagnostics
+        stat = Stat.of(value for values in by_round.values() for value in values)
+        if stat is not None:
+            means = {number: statistics.fmean(values) for number, values in by_round.items()}
+            lines = sparkline([means.get(number) for number in rounds])
+            result.append(Diagnostic(name, stat, means[max(means)], lines))
+    return result
 
 
 def commands(methods: Sequence[MethodResults]) -> list[str]:
@@ -325,20 +261,17 @@ def reference_method(methods: Sequence[MethodResults]) -> MethodResults:
     return next((method for method in methods if method.record.method == "fedavg"), methods[0])
 
 
-def speeds(methods: Sequence[MethodResults]) -> list[list[Speed]] | None:
-    """Return how fast each method reaches each of `SHARES` of the reference's best accuracy.
+def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]]:
+    """Return the rounds until each method reaches `SHARES` of the reference's best accuracy.
 
-    None where the reference has not been evaluated.
+    Nothing where the reference has not been evaluated.
     """
     best = reference_method(methods).summary.stat("best")
     if best is None:
-        return None
+        return []
     return [
         [
-            Speed(
-                Stat.of(rounds_to_share(run.rows, share, best.mean) for run in method.runs),
-                len(method.runs),
-            )
+            Stat.of(rounds_to_share(run.rows, share, best.mean) for run in method.runs)
             for share in SHARES
         ]
         for method in methods

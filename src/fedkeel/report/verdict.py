@@ -19,15 +19,13 @@ from typing import Literal
 from fedkeel.errors import counted
 from fedkeel.records.statistics import LAST, Stat, is_tied, paired_difference
 from fedkeel.report.formatting import (
-    MethodName,
-    Sentence,
+    enumeration,
     format_accuracy,
     format_number,
     format_percent,
     format_points,
     format_stat,
-    join_names,
-    join_phrases,
+    quoted,
 )
 from fedkeel.report.summary import MethodSummary, Quantity
 
@@ -44,7 +42,7 @@ Status = Literal["clear", "ahead", "close", "none", "few", "single", "empty"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The conclusion of a report.
+    """The conclusion of a report. Labels of methods stand between backticks.
 
     Args:
         status: ``clear`` is ahead of all others, ``ahead`` is ahead of some only seed by seed,
@@ -56,30 +54,38 @@ class Verdict:
     """
 
     status: Status
-    headline: Sentence
-    details: tuple[Sentence, ...]
-    winner: str | None
+    headline: str
+    details: tuple[str, ...] = ()
+    winner: str | None = None
 
 
 @dataclass(frozen=True)
-class _ScoredMethod:
+class _Scored:
     """A method that has been evaluated, with its best accuracy over seeds."""
 
     summary: MethodSummary
     best: Stat
 
     @property
-    def name(self) -> MethodName:
-        return MethodName(self.summary.method)
+    def name(self) -> str:
+        return quoted(self.summary.method)
 
 
 @dataclass(frozen=True)
-class _Rival:
-    """A method that the leader is compared with."""
+class _Rival(_Scored):
+    """A method that the leader is compared with: how certain the lead is, and how large."""
 
-    method: _ScoredMethod
     lead: Lead
     gap: float
+
+    @property
+    def above(self) -> str:
+        """How far the leader is above it."""
+        if abs(self.gap) < 5e-7:
+            return f"level with {self.name}"
+        is_overlapping = self.lead == "every seed"
+        overlap = " (ahead on every seed, although the ranges overlap)" if is_overlapping else ""
+        return f"{format_points(self.gap)} above {self.name}{overlap}"
 
 
 def lead_over(leader: MethodSummary, other: MethodSummary, quantity: Quantity = "best") -> Lead:
@@ -109,29 +115,35 @@ def _sampling_error(leader: MethodSummary, first: Stat, second: Stat) -> float:
 
 def verdict(methods: Sequence[MethodSummary]) -> Verdict:
     """Return the conclusion over methods, or over one method alone."""
-    scored = [_ScoredMethod(m, best) for m in methods if (best := m.stat("best")) is not None]
+    scored = [_Scored(m, best) for m in methods if (best := m.stat("best")) is not None]
     if not scored:
-        return Verdict("empty", ("Nothing has been evaluated yet.",), (), None)
+        return Verdict("empty", "Nothing has been evaluated yet.")
     complete = [method for method in scored if not method.summary.unfinished] or scored
-    leader, *others = _compared(complete)
+    leader, *others = compared = _compared(complete)
     rivals = [
-        _Rival(other, lead_over(leader.summary, other.summary), leader.best.mean - other.best.mean)
-        for other in others
+        _Rival(
+            m.summary, m.best, lead_over(leader.summary, m.summary), leader.best.mean - m.best.mean
+        )
+        for m in others
     ]
-    status, headline = _headline(leader, rivals)
-    reference = _reference(rivals)
+    fedavg = (rival for rival in rivals if rival.summary.method.split(" · ")[0] == "fedavg")
+    reference = next(fedavg, rivals[0] if rivals else None)
+    status, headline = _headline(leader, rivals, reference)
+    few_seeds = [m.name for m in complete if m not in compared]
+    unfinished = [m.name for m in scored if m not in complete]
     details = [
-        *_omissions(scored, complete, [leader, *others]),
-        *_seed_caution(status, leader, rivals),
-        *_leader_at_the_end(leader.summary, [other.summary for other in others]),
-        *_rounds_to_target(leader, reference),
-        *_costs(leader, reference),
-        *_cheapest(status, leader, rivals),
+        _omission(unfinished, "some of the runs are not finished"),
+        _omission(few_seeds, f"fewer than {MIN_SEEDS} seeds"),
+        _seed_caution(status, compared),
+        _leader_at_the_end([method.summary for method in compared]),
+        _rounds_to_target(leader, reference),
+        _costs(leader, reference),
+        _cheapest(status, leader, rivals),
     ]
-    return Verdict(status, headline, tuple(details), leader.summary.method)
+    return Verdict(status, headline, tuple(filter(None, details)), leader.summary.method)
 
 
-def _compared(complete: Sequence[_ScoredMethod]) -> list[_ScoredMethod]:
+def _compared(complete: Sequence[_Scored]) -> list[_Scored]:
     """Return the methods that the conclusion is about, the best first.
 
     If two methods or more have enough seeds, and no other has a higher mean, it is about these.
@@ -141,198 +153,162 @@ def _compared(complete: Sequence[_ScoredMethod]) -> list[_ScoredMethod]:
     return with_seeds if len(with_seeds) > 1 and with_seeds[0] is ranked[0] else ranked
 
 
-def _headline(leader: _ScoredMethod, rivals: Sequence[_Rival]) -> tuple[Status, Sentence]:
+def _headline(
+    leader: _Scored, rivals: Sequence[_Rival], reference: _Rival | None
+) -> tuple[Status, str]:
     so_far = "So far, " if leader.summary.unfinished else ""
     score = f"{format_accuracy(leader.best)} (best round, {counted(leader.best.count, 'seed')})"
-    reached: Sentence = (so_far, leader.name, f" reached {score}")
-    reference = _reference(rivals)
+    reached = f"{so_far}{leader.name} reached {score}"
     if reference is None:
-        return "single", (*reached, ".")
-    ahead: Sentence = (*reached, ", ", *_above(reference))
-    if reference is not rivals[0]:
-        ahead += (" and ", *_above(rivals[0]), ", the next best")
-    if any(rival.lead == "too few seeds" for rival in rivals):
-        return "few", (*ahead, ".")
+        return "single", f"{reached}."
+    ahead = f"{reached}, {reference.above}"
     uncertain = [rival for rival in rivals if rival.lead in _UNCERTAIN]
-    if reference in uncertain:
-        no_winner = f"{so_far}no clear winner" if so_far else "No clear winner"
-        sentence: Sentence = (f"{no_winner}: ", leader.name, f" has the highest mean, {score}.")
-        sentence += _uncertain_leads(leader, uncertain)
+    is_few = any(rival.lead == "too few seeds" for rival in rivals)
+    if uncertain and not is_few:
+        if reference not in uncertain:
+            return "close", " ".join([f"{ahead}.", *_uncertain_leads(leader, uncertain)])
+        no_winner = "So far, no clear winner" if so_far else "No clear winner"
         certain = [rival for rival in rivals if rival not in uncertain]
-        if certain:
-            gap = format_points(certain[0].gap)
-            sentence += (f" It is {gap} above ", certain[0].method.name, ".")
-        return "none", sentence
-    if uncertain:
-        sentence = (*reached, ", ", *_above(reference), ".")
-        return "close", sentence + _uncertain_leads(leader, uncertain)
+        sentences = [
+            f"{no_winner}: {leader.name} has the highest mean, {score}.",
+            *_uncertain_leads(leader, uncertain),
+            *(f"It is {rival.above}." for rival in certain[:1]),
+        ]
+        return "none", " ".join(sentences)
+    if reference is not rivals[0]:
+        ahead += f" and {rivals[0].above}, the next best"
+    if is_few:
+        return "few", f"{ahead}."
     overlapping = [rival for rival in rivals if rival.lead == "every seed"]
-    unnamed = [r.method.name for r in overlapping if r is not reference and r is not rivals[0]]
+    unnamed = [r.name for r in overlapping if r is not reference and r is not rivals[0]]
     if unnamed:
-        ahead += (
-            ". It is also ahead on every seed, although the ranges overlap, of ",
-            *join_names(unnamed),
-        )
-    return ("ahead" if overlapping else "clear"), (*ahead, ".")
+        of_others = f"although the ranges overlap, of {enumeration(unnamed)}"
+        ahead += f". It is also ahead on every seed, {of_others}"
+    return ("ahead" if overlapping else "clear"), f"{ahead}."
 
 
-def _above(rival: _Rival) -> Sentence:
-    if abs(rival.gap) < 5e-7:
-        return ("level with ", rival.method.name)
-    phrase: Sentence = (f"{format_points(rival.gap)} above ", rival.method.name)
-    if rival.lead == "every seed":
-        phrase += (" (ahead on every seed, although the ranges overlap)",)
-    return phrase
-
-
-def _uncertain_leads(leader: _ScoredMethod, rivals: Sequence[_Rival]) -> Sentence:
+def _uncertain_leads(leader: _Scored, rivals: Sequence[_Rival]) -> list[str]:
     """Return sentences on leads that are too small for the seeds, or for the test examples."""
-    within_spread = [r.method.name for r in rivals if r.lead == "within spread"]
-    too_few_examples = [r.method.name for r in rivals if r.lead == "too few examples"]
-    sentences: Sentence = ()
-    if within_spread:
-        names = join_names(within_spread)
-        sentences += (" Its lead over ", *names, " is smaller than the spread between seeds.")
-    if too_few_examples:
-        names = join_names(too_few_examples)
-        examples = counted(leader.summary.test_examples or 0, "test example")
-        sentences += (" Its lead over ", *names, f" is too small for {examples}.")
+    examples = counted(leader.summary.test_examples or 0, "test example")
+    sentences = []
+    for lead, reason in (
+        ("within spread", "smaller than the spread between seeds"),
+        ("too few examples", f"too small for {examples}"),
+    ):
+        names = [rival.name for rival in rivals if rival.lead == lead]
+        if names:
+            sentences.append(f"Its lead over {enumeration(names)} is {reason}.")
     return sentences
 
 
-def _reference(rivals: Sequence[_Rival]) -> _Rival | None:
-    """Return FedAvg if it is among the others, else the next best."""
-    fedavg = (r for r in rivals if r.method.summary.method.split(" · ")[0] == "fedavg")
-    return next(fedavg, rivals[0] if rivals else None)
+def _omission(names: Sequence[str], reason: str) -> str:
+    """Return a sentence on methods that the conclusion is not about."""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{enumeration(names)} {verb} left out of this verdict: {reason}." if names else ""
 
 
-def _seed_caution(
-    status: Status, leader: _ScoredMethod, rivals: Sequence[_Rival]
-) -> list[Sentence]:
+def _seed_caution(status: Status, compared: Sequence[_Scored]) -> str:
     """Return a sentence on what too few seeds leave open."""
-    methods = [leader.summary, *(rival.method.summary for rival in rivals)]
-    fewest = min(len(method.runs) for method in methods)
+    fewest = min(len(method.summary.runs) for method in compared)
     shows = "One seed shows nothing" if fewest == 1 else f"{fewest} seeds show little"
-    about = f"{shows} about the spread between seeds"
-    if status == "single" and fewest < MIN_SEEDS:
-        return [(f"{about}.",)]
+    about = f"{shows} about the spread between seeds."
+    if status == "single":
+        return about if fewest < MIN_SEEDS else ""
     if status != "few":
-        return []
-    identical = [method.method for method in methods if method.has_identical_runs]
+        return ""
+    identical = [method.name for method in compared if method.summary.has_identical_runs]
     if identical:
         repeat = "repeats one run with every seed" if len(identical) == 1 else "repeat one run each"
         because = "because nothing in it is random. Treat this result as a hint."
-        return [(*join_names(identical), f" {repeat}, {because}")]
-    return [
-        (f"{about}. Treat this result as a hint, and run three seeds or more for a conclusion.",)
-    ]
+        return f"{enumeration(identical)} {repeat}, {because}"
+    return f"{about} Treat this result as a hint, and run three seeds or more for a conclusion."
 
 
-def _leader_at_the_end(leader: MethodSummary, others: Sequence[MethodSummary]) -> list[Sentence]:
-    """Return a sentence if another method leads at the end of the runs.
+def _leader_at_the_end(methods: Sequence[MethodSummary]) -> str:
+    """Return a sentence if another method than the first leads at the end of the runs.
 
     None if some runs ended so early that their means cover other stretches of training.
     """
-    methods = [leader, *others]
     evaluations = {run.evaluations for method in methods for run in method.runs if run.rounds}
     if len(evaluations) > 1 and min(evaluations) <= LAST:
-        return []
+        return ""
     ends = [(m, stat) for m in methods if (stat := m.stat("last_mean")) is not None]
-    if len(ends) < 2 or ends[0][0] is not leader:
-        return []
+    if len(ends) < 2 or ends[0][0] is not methods[0]:
+        return ""
+    first, end = max(ends, key=lambda item: item[1].mean)
     leader_end = ends[0][1]
-    first, first_end = max(ends, key=lambda end: end[1].mean)
-    if first is leader or is_tied(first_end, leader_end):
-        return []
-    against = f"{format_percent(first_end.mean)} % against {format_percent(leader_end.mean)} %"
-    at_the_end = "At the end (mean of the last ten evaluations) "
-    return [(at_the_end, MethodName(first.method), f" is ahead: {against}.")]
+    if first is methods[0] or is_tied(end, leader_end):
+        return ""
+    percents = f"{format_percent(end.mean)} % against {format_percent(leader_end.mean)} %"
+    at_the_end = "At the end (mean of the last ten evaluations)"
+    return f"{at_the_end} {quoted(first.method)} is ahead: {percents}."
 
 
-def _rounds_to_target(leader: _ScoredMethod, reference: _Rival | None) -> list[Sentence]:
+def _rounds_to_target(leader: _Scored, reference: _Rival | None) -> str:
     if leader.summary.target is None:
-        return []
+        return ""
     target = f"{100 * leader.summary.target:g} %"
-    sentence: Sentence = (leader.name, *_rounds_needed(leader.summary, target))
-    if reference is not None:
-        other = reference.method
-        sentence += (", ", other.name, *_rounds_needed(other.summary, None))
-    return [(*sentence, ".")]
+    rounds = _rounds_needed(leader)
+    needed = f"never reached {target}" if rounds is None else f"reached {target} after {rounds}"
+    if reference is None:
+        return f"{leader.name} {needed}."
+    rounds = _rounds_needed(reference)
+    other = "never did" if rounds is None else f"after {rounds}"
+    return f"{leader.name} {needed}, {reference.name} {other}."
 
 
-def _rounds_needed(method: MethodSummary, target: str | None) -> Sentence:
-    """Return " reached 85 % after 12 ± 1 rounds", without the verb where the target is None."""
-    rounds, seeds = method.stat("rounds_to_target"), len(method.runs)
+def _rounds_needed(method: _Scored) -> str | None:
+    """Return "12 ± 1 rounds (on 2 of 3 seeds)", or None where no seed reached the target."""
+    rounds, seeds = method.summary.stat("rounds_to_target"), len(method.summary.runs)
     if rounds is None:
-        return (f" never reached {target}" if target else " never did",)
+        return None
     text = format_stat(rounds, decimals=0)
     some_seeds = "" if rounds.count == seeds else f" (on {rounds.count} of {seeds} seeds)"
-    verb = f" reached {target} after" if target else " after"
-    unit = "round" if text == "1" else "rounds"
-    return (f"{verb} {text} {unit}{some_seeds}",)
+    return f"{text} {'round' if text == '1' else 'rounds'}{some_seeds}"
 
 
-def _costs(leader: _ScoredMethod, reference: _Rival | None) -> list[Sentence]:
+def _costs(leader: _Scored, reference: _Rival | None) -> str:
     """Return a sentence on traffic and time."""
     traffic = leader.summary.stat("traffic")
     if traffic is None:
-        return []
+        return ""
     if reference is None:
         times = format_number(traffic.mean)
-        return [(leader.name, f" sent {times} times the model for each client and round.")]
-    other = reference.method
-    traffic_ratio = _ratio(leader.summary, other.summary, "traffic")
-    time_ratio = _ratio(leader.summary, other.summary, "seconds_per_client")
-    phrases: list[Sentence] = []
-    if traffic_ratio is not None:
-        amount = "as much" if traffic_ratio == "1.00" else f"{traffic_ratio} times as much"
-        phrases.append((f"sent {amount} as ", other.name))
-    if time_ratio is not None:
-        duration = "about as long" if time_ratio == "1.00" else f"{time_ratio} times as long"
-        phrases.append((f"took {duration} to train",))
-    if traffic_ratio is None and time_ratio is not None:
-        phrases[-1] += (" as ", other.name)
-    return [(leader.name, " ", *join_phrases(phrases), ".")] if phrases else []
+        return f"{leader.name} sent {times} times the model for each client and round."
+    sent = _ratio(leader, reference, "traffic")
+    took = _ratio(leader, reference, "seconds_per_client")
+    phrases = []
+    if sent is not None:
+        amount = "as much" if sent == 1 else f"{format_number(sent)} times as much"
+        phrases.append(f"sent {amount} as {reference.name}")
+    if took is not None:
+        duration = "about as long" if took == 1 else f"{format_number(took)} times as long"
+        than = f" as {reference.name}" if sent is None else ""
+        phrases.append(f"took {duration} to train{than}")
+    return f"{leader.name} {enumeration(phrases)}." if phrases else ""
 
 
-def _ratio(method: MethodSummary, other: MethodSummary, quantity: Quantity) -> str | None:
-    """Return a figure as a multiple of the other method's, as text."""
-    first, second = method.stat(quantity), other.stat(quantity)
+def _ratio(method: _Scored, other: _Scored, quantity: Quantity) -> float | None:
+    """Return a figure as a multiple of the other method's, 1 where they count as equal."""
+    first, second = method.summary.stat(quantity), other.summary.stat(quantity)
     if first is None or second is None or second.mean <= 0:
         return None
     ratio = first.mean / second.mean
-    is_equal = abs(ratio - 1) < _EQUAL_COSTS or is_tied(first, second)
-    return "1.00" if is_equal else format_number(ratio)
+    return 1 if abs(ratio - 1) < _EQUAL_COSTS or is_tied(first, second) else ratio
 
 
-def _cheapest(status: Status, leader: _ScoredMethod, rivals: Sequence[_Rival]) -> list[Sentence]:
+def _cheapest(status: Status, leader: _Scored, rivals: Sequence[_Rival]) -> str:
     """Return a sentence if one of the uncertain rivals sends less than the leader."""
-    if status not in ("close", "none"):
-        return []
-    level = [leader, *(rival.method for rival in rivals if rival.lead in _UNCERTAIN)]
-    costs = [(m, stat.mean) for m in level if (stat := m.summary.stat("traffic")) is not None]
-    if len(costs) < 2:
-        return []
-    cheapest, cost = min(costs, key=lambda item: item[1])
-    if cheapest is leader or cost > 0.99 * costs[0][1]:
-        return []
-    return [("Among the methods without a clear difference, ", cheapest.name, " sends least.")]
-
-
-def _omissions(
-    scored: Sequence[_ScoredMethod],
-    complete: Sequence[_ScoredMethod],
-    compared: Sequence[_ScoredMethod],
-) -> list[Sentence]:
-    """Return a sentence for each reason why methods are left out."""
-    unfinished = [m.name for m in scored if m not in complete]
-    few_seeds = [m.name for m in complete if m not in compared]
-    sentences = []
-    for names, reason in (
-        (unfinished, "some of the runs are not finished"),
-        (few_seeds, f"fewer than {MIN_SEEDS} seeds"),
-    ):
-        if names:
-            verb = "is" if len(names) == 1 else "are"
-            sentences.append((*join_names(names), f" {verb} left out of this verdict: {reason}."))
-    return sentences
+    traffic = leader.summary.stat("traffic")
+    costs = [
+        (stat.mean, rival.name)
+        for rival in rivals
+        if rival.lead in _UNCERTAIN and (stat := rival.summary.stat("traffic")) is not None
+    ]
+    if status not in ("close", "none") or traffic is None or not costs:
+        return ""
+    cost, name = min(costs)
+    is_cheaper = cost <= 0.99 * traffic.mean
+    return (
+        f"Among the methods without a clear difference, {name} sends least." if is_cheaper else ""
+    )
