@@ -19,10 +19,11 @@ from fedkeel.config import Local
 from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import ClientInfo, Message, Population
 from fedkeel.method.grammar import parse
-from fedkeel.method.local_loop import LocalTraining, Reply, client_finish, client_start, client_step
+from fedkeel.method.local_loop import LocalTraining, client_finish, client_start, client_step
 from fedkeel.method.part import Capability
+from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import initial_table_row, server_start
-from fedkeel.method.server_round import Replies, Server, TableRows, server_message, server_round
+from fedkeel.method.server_round import server_message, server_round
 from fedkeel.method.survey import add_mean_answers, client_survey
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import State, Tree

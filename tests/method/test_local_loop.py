@@ -21,7 +21,6 @@ from fedkeel.method.local_loop import (
     ClientRound,
     LocalState,
     LocalTraining,
-    Reply,
     client_finish,
     client_start,
     client_step,
@@ -36,6 +35,7 @@ from fedkeel.method.roles import (
     UpdateTransform,
     Upload,
 )
+from fedkeel.method.round_values import Reply
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, consecutive, toy_network

@@ -12,8 +12,9 @@ from fedkeel import tree
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.round_values import Replies, RoundResult, Server
 from fedkeel.method.server_memory import server_start
-from fedkeel.method.server_round import Replies, RoundResult, Server, server_message, server_round
+from fedkeel.method.server_round import server_message, server_round
 from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, stack, toy_network
 from method.players import (

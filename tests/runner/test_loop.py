@@ -17,7 +17,8 @@ import fedkeel as fk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.server_round import RoundResult, server_message
+from fedkeel.method.round_values import RoundResult
+from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner import loop
@@ -399,7 +400,7 @@ def _watch_batches(monkeypatch: pytest.MonkeyPatch, seen: dict[int, list[np.ndar
         seen.setdefault(args[4], []).extend(found)
         return found
 
-    monkeypatch.setattr("fedkeel.engine.local.batches.plan", watched)
+    monkeypatch.setattr("fedkeel.engine.client_inputs.batches.plan", watched)
 
 
 # --- seeds ----------------------------------------------------------------------------------------

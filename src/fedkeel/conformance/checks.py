@@ -29,8 +29,8 @@ from fedkeel.engine.trainer import TrainedClients
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.context import ByPart
 from fedkeel.method.docs.docstring import read
-from fedkeel.method.local_loop import LocalState, reply_state, uploaded_state
-from fedkeel.method.server_round import Server
+from fedkeel.method.local_loop import LocalState
+from fedkeel.method.round_values import Server, reply_state, uploaded_state
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.loop import Result
 from fedkeel.runner.progress import Silent

@@ -13,20 +13,20 @@ from fedkeel import config
 from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
-from fedkeel.engine import local as loop
+from fedkeel.engine import client_inputs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import (
     LocalState,
     LocalTraining,
-    Reply,
     client_finish,
     client_start,
     client_step,
 )
+from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import copy_memory, initial_table_row
-from fedkeel.method.server_round import Replies, Server, TableRows, server_message, server_round
+from fedkeel.method.server_round import server_message, server_round
 from fedkeel.method.survey import add_mean_answers, client_survey
 from fedkeel.rng import generator
 from fedkeel.runner.loop import Result
@@ -157,7 +157,7 @@ class Stand:
 
     def client_info(self, k: int) -> ClientInfo:
         """Return what a client knows about itself."""
-        return loop.client_info(self.prepared.setup, k)
+        return client_inputs.client_info(self.prepared.setup, k)
 
     def everything(self, k: int) -> Batch:
         """Return all examples of a client."""
@@ -165,7 +165,7 @@ class Stand:
 
     def noise(self, message: Message, k: int) -> Callable[[], Tree | None]:
         """Return what gives the random numbers of each step of a client."""
-        return loop.noise_source(self.prepared.setup, message, k)
+        return client_inputs.noise_source(self.prepared.setup, message, k)
 
     def message(self, server: Server) -> Message:
         """Return what clients receive; to what is asked before training, all clients answer."""

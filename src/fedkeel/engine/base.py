@@ -17,7 +17,8 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import LocalTraining
-from fedkeel.method.server_round import Replies, raw_weights
+from fedkeel.method.round_values import Replies
+from fedkeel.method.server_round import raw_weights
 from fedkeel.tree import Tree
 
 Split = Literal["test", "clients"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,18 +10,22 @@ import torch
 from torch import Tensor
 
 from fedkeel.clock import Clock
-from fedkeel.data import batches
 from fedkeel.data.augment import crop_flip, crops
 from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.client_inputs import (
+    batch_plans,
+    client_info,
+    first_pass_length,
+    noise_source,
+    take_examples,
+)
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method import checks
-from fedkeel.method.context import ByPart, ClientInfo, Ints, Message
-from fedkeel.method.local_loop import Reply, client_finish, client_start, client_step
-from fedkeel.method.part import Capability
-from fedkeel.method.survey import client_survey
-from fedkeel.rng import generator, generators, seed_torch, torch_seed
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.local_loop import client_finish, client_start, client_step
+from fedkeel.method.round_values import Reply
+from fedkeel.rng import generator, seed_torch, torch_seed
 from fedkeel.task.network import Batch
-from fedkeel.tree import Tree
 
 PHASES = ("data", "steps", "upload")
 """Phases of a client's round: choosing and loading examples; the start and the local steps; the
@@ -86,8 +89,10 @@ def train_client(
                 message,
                 client_state,
                 client_info(setup, job.client),
-                all_examples=partial(_examples, setup, rows),
-                examples=None if distinct is None else partial(_examples, setup, rows[distinct]),
+                all_examples=partial(take_examples, setup, rows),
+                examples=None
+                if distinct is None
+                else partial(take_examples, setup, rows[distinct]),
             )
             checks.check_states("prepares", client.prepared)
             checks.check_states("carries from step to step", local.carry)
@@ -96,7 +101,7 @@ def train_client(
             pass_length = first_pass_length(setup, job, batch_positions)
             clock.lap("steps")
             for step, positions in enumerate(batch_positions, start=1):
-                batch = _examples(setup, rows[positions])
+                batch = take_examples(setup, rows[positions])
                 if setup.augment:
                     batch = Batch(crop_flip(batch.x, crops(augment, len(batch.y))), batch.y)
                 clock.lap("data")
@@ -122,92 +127,6 @@ def train_client(
         raise
     except Exception as error:
         raise _client_error(error, job.client, step) from error
-
-
-@torch.no_grad()
-def survey_client(
-    setup: TrainingSetup, message: Message, job: ClientJob, client_state: ByPart | None
-) -> ByPart:
-    """Return a client's answers to the surveys, by part, before it trains. See `train_client`."""
-    # the message's memory may still hold the answers of the last round
-    broadcast = {
-        part: {name: value for name, value in state.items() if name != "survey"}
-        for part, state in message.broadcast.items()
-    }
-    try:
-        with torch.random.fork_rng(devices=[]):
-            seed_torch(torch_seed(setup.seed, "survey", message.round, job.client))
-            answers = client_survey(
-                setup.training,
-                replace(message, broadcast=broadcast),
-                client_state,
-                client_info(setup, job.client),
-                partial(_examples, setup, setup.federation.client(job.client)),
-            )
-            checks.check_states("answers to its survey", answers)
-            return answers
-    except FedkeelError:
-        raise
-    except Exception as error:
-        raise _client_error(error, job.client, 0) from error
-
-
-def batch_plans(
-    setup: TrainingSetup, message: Message, jobs: Sequence[ClientJob]
-) -> list[list[Ints]]:
-    """Return, for each client, the positions within its examples of each of its mini-batches."""
-    local, sizes = setup.training.local, setup.federation.sizes
-    streams: Sequence[np.random.Generator | None] = [None] * len(jobs)
-    if batches.draws_each_round(local):
-        clients = [job.client for job in jobs]
-        streams = generators(setup.seed, "batches", message.round, clients)
-    return [
-        batches.plan(
-            local,
-            int(sizes[job.client]),
-            setup.seed,
-            message.round,
-            job.client,
-            job.steps_done,
-            stream,
-        )
-        for job, stream in zip(jobs, streams, strict=True)
-    ]
-
-
-def first_pass_length(setup: TrainingSetup, job: ClientJob, batch_positions: list[Ints]) -> int:
-    """Return the number of mini-batches in a client's first pass over its examples this round."""
-    size = int(setup.federation.sizes[job.client])
-    return max(1, min(len(batch_positions), batches.batches_per_pass(setup.training.local, size)))
-
-
-def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
-    """Return what a client knows about itself, as far as the method needs it."""
-    rows = setup.federation.client(client)
-    if Capability.CLASS_COUNTS not in setup.training.plan.needs:
-        return ClientInfo(client, len(rows))
-    data = setup.federation.data
-    counts = torch.bincount(data.y[torch.from_numpy(rows)], minlength=data.classes)
-    return ClientInfo(client, len(rows), counts)
-
-
-def noise_source(setup: TrainingSetup, message: Message, client: int) -> Callable[[], Tree | None]:
-    """Return a function that gives new standard normal numbers of the model's shapes each time.
-
-    It gives None where the method does not need NOISE.
-    """
-    if Capability.NOISE not in setup.training.plan.needs:
-        return lambda: None
-    source = torch.Generator().manual_seed(torch_seed(setup.seed, "noise", message.round, client))
-    return lambda: {
-        name: torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)
-        for name, tensor in message.params.items()
-    }
-
-
-def _examples(setup: TrainingSetup, rows: Ints) -> Batch:
-    index, data = torch.from_numpy(rows), setup.federation.data
-    return Batch(data.x[index], data.y[index])
 
 
 def _index_in(distinct: Ints | None, positions: Ints) -> Tensor | None:

@@ -13,8 +13,8 @@ from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.local_loop import LocalTraining
+from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
-from fedkeel.method.server_round import Server
 from fedkeel.task.task import Task
 
 Place = Literal["memory", "disk"]

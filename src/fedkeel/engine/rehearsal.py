@@ -8,14 +8,16 @@ import numpy as np
 import torch
 
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.local import survey_client, train_client
+from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.spec import TensorSpec, specs_of
+from fedkeel.engine.survey import survey_client
 from fedkeel.errors import TrainingError
 from fedkeel.method import checks
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.local_loop import reply_state, start_client_state
+from fedkeel.method.local_loop import start_client_state
 from fedkeel.method.plugins import fingerprint
+from fedkeel.method.round_values import reply_state
 from fedkeel.method.survey import add_mean_answers, with_answers
 from fedkeel.tree import State, map_tensors, substates, unwalk
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.engine.base import ClientJob, ReportProgress, TrainingSetup
 from fedkeel.engine.buffers import Buffers, RowBytes
-from fedkeel.engine.local import PHASES, survey_client
+from fedkeel.engine.local import PHASES
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.rehearsal import (
     CLIENT_STATE_PREFIX,
@@ -26,6 +26,7 @@ from fedkeel.engine.rehearsal import (
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.base import ClientStore
 from fedkeel.engine.store.record import ClientRecord
+from fedkeel.engine.survey import survey_client
 from fedkeel.engine.trainer import ReadRecord, TrainedClients, Trainer
 from fedkeel.method.context import ByPart, Message
 from fedkeel.tree import State, Tree, map_tensors, substates, unwalk, walk

@@ -19,7 +19,7 @@ from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import Trainer
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.server_round import Replies
+from fedkeel.method.round_values import Replies
 from fedkeel.tree import substate, substates, tensors
 
 

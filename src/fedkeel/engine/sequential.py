@@ -16,7 +16,7 @@ from fedkeel.clock import Clock
 from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.client_checkpoint import checkpoint_arrays, restore_clients
 from fedkeel.engine.evaluation import evaluate
-from fedkeel.engine.local import PHASES, survey_client, train_client
+from fedkeel.engine.local import PHASES, train_client
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.rehearsal import (
@@ -28,9 +28,9 @@ from fedkeel.engine.rehearsal import (
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import ClientRecord, RowCodec
+from fedkeel.engine.survey import survey_client
 from fedkeel.method.context import ByPart, Ints, Message
-from fedkeel.method.local_loop import reply_state
-from fedkeel.method.server_round import Replies
+from fedkeel.method.round_values import Replies, reply_state
 from fedkeel.tree import State, Tree
 
 

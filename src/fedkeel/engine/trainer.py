@@ -13,7 +13,7 @@ from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.local import LocalResult, train_client
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.method.context import Message
-from fedkeel.method.local_loop import reply_state
+from fedkeel.method.round_values import reply_state
 from fedkeel.tree import State, map_tensors, substate
 
 

@@ -34,8 +34,9 @@ from fedkeel.method.roles import (
     ServerState,
     Table,
 )
+from fedkeel.method.round_values import Replies, Server
 from fedkeel.method.server_memory import copy_memory
-from fedkeel.method.server_round import Replies, Server, server_message
+from fedkeel.method.server_round import server_message
 from fedkeel.method.server_round import (
     server_round as run_server_round,
 )

@@ -27,6 +27,7 @@ from fedkeel.method.context import (
     part_state,
 )
 from fedkeel.method.local_optimiser import LocalSGD, path_length
+from fedkeel.method.round_values import Reply
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
 
@@ -106,47 +107,6 @@ class LocalState:
     optimiser: State
     carry: ByPart
     loss: Tensor
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a client gives back. All but `client_state` and `diagnostics` is sent to the server.
-
-    Args:
-        update: end - start, as the update transforms left it. Where there is a codec, it is what
-            the server decodes from the codec's upload, and is not sent itself.
-        buffers: the buffers after training, where they are averaged.
-        uploads: further messages, by part.
-        client_state: what the parts keep for the client's next round, by part.
-        loss: [] mean recorded loss of the steps.
-        finite: [] whether everything that is sent is finite.
-        diagnostics: 0-d tensors by ``part.name``.
-    """
-
-    update: Tree
-    buffers: Tree
-    uploads: ByPart
-    client_state: ByPart
-    loss: Tensor
-    finite: Tensor
-    diagnostics: dict[str, Tensor]
-
-
-def reply_state(reply: Reply) -> State:
-    """Return what a client sends, keeps and logs, as one state."""
-    return {
-        "update": dict(reply.update),
-        "buffers": dict(reply.buffers),
-        "uploads": dict(reply.uploads),
-        "client_state": dict(reply.client_state),
-        "diagnostics": dict(reply.diagnostics),
-    }
-
-
-def uploaded_state(plan: Plan, reply: Reply) -> State:
-    """Return what a reply sends: the update, or a codec's upload in its place, and the rest."""
-    rest: State = {"buffers": dict(reply.buffers), "uploads": dict(reply.uploads)}
-    return rest if plan.codec is not None else {"update": dict(reply.update), **rest}
 
 
 def client_start(

@@ -10,7 +10,7 @@ from fedkeel import tree
 from fedkeel.method.checks import call, check_states, explain_errors
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Population
-from fedkeel.method.server_round import Server
+from fedkeel.method.round_values import Server
 from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from fedkeel.method.checks import (
 )
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
-    Bools,
     ByPart,
     Cohort,
     Floats,
@@ -34,84 +33,9 @@ from fedkeel.method.context import (
     Population,
     part_state,
 )
+from fedkeel.method.round_values import Replies, RoundResult, Server, TableRows
 from fedkeel.solve.span import Span, Sums
 from fedkeel.tree import Tree
-
-
-@dataclass(frozen=True)
-class Server:
-    """What the server knows between rounds.
-
-    Args:
-        params: the global model.
-        buffers: its buffers, where they are averaged.
-        memory: what the parts remember, by part.
-        round: rounds completed.
-    """
-
-    params: Tree
-    buffers: Tree
-    memory: ByPart
-    round: int = 0
-
-
-@dataclass(frozen=True)
-class Replies:
-    """What the K clients of a round gave back, on a leading axis.
-
-    Args:
-        clients: [K] client indices, in any order.
-        examples: [K] number of examples each owns.
-        processed: [K] number of examples each processed this round.
-        finite: [K] whether everything each sent is finite.
-        update: updates, tensors [K, ...]; where `summed`, G sums of them with their clients'
-            weights, [G, ...].
-        buffers: buffers, tensors [K, ...], where they are averaged.
-        uploads: further messages by part, tensors [K, ...]; where `summed`, of the parts that are
-            `Plan.sum_only_uploads` G sums.
-        summed: whether only sums of updates were kept, of the clients that are finite and count.
-    """
-
-    clients: Ints
-    examples: Ints
-    processed: Ints
-    finite: Bools
-    update: Tree
-    buffers: Tree
-    uploads: ByPart
-    summed: bool = False
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """What the server's tables hold of the clients of a round.
-
-    Args:
-        rows: by part, tensors [K, ...], in the order of the replies.
-        is_known: [K] whether each client has taken part before.
-    """
-
-    rows: ByPart
-    is_known: Bools
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What a server round returns.
-
-    Args:
-        server: the server after the round.
-        excluded: clients whose update was not finite, and was left out.
-        diagnostics: numbers by ``part.name``.
-        clients: [K] clients that counted, ascending.
-        rows: the new table rows of these clients, by part, tensors [K, ...].
-    """
-
-    server: Server
-    excluded: list[int]
-    diagnostics: dict[str, float]
-    clients: Ints
-    rows: ByPart
 
 
 def server_message(plan: Plan, server: Server, lr: float) -> Message:

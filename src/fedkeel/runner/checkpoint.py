@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.errors import RunError
-from fedkeel.method.server_round import Server
+from fedkeel.method.round_values import Server
 from fedkeel.tree import State, substate, substates, tensors, walk
 
 PREFIX = "server/"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedkeel.engine.base import Engine, Split, TrainingSetup
 from fedkeel.engine.evaluation import split_examples
-from fedkeel.method.server_round import Server
+from fedkeel.method.round_values import Server
 from fedkeel.records.rows import Scores
 from fedkeel.task.metrics import by_group
 

@@ -16,8 +16,8 @@ from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Ints, Population
+from fedkeel.method.round_values import RoundResult, TableRows
 from fedkeel.method.server_memory import initial_table_row
-from fedkeel.method.server_round import RoundResult, TableRows
 from fedkeel.tree import Tree, substates, unwalk, walk
 
 PREFIX = "table/"

@@ -18,10 +18,11 @@ from fedkeel.cost.memory import estimate, size
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
-from fedkeel.engine.local import survey_client, train_client
+from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.numerics import arithmetic
 from fedkeel.engine.rehearsal import with_empty_answers
+from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message

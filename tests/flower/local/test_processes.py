@@ -16,7 +16,7 @@ from fedkeel.config import load
 from fedkeel.flower.apps import ORPHAN_SECONDS
 from fedkeel.flower.local.federation import shared_configs
 from fedkeel.flower.local.processes import Federation
-from fedkeel.method.server_round import Server
+from fedkeel.method.round_values import Server
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.checkpoint import packed
 from fedkeel.runner.prepare import gather, prepare

@@ -16,7 +16,7 @@ from fedkeel import tree
 from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.local import batch_plans, first_pass_length, noise_source
+from fedkeel.engine.client_inputs import batch_plans, first_pass_length, noise_source
 from fedkeel.method.context import Ints, Message
 from fedkeel.rng import generator
 from fedkeel.tree import State

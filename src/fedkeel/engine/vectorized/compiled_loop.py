@@ -22,12 +22,11 @@ from fedkeel.method.local_loop import (
     ClientRound,
     LocalState,
     LocalTraining,
-    Reply,
     client_finish,
     client_start,
     client_step,
-    reply_state,
 )
+from fedkeel.method.round_values import Reply, reply_state
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
 

@@ -20,10 +20,10 @@ import torch
 from fedkeel import tree
 from fedkeel.clock import Clock
 from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.client_inputs import client_info
 from fedkeel.engine.compiler.cache import FlatState
 from fedkeel.engine.compiler.compiled_function import warm_up as warm_up
 from fedkeel.engine.compiler.errors import CannotCompile
-from fedkeel.engine.local import client_info
 from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, TrainedClients
 from fedkeel.engine.vectorized.batching import ClientGroup, GroupBatches, TrainingExamples

@@ -14,10 +14,11 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.evaluation import evaluate, split_examples
-from fedkeel.engine.local import survey_client, train_client
+from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.node.client_storage import ClientStorage, LostStateError
@@ -50,7 +51,7 @@ from fedkeel.flower.wire import (
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.local_loop import uploaded_state
+from fedkeel.method.round_values import uploaded_state
 from fedkeel.records.folder import write_text
 from fedkeel.task.metrics import by_group
 from fedkeel.version import __version__

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.method.context import ByPart
-from fedkeel.method.server_round import Replies
+from fedkeel.method.round_values import Replies
 from fedkeel.tree import walk
 
 

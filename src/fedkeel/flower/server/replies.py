@@ -33,7 +33,8 @@ from fedkeel.flower.wire import (
     unpack,
 )
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.local_loop import Reply, all_finite
+from fedkeel.method.local_loop import all_finite
+from fedkeel.method.round_values import Reply
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 

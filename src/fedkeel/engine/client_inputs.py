@@ -1,0 +1,75 @@
+"""What a client's round gets from data and seed: batches, facts about the client, and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from fedkeel.data import batches
+from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.method.context import ClientInfo, Ints, Message
+from fedkeel.method.part import Capability
+from fedkeel.rng import generators, torch_seed
+from fedkeel.task.network import Batch
+from fedkeel.tree import Tree
+
+
+def batch_plans(
+    setup: TrainingSetup, message: Message, jobs: Sequence[ClientJob]
+) -> list[list[Ints]]:
+    """Return, for each client, the positions within its examples of each of its mini-batches."""
+    local, sizes = setup.training.local, setup.federation.sizes
+    streams: Sequence[np.random.Generator | None] = [None] * len(jobs)
+    if batches.draws_each_round(local):
+        clients = [job.client for job in jobs]
+        streams = generators(setup.seed, "batches", message.round, clients)
+    return [
+        batches.plan(
+            local,
+            int(sizes[job.client]),
+            setup.seed,
+            message.round,
+            job.client,
+            job.steps_done,
+            stream,
+        )
+        for job, stream in zip(jobs, streams, strict=True)
+    ]
+
+
+def first_pass_length(setup: TrainingSetup, job: ClientJob, batch_positions: list[Ints]) -> int:
+    """Return the number of mini-batches in a client's first pass over its examples this round."""
+    size = int(setup.federation.sizes[job.client])
+    return max(1, min(len(batch_positions), batches.batches_per_pass(setup.training.local, size)))
+
+
+def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
+    """Return what a client knows about itself, as far as the method needs it."""
+    rows = setup.federation.client(client)
+    if Capability.CLASS_COUNTS not in setup.training.plan.needs:
+        return ClientInfo(client, len(rows))
+    data = setup.federation.data
+    counts = torch.bincount(data.y[torch.from_numpy(rows)], minlength=data.classes)
+    return ClientInfo(client, len(rows), counts)
+
+
+def noise_source(setup: TrainingSetup, message: Message, client: int) -> Callable[[], Tree | None]:
+    """Return a function that gives new standard normal numbers of the model's shapes each time.
+
+    It gives None where the method does not need NOISE.
+    """
+    if Capability.NOISE not in setup.training.plan.needs:
+        return lambda: None
+    source = torch.Generator().manual_seed(torch_seed(setup.seed, "noise", message.round, client))
+    return lambda: {
+        name: torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)
+        for name, tensor in message.params.items()
+    }
+
+
+def take_examples(setup: TrainingSetup, rows: Ints) -> Batch:
+    """Return some rows of the training set as a batch."""
+    index, data = torch.from_numpy(rows), setup.federation.data
+    return Batch(data.x[index], data.y[index])
