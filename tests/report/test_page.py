@@ -93,7 +93,7 @@ def test_a_comparison_has_everything(comparison):
         "fedgc.sgc.infeasible",
         "worst tenth",
         "model 1.00 MB, fedgc 2.00 MB",
-        "kept for each client4.00 MB",
+        "stored for each client4.00 MB",
         "usps",
         "rounds to a share of the best of fedavg",
         "fedkeel compare fedavg-s0/config.toml --methods 'fedavg, fedgc, fedprox(mu=0.1)+gcfed'",

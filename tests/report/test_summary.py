@@ -10,7 +10,6 @@ from fedkeel.report.summary import (
     MethodSummary,
     fluctuation,
     rounds_to,
-    rounds_to_share,
     summarise,
 )
 
@@ -107,9 +106,9 @@ def test_rounds_to_target_counts_completed_rounds():
 
 def test_rounds_to_share_is_not_moved_by_rounding():
     assert 3 * 0.1 > 0.3  # in the last bit
-    assert rounds_to_share(scored(0.1, 0.3), 0.1, 3.0) == 1
-    assert rounds_to_share(scored(0.1, 0.63), 0.7, 0.9) == 1
-    assert rounds_to_share(scored(0.1, 0.6299), 0.7, 0.9) is None
+    assert rounds_to(scored(0.1, 0.3), 0.1 * 3.0) == 1
+    assert rounds_to(scored(0.1, 0.63), 0.7 * 0.9) == 1
+    assert rounds_to(scored(0.1, 0.6299), 0.7 * 0.9) is None
 
 
 def test_bytes_to_target_are_those_sent_until_then():

@@ -49,11 +49,7 @@ _BADGES: dict[Status, str] = {
 
 
 def write_report(
-    folders: Sequence[Path | RunFolder],
-    out: Path,
-    *,
-    title: str | None = None,
-    target: float | None = None,
+    folders: Sequence[Path | RunFolder], out: Path, *, title: str | None = None
 ) -> Path:
     """Write the page of a run or of a comparison.
 
@@ -61,7 +57,6 @@ def write_report(
         folders: run folders; seeds of a method are grouped, methods stay in the order given.
         out: the file, or a folder that gets a ``report.html``.
         title: title of the page; None makes one.
-        target: accuracy for rounds to target, in place of the one in each run's settings.
 
     Returns:
         The file.
@@ -69,7 +64,7 @@ def write_report(
     Raises:
         RunError: there is nothing to report, or a folder holds no run.
     """
-    return save_report(load_runs(folders, target), out, title=title)
+    return save_report(load_runs(folders), out, title=title)
 
 
 def save_report(methods: Sequence[MethodResults], out: Path, *, title: str | None = None) -> Path:
@@ -101,50 +96,35 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
     }
     summaries = [method.summary for method in methods]
     rows = result_rows(summaries)
-    target = next((summary.target for summary in summaries if summary.target is not None), None)
-    partition, partition_seed = _partition(methods)
-    clients = client_accuracies(methods)
-    charts = _charts(methods, clients, partition, target)
-    accuracy = charts.get("accuracy_rounds")
     conclusion = verdict(summaries)
+    clients = client_accuracies(methods)
+    partitions = (partition_summary(method.record) for method in methods)
+    partition = next((summary for summary in partitions if summary is not None), None)
+    charts = _charts(methods, clients, partition)
+    accuracy = charts.get("accuracy_rounds")
     return environment.get_template("page.html.j2").render(
         title=title or page_content.page_title(methods),
+        description=conclusion.headline.replace("`", ""),
         css=read_css(),
         plotly=get_plotlyjs(),
-        light_colours=[light for light, _ in palette.METHODS],
-        dark_colours=[dark for _, dark in palette.METHODS],
-        dark_counterparts=dict(palette.dark_counterparts()),
+        palette=palette,
+        content=page_content,
         methods=methods,
         is_single=len(methods) == 1,
         most_seeds=max(len(method.runs) for method in methods),
+        run_count=sum(len(method.runs) for method in methods),
         verdict=conclusion,
         badge=_BADGES[conclusion.status],
-        description=conclusion.headline.replace("`", ""),
         alerts=alerts(methods),
-        overview=page_content.overview(methods),
-        tiles=page_content.tiles(methods[0]),
         accuracy_axis=accuracy_axis(summaries),
         rows=rows,
         columns=visible_columns(rows, is_page=True),
         footnotes=footnotes(rows),
         charts=charts,
         is_zoomed=accuracy is not None and accuracy.figure.layout.yaxis.range is not None,
-        reference=page_content.reference_method(methods),
-        rounds_to_shares=page_content.rounds_to_shares(methods),
-        shares=[f"{100 * share:g}" for share in page_content.SHARES],
         clients=clients,
         measured_on=measured_on(methods),
-        sources=page_content.source_rows(methods),
         partition=partition,
-        partition_seed=partition_seed,
-        method_facts=page_content.method_facts,
-        lost_clients=page_content.lost_clients,
-        diagnostics=page_content.diagnostics,
-        common_settings=page_content.common_settings(methods),
-        data_facts=page_content.data_facts(methods),
-        environment=page_content.environment_facts(methods),
-        run_count=sum(len(method.runs) for method in methods),
-        commands=page_content.commands(methods),
     )
 
 
@@ -159,26 +139,17 @@ def _breakable(label: str) -> markupsafe.Markup:
     return markupsafe.Markup("<wbr>").join(pieces)
 
 
-def _partition(methods: Sequence[MethodResults]) -> tuple[PartitionSummary | None, int]:
-    """Return the first partition that has a histogram of the labels, and its seed."""
-    for method in methods:
-        summary = partition_summary(method.record)
-        if summary is not None:
-            return summary, method.record.seed
-    return None, methods[0].record.seed
-
-
 def _charts(
     methods: Sequence[MethodResults],
     clients: Sequence[ClientAccuracy],
     partition: PartitionSummary | None,
-    target: float | None,
 ) -> dict[str, Chart]:
     """Return the charts by name, without those for which the records hold nothing to draw."""
-    accuracy, loss = curve_charts(methods, "top1", target), curve_charts(methods, "loss")
+    targets = (method.summary.target for method in methods)
+    target = next((target for target in targets if target is not None), None)
     charts = {
-        **{f"accuracy_{axis}": chart for axis, chart in accuracy.items()},
-        **{f"loss_{axis}": chart for axis, chart in loss.items()},
+        **{f"accuracy_{axis}": c for axis, c in curve_charts(methods, "top1", target).items()},
+        **{f"loss_{axis}": chart for axis, chart in curve_charts(methods, "loss").items()},
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
         "clients": client_accuracy_chart(clients),

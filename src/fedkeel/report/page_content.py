@@ -27,10 +27,10 @@ from fedkeel.report.formatting import (
 )
 from fedkeel.report.runs import MethodResults, RunResults, main_settings
 from fedkeel.report.sparklines import sparkline
-from fedkeel.report.summary import rounds_to_share
+from fedkeel.report.summary import rounds_to
 
 SHARES = (0.5, 0.9, 1.0)
-"""Shares of a reference's best accuracy, as FedReg's R_a takes them."""
+"""Shares a of a reference's best accuracy A for FedReg's R_a: rounds until the accuracy is a A."""
 
 _MAX_COMMANDS = 60
 _HIDDEN = frozenset({"label_names", "histogram", "sizes", "names"})
@@ -180,9 +180,9 @@ def method_facts(record: RunRecord) -> list[Fact]:
             sizes = (f"{part} {format_bytes(size)}" for part, size in by_part.items())
             facts.append(Fact(name, ", ".join(sizes)))
     for size, name in (
-        (estimate.client_state, "kept for each client"),
-        (estimate.table, "kept by the server for each client"),
-        (estimate.server_state, "kept by the server"),
+        (estimate.client_state, "stored for each client"),
+        (estimate.table, "stored by the server for each client"),
+        (estimate.server_state, "stored by the server"),
     ):
         if size:
             facts.append(Fact(name, format_bytes(size)))
@@ -270,10 +270,7 @@ def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]
     if best is None:
         return []
     return [
-        [
-            Stat.of(rounds_to_share(run.rows, share, best.mean) for run in method.runs)
-            for share in SHARES
-        ]
+        [Stat.of(rounds_to(run.rows, share * best.mean) for run in method.runs) for share in SHARES]
         for method in methods
     ]
 

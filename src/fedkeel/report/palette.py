@@ -66,7 +66,7 @@ def line_style(index: int) -> str:
     return LINE_STYLES[index // len(METHODS) % len(LINE_STYLES)]
 
 
-def dark_counterparts() -> list[tuple[str, str]]:
-    """Return the light colours with their dark counterparts, as `triplet`s."""
+def dark_counterparts() -> dict[str, str]:
+    """Return light colours -> their dark counterparts, as `triplet` writes them."""
     pairs = (*METHODS, *RAMP, INK, MUTED, GRID, HEAT, (LIGHT_PAGE, DARK_PAGE))
-    return [(triplet(light), triplet(dark)) for light, dark in pairs]
+    return {triplet(light): triplet(dark) for light, dark in pairs}

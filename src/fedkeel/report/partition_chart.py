@@ -34,11 +34,13 @@ class PartitionSummary:
     """How the data are divided among the clients.
 
     Args:
+        seed: seed of the partition.
         chart: label shares by client as a heat map, client sizes above it.
         caption: what the chart shows and what it leaves out.
         facts: figures of the partition.
     """
 
+    seed: int
     chart: Chart
     caption: str
     facts: tuple[Fact, ...]
@@ -50,7 +52,8 @@ def partition_summary(record: RunRecord) -> PartitionSummary | None:
     if not rows or not rows[0]:
         return None
     histogram = np.asarray(rows, dtype=np.int64)  # [C, Y]
-    return PartitionSummary(_chart(record, histogram), _caption(histogram), _facts(histogram))
+    chart = _chart(record, histogram)
+    return PartitionSummary(record.seed, chart, _caption(histogram), _facts(histogram))
 
 
 def _chart(record: RunRecord, histogram: NDArray[np.int64]) -> Chart:

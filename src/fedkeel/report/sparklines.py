@@ -41,13 +41,13 @@ def accuracy_axis(methods: Sequence[MethodSummary]) -> AccuracyAxis | None:
     return AccuracyAxis(axis_ticks(min(accuracies), max(accuracies))) if accuracies else None
 
 
-def axis_ticks(low: float, high: float, wanted: int = 4) -> tuple[float, ...]:
-    """Return round numbers that enclose a range.
+def axis_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Return about five round numbers that enclose a range.
 
     >>> [round(t, 4) for t in axis_ticks(0.873, 0.921)]
     [0.86, 0.88, 0.9, 0.92, 0.94]
     """
-    raw_step = max(high - low, 1e-3) / wanted
+    raw_step = max(high - low, 1e-3) / 4
     size = 10 ** math.floor(math.log10(raw_step))
     step = next(size * f for f in (1, 2, 5, 10) if size * f >= raw_step * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

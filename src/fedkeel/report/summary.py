@@ -250,17 +250,6 @@ def rounds_to(rows: Iterable[RoundRecord], target: float | None) -> int | None:
     return next((number for number, a in _scores(rows) if a >= target - _ROUNDING), None)
 
 
-def rounds_to_share(rows: Iterable[RoundRecord], share: float, reference_best: float) -> int | None:
-    """Return FedReg's R_a: rounds until the accuracy is `share` of a reference's best.
-
-    Args:
-        rows: round records of the run.
-        share: a, in (0, 1].
-        reference_best: A, the highest accuracy of the reference over its rounds.
-    """
-    return rounds_to(rows, share * reference_best)
-
-
 def fluctuation(rows: Iterable[RoundRecord]) -> Stat | None:
     """Return statistics of the changes of accuracy between evaluations, in percentage points."""
     accuracies = [100 * accuracy for _, accuracy in _scores(rows)]

@@ -50,13 +50,11 @@ class Verdict:
             ``single`` is one method, ``empty`` is nothing evaluated.
         headline: the conclusion.
         details: what qualifies it: the end of the runs, the target, costs, methods left out.
-        winner: label of the method with the highest mean, or None.
     """
 
     status: Status
     headline: str
     details: tuple[str, ...] = ()
-    winner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,14 @@ class _Rival(_Scored):
         return f"{format_points(self.gap)} above {self.name}{overlap}"
 
 
-def lead_over(leader: MethodSummary, other: MethodSummary, quantity: Quantity = "best") -> Lead:
+def lead_over(leader: MethodSummary, other: MethodSummary) -> Lead:
     """Return how certain the lead of the method with the higher mean is."""
-    first, second = leader.stat(quantity), other.stat(quantity)
+    first, second = leader.stat("best"), other.stat("best")
     if first is None or second is None or min(first.count, second.count) < MIN_SEEDS:
         return "too few seeds"
     if leader.has_identical_runs or other.has_identical_runs:
         return "too few seeds"
-    paired = paired_difference(leader.by_seed(quantity), other.by_seed(quantity))
+    paired = paired_difference(leader.by_seed("best"), other.by_seed("best"))
     is_clear = first.min > second.max
     is_ahead = paired is not None and MIN_SEEDS <= paired.stat.count == paired.ahead
     if not is_clear and not is_ahead:
@@ -140,7 +138,7 @@ def verdict(methods: Sequence[MethodSummary]) -> Verdict:
         _costs(leader, reference),
         _cheapest(status, leader, rivals),
     ]
-    return Verdict(status, headline, tuple(filter(None, details)), leader.summary.method)
+    return Verdict(status, headline, tuple(filter(None, details)))
 
 
 def _compared(complete: Sequence[_Scored]) -> list[_Scored]:

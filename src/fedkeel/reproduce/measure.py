@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.statistics import mean_of_last
-from fedkeel.report.summary import fluctuation, rounds_to, rounds_to_share, summarise
+from fedkeel.report.summary import fluctuation, rounds_to, summarise
 from fedkeel.reproduce.table import Metric
 
 
@@ -50,7 +50,7 @@ def _until_target(
     best = summarise(with_score(reference or (), metric.score)).best
     if best is None or metric.share is None:
         return None
-    rounds = rounds_to_share(rows, metric.share, best)
+    rounds = rounds_to(rows, metric.share * best)
     if rounds is None or metric.kind == "rounds_to_share":
         return rounds
     within = [row for row in rows if row.round <= rounds]
