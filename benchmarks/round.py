@@ -25,7 +25,7 @@ from fedkeel import Cohort, Engine, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
 from fedkeel.data.cohort import select
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.engine.process.malloc import kept
+from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
 from fedkeel.method.server_memory import copy_memory
@@ -143,7 +143,7 @@ def main() -> None:
     for _ in range(repeats):
         base.append(seconds(single, 1) / rounds)
         for name, engine in ours.items():
-            with kept():  # as a run does; the plain loop has the system's own setting
+            with keeping_freed_memory():  # as a run does; the plain loop does not
                 engine.round()
                 spent = seconds(engine.round, rounds)
             ratios[name].append(spent / base[-1])
@@ -163,7 +163,7 @@ def main() -> None:
     ):
         engine = Ours(method, x, y, workers=2, clients=clients)
         server = []
-        with kept():
+        with keeping_freed_memory():
             for i in range(8 + repeats):
                 engine.round()
                 if i >= 8:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedkeel as fk
 from fedkeel import matmul
 from fedkeel.engine.compiler.compiled_function import CompiledFunction
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.runner.start import start
 from toys import of_sizes, prepared
 
@@ -139,7 +139,7 @@ def test_small_and_thin_products_are_torchs(calls: list[tuple[int, ...]]) -> Non
 def test_other_types_and_rounded_factors_are_torchs(calls: list[tuple[int, ...]]) -> None:
     a, b = drawn(M, K), drawn(K, N)
     assert torch.equal(matmul.mm(a.double(), b.double()), a.double() @ b.double())
-    with arithmetic("bf16"):
+    with use_numerics("bf16"):
         assert torch.equal(matmul.mm(a, b), a @ b)
     assert not calls
 

@@ -62,7 +62,7 @@ def test_the_shortest_round_wins(
     found: tuple[str, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "core_count", lambda: 2)
     monkeypatch.setattr(module, "_measured", lambda *_: Measured(dict(seconds)))
     chosen = choose(four_each(clients))
     assert (chosen.kind, chosen.workers, chosen.parallel_clients) == found
@@ -71,7 +71,7 @@ def test_the_shortest_round_wins(
 
 
 def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "core_count", lambda: 2)
     monkeypatch.setattr(module, "_measured", lambda *_: Measured({EXACT: 1e-4}))
     assert choose(four_each(20, workers=3)).workers == 3
     chosen = choose(four_each(20, kind="vectorized"))

@@ -17,7 +17,7 @@ from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import rehearse
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.trainer import SequentialTrainer
@@ -235,7 +235,7 @@ def test_a_rehearsal_says_what_a_reply_looks_like() -> None:
 
 def shards(setup: TrainingSetup, split: str) -> Tensor:
     network = setup.training.network
-    with arithmetic("float32"):
+    with use_numerics("float32"):
         return evaluate(setup, network.params, network.buffers, split)
 
 

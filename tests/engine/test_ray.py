@@ -219,7 +219,7 @@ def gone(nodes: Nodes, actor: Any) -> bool:
 def test_a_cluster_without_a_free_core_is_refused(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 1.0)
+    monkeypatch.setattr(module, "START_SECONDS", 1.0)
     ready = prepared(per_round=6)
     message = server_message(ready.plan, ready.server, 0.05)
     network = ready.setup.training.network
@@ -228,7 +228,7 @@ def test_a_cluster_without_a_free_core_is_refused(
     try:
         with (
             Ray(ready.setup, ready.spec, 6, message, 1, nodes.address) as engine,
-            pytest.raises(RunError, match="no room"),
+            pytest.raises(RunError, match="no free core"),
         ):
             engine.evaluate(network.params, {}, "test")
     finally:
@@ -289,11 +289,11 @@ def test_modules_that_others_cannot_import_go_along(
     with monkeypatch.context() as here:
         here.syspath_prepend(tmp_path)
         net = importlib.import_module("own_net").Net
-    carried = cluster.carried(prepared(model=net).setup)
-    (tmp_path / "world").write_bytes(pickle.dumps(carried, protocol=4))
+    pickled = cluster.pickled(prepared(model=net).setup)
+    (tmp_path / "world").write_bytes(pickle.dumps(pickled, protocol=4))
     code = (
-        "import pickle, pathlib, sys; from fedkeel.engine.ray.cluster import opened; "
-        "world = opened(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())); "
+        "import pickle, pathlib, sys; from fedkeel.engine.ray.cluster import unpickled; "
+        "world = unpickled(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())); "
         "n = world.bench.network; "
         "print(n.logits(n.params, {}, world.test.x[:1], train=False).shape[1])"
     )

@@ -18,6 +18,7 @@ import fedkeel as fk
 from fedkeel.engine import workers as module
 from fedkeel.engine.base import TrainedCohort
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.forking import start_method
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.workers import Workers
@@ -137,7 +138,7 @@ def test_beside_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None
     """Autograd and CUDA refuse to work in a process forked from one that has used them."""
     for count, begun in ((0, "fork"), (1, "spawn")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        assert module.beginning.__wrapped__() == begun
+        assert start_method.__wrapped__() == begun
 
 
 def test_a_model_that_cannot_be_spawned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

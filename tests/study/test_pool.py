@@ -285,7 +285,7 @@ def test_two_runs_in_one_folder_are_refused(
 def test_without_fork_a_search_goes_on_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkeel.study.pool.beginning", lambda: "spawn")
+    monkeypatch.setattr("fedkeel.engine.process.forking.start_method", lambda: "spawn")
     space = Space(space={"local.lr": (0.1, 0.2)})
     with pytest.raises(ConfigError, match="forked"):
         tune(settings(), ingredients(), ["fedavg"], space, tmp_path, 2)
@@ -298,7 +298,7 @@ def at_once(folder: Path, watcher: Watcher, name: str) -> str:
 
 
 def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.study.pool.beginning", lambda: "spawn")
+    monkeypatch.setattr("fedkeel.engine.process.forking.start_method", lambda: "spawn")
     wanted = [RunRequest(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]
     watcher = Listens()
     assert [len(made.rows) for made in run_all(wanted, 2, watcher)] == [4, 4]
@@ -413,4 +413,4 @@ def test_what_a_process_has_measured_is_known_to_the_next(
     monkeypatch.setattr(autotune, "_KNOWN", {})
     monkeypatch.setattr(timing, "SHORT", 0.0)
     made_of([settings(kind="auto"), settings(0.1, kind="auto")], ingredients(), tmp_path, 2)
-    assert autotune.known()
+    assert autotune.measured_engines()

@@ -36,9 +36,9 @@ def reproduce(
     Every cell is a separate run, stored by its settings: the same command continues after an
     interrupt, and tables share the runs that they have in common.
     """
-    from fedkeel.engine.process.affinity import cores
+    from fedkeel.engine.process.affinity import core_count
 
-    jobs = jobs or cores()
+    jobs = jobs or core_count()
     if name is None:
         _list(out, quick, jobs, None if measure else LIST_SECONDS, as_json, quiet)
         return

@@ -24,7 +24,7 @@ from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, Stan
 from fedkeel.cost.memory import estimate
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.message_state import message_state
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.trainer import TrainedClients
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.context import ByPart
@@ -93,7 +93,7 @@ def check_method(expression: str, weights: Weights | None = None) -> list[Check]
 
 def run_checks(expression: str, weights: Weights | None = None) -> list[Check]:
     """Return what `check_method` checks, also where something does not hold."""
-    with arithmetic("float32"):  # tiny tensors: more threads only wait for each other
+    with use_numerics("float32"):  # tiny tensors: more threads only wait for each other
         stand = Stand(expression, weights)
         return [Check(name, _failure(check, stand)) for name, check in CHECKS.items()]
 

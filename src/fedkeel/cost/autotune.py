@@ -11,9 +11,9 @@ from fedkeel import config
 from fedkeel.cost.device import device_for
 from fedkeel.cost.timing import EXACT, Measured, brief, time_engines
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.affinity import cores
-from fedkeel.engine.process.malloc import kept
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.affinity import core_count
+from fedkeel.engine.process.malloc import keeping_freed_memory
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.records.run_record import EngineChoice
 
 HANDING = 2e-3
@@ -41,7 +41,7 @@ def choose(prepared: Prepared, measure: bool = True) -> EngineChoice:
         measure: whether clients may be trained to find out; otherwise what was asked for stays.
     """
     asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
-    workers, setup = min(asked.workers or cores(), per_round), prepared.setup
+    workers, setup = min(asked.workers or core_count(), per_round), prepared.setup
     free = measure and asked.kind == asked.device == "auto" and torch.cuda.is_available()
     # a brief run is over before a GPU has recorded its first step
     device, reasons = ("cpu", []) if free and brief(prepared) else device_for(asked, setup)
@@ -97,14 +97,14 @@ def choose(prepared: Prepared, measure: bool = True) -> EngineChoice:
     )
 
 
-def known() -> dict[Any, Measured]:
+def measured_engines() -> dict[Any, Measured]:
     """Return what has been measured in this process."""
     return dict(_KNOWN)
 
 
-def learn(found: dict[Any, Measured]) -> None:
+def remember(measured: dict[Any, Measured]) -> None:
     """Take what another process has measured."""
-    _KNOWN.update(found)
+    _KNOWN.update(measured)
 
 
 def begun_with(before: EngineChoice, asked: config.Engine) -> EngineChoice:
@@ -119,12 +119,12 @@ def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
     """Return what is different on Ray: one actor for each core of a cluster, exact as a rule."""
     count, address = asked.workers, asked.address
     if address is not None:
-        from fedkeel.engine.ray.cluster import cores as all_cores
+        from fedkeel.engine.ray.cluster import cluster_cores
 
-        count = count or all_cores(address)
+        count = count or cluster_cores(address)
     chunk = None if asked.parallel_clients is None else min(asked.parallel_clients, per_round)
     return {
-        "workers": min(count or cores(), per_round),
+        "workers": min(count or core_count(), per_round),
         "parallel_clients": chunk,
         "address": address,
     }
@@ -160,6 +160,6 @@ def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
         device,
     )
     if key not in _KNOWN:
-        with arithmetic(setup.precision), kept():
+        with use_numerics(setup.precision), keeping_freed_memory():
             _KNOWN[key] = time_engines(prepared, workers, device)
     return _KNOWN[key]

@@ -14,7 +14,7 @@ import torch
 from fedkeel.data import batches
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.prepared import Prepared, learning_rate
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.trainer import SequentialTrainer, Trainer
 from fedkeel.method.context import Floats, Ints, Message
@@ -81,7 +81,7 @@ def brief(prepared: Prepared) -> bool:
     """Return whether a run, one client after the other on the processor, is a `SHORT` one."""
     message, (jobs, shares) = _message(prepared), _sample(prepared.setup)
     clients = max(prepared.population.per_round, 1) * prepared.settings.rounds
-    with arithmetic(prepared.setup.precision):
+    with use_numerics(prepared.setup.precision):
         one, _, _ = _each(SequentialTrainer(prepared.setup), message, jobs, shares)
     return one * clients < SHORT
 

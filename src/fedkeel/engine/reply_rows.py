@@ -1,6 +1,7 @@
-"""Where replies are written: one row for each client, whoever trains it and wherever.
+"""Rows into which replies are written, one for each client, whoever trains it and wherever.
 
-Of what the server only adds up there is one sum for each piece of work in their place.
+Where the server only needs a sum over clients, there is one sum for each work item instead of a row
+for each client. A work item's sums and seconds lie in the row of its first client.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ COUNTS = {
     "loss": torch.float64,
     "finite": torch.bool,
     "steps": torch.int64,
-    "seen": torch.int64,
-    "head": torch.int64,
+    "examples": torch.int64,
+    "first_row": torch.int64,
 }
-"""Numbers about each client's round; `head` is the row of the piece that it was trained in."""
+"""Numbers about each client's round; `first_row` is the first row of its work item."""
+
+PackedRows = dict[str, RowBytes]
+"""Bytes of the rows of a work item, by the buffer in which they lie and by path."""
 
 
-class Rows:
-    """Replies, a row for each client; of what is added up, one sum for each piece of work.
+class ReplyRows:
+    """Replies, a row for each client, and sums over the clients of a work item.
 
-    What clients keep goes into the store; where there is none it is a row like the others.
+    What clients keep goes into the store; without a store it is part of the rows.
 
     Args:
         setup: method, model, data and seed.
-        spec: shape and type of each tensor of a reply, by path, from `rounds.rehearse`.
-        capacity: the most clients.
-        allocate: where the memory comes from.
+        spec: shape and type of each tensor of a reply, by path, from `rehearse`.
+        capacity: largest number of clients.
+        allocate: provides the memory.
         sums: whether updates and messages are added up as they come, where the method allows it.
-        store: where client state lies; None on another machine.
+        store: holds client state; None on another machine.
     """
 
     def __init__(
@@ -65,126 +69,138 @@ class Rows:
         store: ClientStore | None = None,
     ) -> None:
         self._setup, self._store = setup, store
-        self._asked = {
-            k.removeprefix(SURVEY_PREFIX): v for k, v in spec.items() if k.startswith(SURVEY_PREFIX)
-        }
+        self._survey_spec = _below(SURVEY_PREFIX, spec)
         self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY_PREFIX)}
+        self._client_state_spec = _below(CLIENT_STATE_PREFIX, spec)
         self.summed = sums and setup.training.plan.needs_only_update_sum
-        messages = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
-        added = (UPDATE_PREFIX, *messages) if self.summed else ()
-        summed = {k: v for k, v in self._spec.items() if k.startswith(added)}
-        self._kept = {k: v for k, v in self._spec.items() if k.startswith(CLIENT_STATE_PREFIX)}
-        rest = {k: v for k, v in self._spec.items() if k not in summed and k not in self._kept}
-        counts = {k: TensorSpec((), dtype) for k, dtype in COUNTS.items()}
-        seconds = {k: TensorSpec((), torch.float64) for k in PHASES}
-        self._sums = Buffers(summed, capacity, allocate)  # by piece
-        self._replies = Buffers(rest, capacity, allocate)
-        self._client_state = Buffers(self._kept if store is None else {}, capacity, allocate)
+        uploads = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
+        prefixes = (UPDATE_PREFIX, *uploads) if self.summed else ()
+        summed = {k: v for k, v in self._spec.items() if k.startswith(prefixes)}
+        replies = {
+            k: v
+            for k, v in self._spec.items()
+            if k not in summed and not k.startswith(CLIENT_STATE_PREFIX)
+        }
+        client_state = self._client_state_spec if store is None else {}
+        counts = {name: TensorSpec((), dtype) for name, dtype in COUNTS.items()}
+        seconds = {phase: TensorSpec((), torch.float64) for phase in PHASES}
+        self._sums = Buffers(summed, capacity, allocate)  # in the first row of a work item
+        self._replies = Buffers(replies, capacity, allocate)
+        self._client_state = Buffers(client_state, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
-        self._seconds = Buffers(seconds, capacity, allocate)  # by piece
-        self._answers = Buffers(self._asked, capacity, allocate)
+        self._seconds = Buffers(seconds, capacity, allocate)  # in the first row of a work item
+        self._answers = Buffers(self._survey_spec, capacity, allocate)
 
-    # ---- written ----------------------------------------------------------------------------
+    # ---- writing ----------------------------------------------------------------------------
 
-    def run(
+    def train(
         self,
-        train: Trainer,
+        trainer: Trainer,
         message: Message,
         jobs: Sequence[ClientJob],
-        kept: ReadRecord,
-        tick: ReportProgress,
+        read_record: ReadRecord,
+        report_progress: ReportProgress,
     ) -> None:
-        """Train the clients of a piece of work and write their rows.
-
-        The seconds of all of them, and their sum where updates are added up, are written into row
-        `jobs[0].row`.
+        """Train the clients of a work item and write their rows.
 
         Raises:
-            TrainingError: what the model, the loss or a part raised, or a part that sends or keeps
-                something else than in the rehearsal.
+            TrainingError: the model, the loss or a part raised an error, or the reply has another
+                form than the rehearsed one.
         """
-        head = jobs[0].row if jobs else 0
+        if not jobs:
+            return
+        first_row = jobs[0].row
         for tensor in self._sums.tensors.values():
-            tensor[head].zero_()
-        spent, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
-        for done in train(message, jobs, kept, self.summed):
+            tensor[first_row].zero_()
+        phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
+        for trained in trainer(message, jobs, read_record, self.summed):
             began = time.perf_counter()
-            self._take(done, head, sums)
-            spent["upload"] += time.perf_counter() - began
-            for phase, seconds in done.seconds.items():
-                spent[phase] += seconds
-            tick(len(done.jobs))
+            self._write_reply(trained, first_row, sums)
+            phases["upload"] += time.perf_counter() - began
+            for phase, seconds in trained.seconds.items():
+                phases[phase] += seconds
+            report_progress(len(trained.jobs))
         for path, total in sums.items():
             if total.device.type != "cpu":
-                self._sums.tensors[path][head].copy_(total)
-        if jobs:
-            for phase, seconds in spent.items():
-                self._seconds.tensors[phase][head] = seconds
+                self._sums.tensors[path][first_row].copy_(total)
+        for phase, seconds in phases.items():
+            self._seconds.tensors[phase][first_row] = seconds
 
-    def _take(self, done: TrainedClients, head: int, sums: dict[str, Tensor]) -> None:
-        state = dict(walk(done.state))
+    def _write_reply(
+        self, trained: TrainedClients, first_row: int, sums: dict[str, Tensor]
+    ) -> None:
+        state = dict(walk(trained.state))
         values = {
             **state,
-            **{CLIENT_STATE_PREFIX + path: v for path, v in done.client_state.values.items()},
+            **{CLIENT_STATE_PREFIX + k: v for k, v in trained.client_state.values.items()},
         }
-        found = {path: TensorSpec(tuple(v.shape[1:]), v.dtype) for path, v in values.items()}
-        check_reply(found, done.jobs[0].client, self._spec)
-        rows = [job.row for job in done.jobs]
-        self._add({path: state.pop(path) for path in self._sums.tensors}, done, head, sums)
-        self._keep(done.client_state, done.jobs, rows)
+        values = {**state, **keeps}.items()
+        spec = {path: TensorSpec(tuple(v.shape[1:]), v.dtype) for path, v in values}
+        check_reply(spec, trained.jobs[0].client, self._spec)
+        rows = [job.row for job in trained.jobs]
+        summed = {path: state.pop(path) for path in self._sums.tensors}
+        self._add(summed, trained, first_row, sums)
+        self._write_client_state(trained.client_state, trained.jobs)
         self._replies.write(state, rows)
-        heads = [head] * len(rows)
-        counts = (done.loss, done.finite, *map(torch.tensor, (done.steps, done.examples, heads)))
-        self._counts.write(dict(zip(COUNTS, counts, strict=True)), rows)
+        counts = {
+            "loss": trained.loss,
+            "finite": trained.finite,
+            "steps": torch.tensor(trained.steps),
+            "examples": torch.tensor(trained.examples),
+            "first_row": torch.tensor([first_row] * len(rows)),
+        }
+        self._counts.write(counts, rows)
 
-    def _keep(self, record: ClientRecord, jobs: Sequence[ClientJob], rows: Sequence[int]) -> None:
-        """Write what clients keep."""
+    def _write_client_state(self, record: ClientRecord, jobs: Sequence[ClientJob]) -> None:
         if self._store is None:
-            self._client_state.write({CLIENT_STATE_PREFIX.rstrip("/"): dict(record.state)}, rows)
+            self._client_state.write(dict(record.state), [job.row for job in jobs])
         elif record.values:
             self._store.write(np.array([job.client for job in jobs]), record)
 
-    def _add(self, state: Tree, done: TrainedClients, head: int, sums: dict[str, Tensor]) -> None:
-        """Add what clients send, those that are finite, to the sums of their piece.
+    def _add(
+        self, state: Tree, trained: TrainedClients, first_row: int, sums: dict[str, Tensor]
+    ) -> None:
+        """Add what clients send, where it is finite, to the sums of their work item.
 
-        Updates are added with the clients' weights; messages as they are, of clients that count.
-        On a GPU the sums lie there until the piece is done.
+        Updates are added with the clients' weights, messages without weights, both only of clients
+        that have a weight. On a GPU the sums stay there until the work item is trained.
         """
 
-        def add(path: str, one: Tensor, scale: float = 1) -> None:
+        def add(path: str, tensor: Tensor, scale: float = 1) -> None:
             if path not in sums:
-                own = self._sums.tensors[path][head]
-                sums[path] = own if one.device == own.device else one.new_zeros(own.shape)
-            sums[path].add_(one.view(sums[path].shape).to(sums[path].device), alpha=scale)
+                row = self._sums.tensors[path][first_row]
+                on_same_device = tensor.device == row.device
+                sums[path] = row if on_same_device else tensor.new_zeros(row.shape)
+            sums[path].add_(tensor.view(sums[path].shape).to(sums[path].device), alpha=scale)
 
-        if done.added:
+        if trained.added:
             for path, rows in state.items():
                 add(path, rows[0])
             return
-        raw = self._setup.raw_weights(done.jobs, done.examples)
-        good = np.flatnonzero(done.finite.cpu().numpy() & (raw > 0.0))
-        if not len(good):
+        weights = self._setup.raw_weights(trained.jobs, trained.examples)
+        counted = np.flatnonzero(trained.finite.cpu().numpy() & (weights > 0.0))
+        if not len(counted):
             return
         for path, rows in state.items():
-            scales = raw if path.startswith(UPDATE_PREFIX) else np.ones_like(raw)
+            scales = weights if path.startswith(UPDATE_PREFIX) else np.ones_like(weights)
             if len(rows) == 1:
                 add(path, rows[0], scales[0])
             else:
-                if len(good) < len(rows):
-                    rows = rows[torch.from_numpy(good).to(rows.device)]
-                weights = torch.from_numpy(scales[good]).to(rows.device, rows.dtype)
-                add(path, torch.mv(rows.reshape(len(rows), -1).T, weights))
+                if len(counted) < len(rows):
+                    rows = rows[torch.from_numpy(counted).to(rows.device)]
+                factors = torch.from_numpy(scales[counted]).to(rows.device, rows.dtype)
+                add(path, torch.mv(rows.reshape(len(rows), -1).T, factors))
 
-    def ask(self, message: Message, job: ClientJob, client_state: ByPart | None) -> None:
+    def answer_survey(self, message: Message, job: ClientJob, client_state: ByPart | None) -> None:
+        """Compute one client's answers to the surveys and write them into its row."""
+        self.write_answers(job, survey_client(self._setup, message, job, client_state))
+
+    def write_answers(self, job: ClientJob, answers: ByPart) -> None:
         """Write one client's answers to the surveys into its row."""
-        self.put_answers(job, survey_client(self._setup, message, job, client_state))
-
-    def put_answers(self, job: ClientJob, answers: ByPart) -> None:
-        """Write one client's answers to the surveys, whoever asked it, into its row."""
-        check_reply(specs_of(dict(answers)), job.client, self._asked)
+        check_reply(specs_of(dict(answers)), job.client, self._survey_spec)
         self._answers.write(map_tensors(lambda t: t[None], dict(answers)), [job.row])
 
-    # ---- read -------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------
 
     def answers(self, count: int) -> ByPart:
         """Return the answers of the first clients, tensors [count, ...] by part, as views."""
@@ -193,31 +209,32 @@ class Rows:
     def replies(self, count: int) -> State:
         """Return what the first clients sent, [count, ...], as views.
 
-        What is added up comes as G sums, [G, ...]: of one piece as a view, else as copies.
+        What is added up comes as G sums, [G, ...], one for each work item: as a view where there is
+        one work item, otherwise as a copy.
         """
-        heads = self._heads(count)
-        sums = {path: _chosen(t, heads) for path, t in self._sums.tensors.items()}
+        items = self._work_items(count)
+        sums = {path: _select(tensor, items) for path, tensor in self._sums.tensors.items()}
         return unwalk({**sums, **{path: t[:count] for path, t in self._replies.tensors.items()}})
 
     def counts(self, count: int) -> dict[str, Tensor]:
         """Return numbers about the first clients' rounds, [count] by the names of `COUNTS`."""
-        return {name: t[:count] for name, t in self._counts.tensors.items()}
+        return {name: tensor[:count] for name, tensor in self._counts.tensors.items()}
 
     def seconds(self, count: int) -> dict[str, float]:
         """Return the seconds of the first clients by phase, summed over them."""
-        heads = self._heads(count)
-        return {phase: float(_chosen(t, heads).sum()) for phase, t in self._seconds.tensors.items()}
+        items = self._work_items(count)
+        return {k: float(_select(t, items).sum()) for k, t in self._seconds.tensors.items()}
 
-    def _heads(self, count: int) -> Tensor | slice:
-        """Return where the pieces of the first clients begin; as a slice, where it is one."""
-        heads = np.unique(self._counts.tensors["head"][:count].numpy())
-        return slice(heads[0], heads[0] + 1) if len(heads) == 1 else torch.from_numpy(heads)
+    def _work_items(self, count: int) -> Tensor | slice:
+        """Return the first rows of the first clients' work items; of one item as a slice."""
+        rows = np.unique(self._counts.tensors["first_row"][:count].numpy())
+        return slice(rows[0], rows[0] + 1) if len(rows) == 1 else torch.from_numpy(rows)
 
-    # ---- carried from one process to another --------------------------------------------------
+    # ---- sending to another process ---------------------------------------------------------
 
-    def packed(self, count: int, survey: bool) -> Packed:
-        """Return the rows of a piece, which are the first `count`, as bytes that are views."""
-        if survey:
+    def pack(self, count: int, is_survey: bool) -> PackedRows:
+        """Return the rows of a work item of the first `count` clients, as views of their bytes."""
+        if is_survey:
             return {"answers": self._answers.read_bytes(count)}
         return {
             "sums": self._sums.read_bytes(1),
@@ -227,47 +244,42 @@ class Rows:
             "seconds": self._seconds.read_bytes(1),
         }
 
-    def unpack(self, packed: Packed, jobs: Sequence[ClientJob]) -> None:
-        """Write the rows of a piece that was trained elsewhere.
+    def unpack(self, packed: PackedRows, jobs: Sequence[ClientJob]) -> None:
+        """Write the rows of a work item that was done elsewhere.
 
         Args:
-            packed: from `packed`.
-            jobs: its clients, with the rows where they stand here.
+            packed: from `pack`.
+            jobs: the clients of the work item, with their rows here.
         """
         rows = [job.row for job in jobs]
-        into = {
-            "answers": self._answers,
-            "sums": self._sums,
-            "replies": self._replies,
-            "counts": self._counts,
-            "seconds": self._seconds,
+        self._answers.write_bytes(packed.get("answers", {}), rows)
+        if "replies" not in packed:
+            return
+        for buffers, name in ((self._sums, "sums"), (self._seconds, "seconds")):
+            buffers.write_bytes(packed[name], rows[:1])
+        for buffers, name in ((self._replies, "replies"), (self._counts, "counts")):
+            buffers.write_bytes(packed[name], rows)
+        self._counts.tensors["first_row"][rows] = rows[0]
+        tensors = {
+            path: _from_bytes(array, self._client_state_spec[path])
+            for path, array in packed["client_state"].items()
         }
-        for name, buffers in into.items():
-            one = name in ("seconds", "sums")
-            buffers.write_bytes(packed.get(name, {}), rows[:1] if one else rows)
-        if "client_state" in packed:
-            tensors = {
-                path.removeprefix(CLIENT_STATE_PREFIX): _typed(array, self._kept[path])
-                for path, array in packed["client_state"].items()
-            }
-            self._keep(ClientRecord(tensors), jobs, rows)
-        if "counts" in packed:
-            self._counts.tensors["head"][rows] = rows[0]
+        self._write_client_state(ClientRecord(tensors), jobs)
 
 
-Packed = dict[str, RowBytes]
-"""Bytes of tensors by what they are and by path, uint8 [n, bytes of a row]."""
+def _below(prefix: str, spec: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {k.removeprefix(prefix): v for k, v in spec.items() if k.startswith(prefix)}
 
 
-def _chosen(rows: Tensor, heads: Tensor | slice) -> Tensor:
+def _select(rows: Tensor, index: Tensor | slice) -> Tensor:
     """Return some rows.
 
-    Indexing with a tensor would wake torch's other threads, however little there is to copy, and
-    they then keep a core busy for milliseconds, which a worker wants.
+    `index_select` starts no other threads of torch. Indexing with a tensor would, and these threads
+    then keep a core busy for milliseconds, which a worker needs.
     """
-    return rows[heads] if isinstance(heads, slice) else rows.index_select(0, heads)
+    return rows[index] if isinstance(index, slice) else rows.index_select(0, index)
 
 
-def _typed(raw: NDArray[np.uint8], spec: TensorSpec) -> Tensor:
+def _from_bytes(array: NDArray[np.uint8], spec: TensorSpec) -> Tensor:
     """Return the tensor [n, ...] of bytes [n, bytes of a row], a copy."""
-    return torch.from_numpy(raw.copy()).view(spec.dtype).view(len(raw), *spec.shape)
+    return torch.from_numpy(array.copy()).view(spec.dtype).view(len(array), *spec.shape)

@@ -1,4 +1,4 @@
-"""The buffers of a round: one row for each client of the cohort, whoever trains it."""
+"""The buffers of a round: a row for each client of the cohort, and the store of client state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedkeel.engine.base import ClientJob, ReportProgress, TrainedCohort, Traini
 from fedkeel.engine.client_checkpoint import checkpoint_arrays, restore_clients
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.rehearsal import CLIENT_STATE_PREFIX, client_state_spec
-from fedkeel.engine.reply_rows import Rows
+from fedkeel.engine.reply_rows import ReplyRows
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import RowCodec
@@ -24,14 +24,14 @@ from fedkeel.tree import substate, substates, tensors
 
 
 class RoundBuffers:
-    """Where the replies of a round are written, and client state is kept.
+    """Rows for the replies of a round, and the store of client state.
 
     Args:
         setup: method, model, data and seed.
         spec: shape and type of each tensor of a reply, by path, from `rehearse`.
         capacity: the largest cohort.
-        allocate: where the memory comes from.
-        file: where client state lies; None for memory.
+        allocate: provides the memory.
+        file: file of client state; None keeps it in memory.
         sums: whether updates are added up as they come, where the method allows it.
         away: whether clients keep their state themselves, on other machines.
         codec: stores some of the clients' state in compact form; None stores it as it is.
@@ -51,21 +51,26 @@ class RoundBuffers:
         if away:
             spec = {k: v for k, v in spec.items() if not k.startswith(CLIENT_STATE_PREFIX)}
         self._away = away
-        clients = len(setup.federation)
-        self.store = client_store(client_state_spec(spec), clients, allocate, file, capacity, codec)
-        self.rows = Rows(setup, spec, capacity, allocate, sums, self.store)
-        self._done = np.zeros(clients, dtype=np.int64)  # [C] local steps made
         self._sizes = setup.federation.sizes
+        clients = len(self._sizes)
+        self._steps_done = np.zeros(clients, dtype=np.int64)  # [C]
+        client_state = client_state_spec(spec)
+        self.store = client_store(client_state, clients, allocate, file, capacity, codec)
+        self.rows = ReplyRows(setup, spec, capacity, allocate, sums, self.store)
 
-    def run(
-        self, train: Trainer, message: Message, jobs: Sequence[ClientJob], tick: ReportProgress
+    def train(
+        self,
+        trainer: Trainer,
+        message: Message,
+        jobs: Sequence[ClientJob],
+        report_progress: ReportProgress = lambda _: None,
     ) -> None:
-        """Train clients and write their rows. See `Rows.run`."""
-        self.rows.run(train, message, jobs, self.store.read, tick)
+        """Train clients and write their rows. See `ReplyRows.train`."""
+        self.rows.train(trainer, message, jobs, self.store.read, report_progress)
 
-    def ask(self, message: Message, job: ClientJob) -> None:
+    def answer_survey(self, message: Message, job: ClientJob) -> None:
         """Write one client's answers to the surveys into its row."""
-        self.rows.ask(message, job, self.store.read_state(job.client))
+        self.rows.answer_survey(message, job, self.store.read_state(job.client))
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
@@ -73,21 +78,21 @@ class RoundBuffers:
 
     def jobs(self, clients: Ints) -> list[ClientJob]:
         """Return a job for each client of the cohort."""
-        return [ClientJob(row, int(k), int(self._done[k])) for row, k in enumerate(clients)]
+        return [ClientJob(row, int(k), int(self._steps_done[k])) for row, k in enumerate(clients)]
 
     def begin(self, clients: Ints) -> list[ClientJob]:
-        """Return a job for each client of the cohort, with room for what they will keep."""
+        """Return a job for each client of the cohort, and reserve slots for what they will keep."""
         self.store.reserve(clients)
         return self.jobs(clients)
 
     def gather(self, clients: Ints) -> TrainedCohort:
         """Return the rows of a finished round, as views."""
-        k = len(clients)
-        state, counts = self.rows.replies(k), self.rows.counts(k)
+        count = len(clients)
+        state, counts = self.rows.replies(count), self.rows.counts(count)
         replies = Replies(
             clients=clients,
             examples=self._sizes[clients],
-            processed=np.array(counts["seen"].numpy()),
+            processed=np.array(counts["examples"].numpy()),
             finite=np.array(counts["finite"].numpy()),
             update=tensors(substate(state, "update")),
             buffers=tensors(substate(state, "buffers")),
@@ -100,24 +105,24 @@ class RoundBuffers:
             loss=np.array(counts["loss"].numpy()),
             steps=np.array(counts["steps"].numpy()),
             diagnostics={name: t.double().numpy() for name, t in diagnostics.items()},
-            seconds=self.rows.seconds(k),
+            seconds=self.rows.seconds(count),
         )
 
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""
-        return self._done[clients]
+        return self._steps_done[clients]
 
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Take the state that the clients `keep` have written, and add to their steps."""
         clients = trained.replies.clients
         rows = np.flatnonzero(np.isin(clients, keep))
         self.store.commit(clients[rows])
-        self._done[clients[rows]] += trained.steps[rows]
+        self._steps_done[clients[rows]] += trained.steps[rows]
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint holds of the clients."""
-        return checkpoint_arrays(self.store, self._done, self._away)
+        return checkpoint_arrays(self.store, self._steps_done, self._away)
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what a checkpoint holds of the clients."""
-        restore_clients(arrays, self.store, self._done, self._away)
+        restore_clients(arrays, self.store, self._steps_done, self._away)

@@ -17,7 +17,7 @@ from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort,
 from fedkeel.engine.client_checkpoint import checkpoint_arrays, restore_clients
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.local import PHASES, train_client
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.rehearsal import (
     CLIENT_STATE_PREFIX,
@@ -78,7 +78,7 @@ class Sequential:
         rows = _empty_rows(sent_spec, len(clients))
         losses, finite, steps, examples = [], [], [], []
         seconds = dict.fromkeys(PHASES, 0.0)
-        with arithmetic(self._setup.precision):
+        with use_numerics(self._setup.precision):
             for job in self._jobs(clients):
                 clock = Clock()
                 client_state = self._store.read_state(job.client)
@@ -120,7 +120,7 @@ class Sequential:
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         rows = _empty_rows(self._answer_spec, len(clients))
-        with arithmetic(self._setup.precision):
+        with use_numerics(self._setup.precision):
             for job in self._jobs(clients):
                 client_state = self._store.read_state(job.client)
                 answers = survey_client(self._setup, message, job, client_state)
@@ -148,7 +148,7 @@ class Sequential:
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
-        with arithmetic(self._setup.precision):
+        with use_numerics(self._setup.precision):
             return evaluate(self._setup, params, buffers, split)
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -35,7 +35,15 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
 
         address, parallel = choice.address, choice.parallel_clients
         return Ray(
-            setup, spec, capacity, message, count, address, file=file, chunk=parallel, codec=codec
+            setup,
+            spec,
+            capacity,
+            message,
+            count,
+            address,
+            file=file,
+            parallel_clients=parallel,
+            codec=codec,
         )
     if kind == "vectorized":  # slow to import
         from fedkeel.engine.vectorized.engine import VectorizedTrainer

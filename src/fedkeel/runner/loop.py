@@ -20,7 +20,7 @@ from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.base import Engine, RemoteReport, TrainedCohort
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared, learning_rate
-from fedkeel.engine.process.malloc import kept
+from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
 from fedkeel.method.round_values import RoundResult
@@ -142,7 +142,7 @@ class Run:
         message = ""
         rounds = self._settings.rounds
         with (
-            kept(),
+            keeping_freed_memory(),
             interrupts(self._watcher.stopping) as stop,
             self._state(resume) as state,
             ExitStack() as open_now,

@@ -14,7 +14,7 @@ from fedkeel.cost.autotune import choose
 from fedkeel.cost.memory import estimate
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.affinity import cores
+from fedkeel.engine.process.affinity import core_count
 from fedkeel.errors import counted
 from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.cite import bibtex, keys
@@ -135,7 +135,7 @@ def environment() -> Environment:
         numpy=np.__version__,
         system=f"{platform.system()} {platform.machine()}",
         processor=_processor(),
-        cores=cores(),
+        cores=core_count(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

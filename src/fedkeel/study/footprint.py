@@ -20,7 +20,7 @@ from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.local import train_client
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError
@@ -108,7 +108,7 @@ def footprint(method: str) -> Footprint:
     2.0
     """
     settings, ingredients = _federation()
-    with arithmetic("float32"):  # small tensors: more threads only wait for each other
+    with use_numerics("float32"):  # small tensors: more threads only wait for each other
         prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
         gradients = _multiplications(prepared) / _multiplications_of_fedavg()
     params = prepared.setup.training.network.params

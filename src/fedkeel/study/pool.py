@@ -6,16 +6,12 @@ finished run is not made again.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,8 +23,15 @@ import torch
 
 from fedkeel import config
 from fedkeel.cost import autotune
-from fedkeel.engine.process import malloc
-from fedkeel.engine.workers import beginning
+from fedkeel.engine.process import forking
+from fedkeel.engine.process.forking import (
+    ChildProcess,
+    end_with_parent,
+    exit_reason,
+    portable_error,
+    start_child,
+)
+from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
@@ -41,9 +44,6 @@ POLL_SECONDS = 0.2
 
 GRACE_SECONDS = 60.0
 """Seconds that runs have to finish their round and save, where the work ends with an error."""
-
-_PR_SET_PDEATHSIG = 1
-"""Option of Linux's prctl: which signal a process gets when its parent dies."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def run_all(
 
 def can_fork() -> bool:
     """Return whether new processes inherit this process's memory, so that nothing is pickled."""
-    return beginning() == "fork"
+    return forking.start_method() == "fork"
 
 
 def single_process(engine: config.Engine) -> config.Engine:
@@ -172,12 +172,11 @@ class _Ended:
 
 @dataclass
 class _Child:
-    """A process that makes a run, and the parent's end of its pipe."""
+    """A process that makes a run, and the place of its outcome."""
 
     index: int
     request: RunRequest
-    process: Any
-    pipe: Connection
+    process: ChildProcess
 
 
 class _Pool:
@@ -194,7 +193,6 @@ class _Pool:
         self._may_continue = may_continue
         self._outcomes: list[RunOutcome | None] = []
         self._children: list[_Child] = []
-        self._context: Any = multiprocessing.get_context(beginning())
 
     def run(self) -> list[RunOutcome | None]:
         """Make the runs until all are made, or an interrupt comes."""
@@ -220,8 +218,8 @@ class _Pool:
         return self._outcomes
 
     def _ready(self) -> list[_Child]:
-        ready = wait([child.pipe for child in self._children], POLL_SECONDS)
-        return [child for child in self._children if child.pipe in ready]
+        ready = wait([child.process.pipe for child in self._children], POLL_SECONDS)
+        return [child for child in self._children if child.process.pipe in ready]
 
     def _terminate(self) -> None:
         """Ask the running runs to finish their round, save and end."""
@@ -243,21 +241,20 @@ class _Pool:
         return bool(self._children)
 
     def _start(self, request: RunRequest) -> None:
-        parent_end, child_end = self._context.Pipe()
-        inherited = [parent_end, *(c.pipe for c in self._children)] if can_fork() else []
-        arguments = (request, child_end, inherited, os.getpid())
-        process = self._context.Process(target=_child_main, args=arguments, daemon=True)
-        with warnings.catch_warnings(), _interrupts_blocked():
-            # the child does not use the thread of a progress bar that may be alive here
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        child_end.close()
-        self._children.append(_Child(len(self._outcomes) - 1, request, process, parent_end))
+        with _interrupts_blocked():
+            process = start_child(
+                _child_main,
+                [request, os.getpid()],
+                siblings=[child.process.pipe for child in self._children],
+                what="A run cannot be sent to another process.",
+                do="define model and loss at the top level of a module, or run one job at a time",
+            )
+        self._children.append(_Child(len(self._outcomes) - 1, request, process))
 
     def _receive(self, child: _Child, stop: threading.Event) -> None:
         """Forward a message to the watcher, or record how the run ended."""
         try:
-            message = child.pipe.recv()
+            message = child.process.pipe.recv()
         except (EOFError, OSError):
             message = None  # the process died
         if isinstance(message, _Progress):
@@ -265,12 +262,11 @@ class _Pool:
             return
         self._children.remove(child)
         child.process.join()
-        child.pipe.close()
         if message is None:
             result: object = "interrupted" if stop.is_set() else _died(child)
         else:
             result = message.result
-            autotune.learn(message.measured)
+            autotune.remember(message.measured)
         outcome = self._outcome(child.request, result)
         self._outcomes[child.index] = outcome
         if outcome is None or not self._may_continue(outcome):
@@ -290,17 +286,15 @@ class _Pool:
             child.process.kill()
         for child in self._children:
             child.process.join()
-            child.pipe.close()
         self._children.clear()
 
 
 def _died(child: _Child) -> RunError:
-    code = child.process.exitcode
-    killed = "that is usually the system's answer to a lack of memory"
+    code = child.process.exit_code
     return RunError(
         f"The process of a run ended: {child.request.name}.",
         got=f"exit code {code}",
-        why=killed if code == -signal.SIGKILL else None,
+        why=exit_reason(code),
         do="run the same command again, perhaps with fewer jobs: it goes on from there",
     )
 
@@ -370,41 +364,29 @@ class _PipeWatcher(Silent):
             raise KeyboardInterrupt from None
 
 
-def _child_main(
-    request: RunRequest, pipe: Connection, inherited: list[Connection], parent: int
-) -> None:
+def _child_main(request: RunRequest, parent: int, pipe: Connection) -> None:
     """Make a run in this process, and send the parent how it ended."""
     for number in POLITE:
         signal.signal(number, signal.SIG_DFL)
     be_patient()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    end_with_parent(parent)
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C reaches the parent alone, which tells its children
-    for connection in inherited:
-        connection.close()
     torch.set_num_threads(1)
-    malloc.keep()
-    known = autotune.known()
+    keep_freed_memory()
+    known = autotune.measured_engines()
     try:
         result: Status | Exception = request.run(_PipeWatcher(pipe), request.name)
     except FedkeelError as error:
-        result = _picklable(error)
+        result = portable_error(error)
     except Exception:
         result = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
     except KeyboardInterrupt:
         os._exit(1)
-    measured = {key: speed for key, speed in autotune.known().items() if key not in known}
+    measured = {
+        key: speed for key, speed in autotune.measured_engines().items() if key not in known
+    }
     pipe.send(_Ended(result, measured))
     os._exit(0)
-
-
-def _picklable(error: FedkeelError) -> FedkeelError:
-    """Return the error with its values as text."""
-    values = {name: getattr(error, name) for name in ("got", "expected", "why", "do")}
-    texts = {name: None if value is None else str(value) for name, value in values.items()}
-    return type(error)(error.what, **texts)

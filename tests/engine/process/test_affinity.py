@@ -9,14 +9,14 @@ from multiprocessing.connection import Connection
 import pytest
 
 from fedkeel.engine.process import affinity
-from fedkeel.engine.process.affinity import core, here, woken_on
+from fedkeel.engine.process.affinity import current_core, free_core, woken_on_core
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not on Linux")
 
 
 def echo(pipe: Connection) -> None:
     while pipe.recv():
-        pipe.send(affinity.here())
+        pipe.send(affinity.current_core())
 
 
 @linux
@@ -27,7 +27,7 @@ def test_a_process_wakes_where_it_is_told_and_is_free_again() -> None:
     process.start()
     try:
         for one in sorted(cores):
-            with woken_on(one, process.pid):
+            with woken_on_core(one, process.pid):
                 expected = {one} if len(cores) > 1 else cores
                 assert os.sched_getaffinity(process.pid) == expected
                 ours.send(True)
@@ -42,25 +42,25 @@ def test_a_process_wakes_where_it_is_told_and_is_free_again() -> None:
 def test_it_is_free_again_after_an_error_and_may_have_ended() -> None:
     own = os.getpid()
     before = os.sched_getaffinity(own)
-    with pytest.raises(OSError, match="broken"), woken_on(min(before), own):
+    with pytest.raises(OSError, match="broken"), woken_on_core(min(before), own):
         raise OSError("broken")
     assert os.sched_getaffinity(own) == before
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
     child.join()
-    with woken_on(min(before), child.pid):
+    with woken_on_core(min(before), child.pid):
         pass
 
 
 def test_each_worker_gets_a_core_that_no_other_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "_allowed", lambda _: {2, 5, 7})
+    monkeypatch.setattr(affinity, "_allowed_cores", lambda _: {2, 5, 7})
     taken: list[int | None] = []
     for _ in range(4):
-        taken.append(core(taken))
+        taken.append(free_core(taken))
     assert taken == [2, 5, 7, 2]
-    assert core([2, 7]) == 5  # in place of one that has died
-    monkeypatch.setattr(affinity, "_allowed", lambda _: {2})
-    assert core([]) is None
+    assert free_core([2, 7]) == 5  # in place of one that has died
+    monkeypatch.setattr(affinity, "_allowed_cores", lambda _: {2})
+    assert free_core([]) is None
 
 
 def test_where_the_system_does_not_say_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_where_the_system_does_not_say_nothing_is_told(monkeypatch: pytest.Monke
     for name in ("sched_getaffinity", "sched_setaffinity"):
         monkeypatch.setattr(os, name, missing, raising=False)
     monkeypatch.setattr(affinity.ctypes, "CDLL", missing)
-    assert core([]) is None
-    assert here() is None
-    with woken_on(0, os.getpid()):
+    assert free_core([]) is None
+    assert current_core() is None
+    with woken_on_core(0, os.getpid()):
         pass

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedkeel as fk
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.errors import ConfigError
 from toys import Net, federation, held
 
@@ -32,17 +32,17 @@ def switches() -> list[str]:
 def test_a_gpu_rounds_no_factors_unless_it_is_asked_to() -> None:
     """Torch itself lets convolutions."""
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"
-    with arithmetic("float32"):
+    with use_numerics("float32"):
         assert switches() == ["ieee"] * 5
         assert torch.get_num_threads() == 1
-    with arithmetic("tf32"):
+    with use_numerics("tf32"):
         assert switches() == ["tf32"] * 3 + ["ieee"] * 2
-    with arithmetic("bf16"):
+    with use_numerics("bf16"):
         assert switches() == ["tf32"] * 3 + ["bf16"] * 2
 
 
 def test_they_are_put_back_after_an_error() -> None:
-    with pytest.raises(RuntimeError, match="oh"), arithmetic("bf16"):
+    with pytest.raises(RuntimeError, match="oh"), use_numerics("bf16"):
         raise RuntimeError("oh")
 
 

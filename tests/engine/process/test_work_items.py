@@ -1,15 +1,24 @@
-"""Pieces of work cover a round, whatever it costs, and those that kill their worker are counted."""
+"""Work items cover a round, whatever it costs, and those that kill their worker are counted."""
 
 from __future__ import annotations
+
+import pickle
 
 import numpy as np
 import pytest
 
 from fedkeel.engine.base import ClientJob
-from fedkeel.engine.process.work_items import Evaluate, Tasks, Train, even, guided, plain, raised
+from fedkeel.engine.process.work_items import (
+    EvaluateItem,
+    TrainItem,
+    WorkQueue,
+    decreasing_cuts,
+    equal_cuts,
+    work_error,
+)
 from fedkeel.errors import DataError, TrainingError
 
-PIECE = Train(3, 0.1, (ClientJob(0, 7, 0), ClientJob(1, 9, 0)))
+ITEM = TrainItem(3, 0.1, (ClientJob(0, 7, 0), ClientJob(1, 9, 0)))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -17,7 +26,7 @@ def test_pieces_cover_all_jobs_exactly_once(workers: int) -> None:
     rng = np.random.default_rng(workers)
     for count in range(60):
         for costs in ([1] * count, sorted(rng.integers(1, 100, count).tolist(), reverse=True)):
-            pieces = guided(costs, workers)
+            pieces = decreasing_cuts(costs, workers)
             assert [i for a, b in pieces for i in range(a, b)] == list(range(count))
             assert all(a < b for a, b in pieces)
             total = sum(costs)
@@ -33,7 +42,7 @@ def test_even_pieces_cover_all_jobs_exactly_once(pieces: int) -> None:
     rng = np.random.default_rng(pieces)
     for count in range(60):
         costs = sorted(rng.integers(1, 100, count).tolist(), reverse=True)
-        cuts = even(costs, pieces)
+        cuts = equal_cuts(costs, pieces)
         assert [i for a, b in cuts for i in range(a, b)] == list(range(count))
         assert len(cuts) <= pieces
         most = max(costs, default=0)
@@ -41,25 +50,25 @@ def test_even_pieces_cover_all_jobs_exactly_once(pieces: int) -> None:
 
 
 def test_work_is_done_again_together_then_apart_and_then_given_up() -> None:
-    other = Evaluate("test", (0,))
-    tasks = Tasks([other])
-    tasks.again(PIECE, "exit code 1", None)
-    assert tasks.next() == PIECE
-    tasks.again(PIECE, "exit code 1", None)
-    alone = Train(3, 0.1, (ClientJob(0, 7, 0),))
-    assert tasks.pieces == [alone, Train(3, 0.1, (ClientJob(1, 9, 0),)), other]
+    other = EvaluateItem("test", (0,))
+    queue = WorkQueue([other])
+    queue.retry(ITEM, "exit code 1", None)
+    assert queue.next() == ITEM
+    queue.retry(ITEM, "exit code 1", None)
+    alone = TrainItem(3, 0.1, (ClientJob(0, 7, 0),))
+    assert queue.items == [alone, TrainItem(3, 0.1, (ClientJob(1, 9, 0),)), other]
     with pytest.raises(TrainingError, match="died 3 times") as found:
-        tasks.again(alone, "exit code 1", "no memory")
+        queue.retry(alone, "exit code 1", "no memory")
     assert found.value.got == "exit code 1 on client 7"
     assert found.value.why == "no memory"
 
 
 def test_an_error_of_ours_comes_through_whole_and_another_is_named() -> None:
     error = DataError("what", got=3, expected="four", why="because", do="this")
-    again = raised(plain(error, PIECE))
+    again = pickle.loads(pickle.dumps(work_error(error, ITEM)))
     assert type(again) is DataError
     assert again.lines() == error.lines()
-    other = raised(plain(LookupError("nothing"), PIECE))
+    other = pickle.loads(pickle.dumps(work_error(LookupError("nothing"), ITEM)))
     assert type(other) is TrainingError
     assert other.what == "A worker failed on client 7, 9."
     assert other.got == "nothing"

@@ -20,7 +20,7 @@ from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generat
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.low_rank_matrix import LowRank, Matrix, dense
 from fedkeel.engine.process import malloc
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
 from fedkeel.tree import State, Tree, unwalk, walk
 
@@ -201,7 +201,7 @@ class CompileCache:
                 values = [*values, *masks.masks]
                 compiled = _as_cuda_graph(compiled, values, (), arguments.generators)
             self._compiled[key] = compiled
-            malloc.trim()  # the function took memory that its compiled form does not need
+            malloc.release_freed_memory()  # the function needed more than it compiled
             return results
         drawn = [mask.draw(arguments.generators, real_examples) for mask in compiled.masks]
         return FlatState.of_results(compiled.paths, compiled.program(*values, *drawn))
@@ -243,7 +243,7 @@ def _compile(
         before = {path: starts[call.owned] + i for i, path in enumerate(owned_paths)}
     owned = frozenset(before.values())
     rng_state = torch.random.get_rng_state()  # both runs draw the same beside the masks
-    with arithmetic("float32"), matmul.without_onednn():
+    with use_numerics("float32"), matmul.without_onednn():
         with tracing(), masks.drawing():
             expected = of_tensors(*values)
         if masks.specs and not masks.orders:

@@ -1,1 +1,1 @@
-"""What a process that trains needs of the operating system: memory, cores, number format, work."""
+"""Child processes, the memory and cores they use, and the work items they are given."""

@@ -1,9 +1,9 @@
-"""Processor cores: how many there are, and on which one a waiting process wakes up.
+"""Processor cores: how many there are, and on which core a waiting process wakes up.
 
-Linux may wake a worker on a core where another one has just been woken, or on that of the process
-which wakes it, and look for a free core only at its next tick, four milliseconds later: as long as
-a round of small clients takes. So each worker is woken on a core of its own. It is told no more
-than that, and may be moved at once where other work keeps that core busy.
+Linux may wake a worker on a core where another worker has just been woken, or on the core of the
+process that wakes it. It then looks for a free core only at its next tick, four milliseconds later,
+which is as long as a round of small clients. So each worker is woken on a core of its own. After
+that it may run on any core again, in case other work keeps its core busy.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 
-def cores() -> int:
+def core_count() -> int:
     """Return the number of processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def core(taken: Collection[int | None]) -> int | None:
-    """Return a core of this process for a worker, one that is not taken where there is one.
+def free_core(taken: Collection[int | None]) -> int | None:
+    """Return a core for a worker, one that is not taken if possible.
 
-    None where the system does not say which there are, or there is one alone.
+    None where the system does not tell the cores of this process, or there is only one.
     """
-    known = sorted(_allowed(0))
-    free = [one for one in known if one not in taken]
-    return None if len(known) < 2 else (free or known)[0]
+    cores = sorted(_allowed_cores(0))
+    free = [core for core in cores if core not in taken]
+    return None if len(cores) < 2 else (free or cores)[0]
 
 
-def here() -> int | None:
-    """Return the core on which this process is running, None where the system does not say."""
+def current_core() -> int | None:
+    """Return the core on which this process is running, None where the system does not tell."""
     with suppress(OSError, AttributeError):
         return int(ctypes.CDLL(None).sched_getcpu())
     return None
 
 
 @contextmanager
-def woken_on(core: int | None, process: int) -> Iterator[None]:
-    """Let a process that sleeps, and is woken here, wake on a core; afterwards it may run anywhere.
+def woken_on_core(core: int | None, process: int) -> Iterator[None]:
+    """Make a sleeping process wake on a core if it is woken in this context.
 
     Args:
-        core: None for wherever the system wakes it.
-        process: its number.
+        core: None lets the system choose.
+        process: process id.
     """
-    everywhere = _allowed(process)
-    if core not in everywhere:
+    allowed = _allowed_cores(process)
+    if core not in allowed:
         yield
         return
-    _allow(process, {core})
+    _allow_cores(process, {core})
     try:
         yield
     finally:
-        _allow(process, everywhere)
+        _allow_cores(process, allowed)
 
 
-def _allowed(process: int) -> set[int]:
-    """Return where a process may run; nothing where the system does not say, or it has ended."""
+def _allowed_cores(process: int) -> set[int]:
+    """Return where a process may run; empty where the system does not tell, or it has ended."""
     with suppress(OSError, AttributeError):
         return os.sched_getaffinity(process)
     return set()
 
 
-def _allow(process: int, cores: set[int]) -> None:
+def _allow_cores(process: int, cores: set[int]) -> None:
     with suppress(OSError, AttributeError):
         os.sched_setaffinity(process, cores)

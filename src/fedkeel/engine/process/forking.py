@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedkeel.errors import RunError
+from fedkeel.errors import FedkeelError, RunError, TrainingError
 
 StartMethod = Literal["fork", "spawn"]
 
@@ -49,10 +49,24 @@ class ChildProcess:
         code: int | None = self.process.exitcode
         return code
 
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the process; `join` has to follow."""
+        self.process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the process to end; close the pipe when it has ended."""
+        self.process.join(timeout)
+        if not self.process.is_alive():
+            self.pipe.close()
+
     def end(self, patience: float = 0.0) -> None:
         """Close the pipe and wait some seconds for the process to end; kill it if it does not."""
         self.pipe.close()
-        self.process.join(timeout=patience)
+        self.process.join(patience)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -138,3 +152,11 @@ def is_orphaned() -> bool:
     if parent is None:
         return False
     return os.getppid() != parent.pid or not parent.is_alive()  # the latter is for Windows
+
+
+def portable_error(error: FedkeelError) -> FedkeelError:
+    """Return an error that can be pickled: its facts as text, its type one of this package."""
+    kind = type(error) if type(error).__module__.startswith("fedkeel.") else TrainingError
+    facts = {name: getattr(error, name) for name in ("got", "expected", "why", "do")}
+    text = {name: None if value is None else str(value) for name, value in facts.items()}
+    return kind(error.what, **text)

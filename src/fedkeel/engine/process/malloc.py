@@ -1,11 +1,11 @@
-"""Memory that is freed and soon wanted again stays with the process.
+"""Settings of the C library's memory allocator: freed memory stays with the process.
 
-By default the C library gives every block above 128 KB back to the system when it is freed, and the
-system fills it with zeros, page by page, when it is wanted again. Training does little else than
-free and want tensors of that size: a copy of twenty models costs six times as much that way.
+By default the GNU C library returns every freed block above 128 KB to the system, and the system
+fills it with zeros, page by page, when it is allocated again. Training frees and allocates tensors
+of that size all the time: a copy of twenty models takes six times as long that way.
 
-Tensors of 2 MB and more lie in huge pages where Linux gives them to those who ask: the package asks
-torch to ask (`THP_MEM_ALLOC_ENABLE` in its ``__init__``; who sets it to 0 has small ones).
+Tensors of 2 MB and more lie in huge pages where Linux gives them on request. The package's
+``__init__`` lets torch request them (``THP_MEM_ALLOC_ENABLE``; set it to 0 for small pages).
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of the GNU C library
-_LARGE, _MOST, _USUAL = 2**30, 2**25, 128 * 1024
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of the GNU C library
+_KEEP, _LARGEST_BEFORE_2_35, _DEFAULT = 2**30, 2**25, 128 * 1024
 
 
-def keep() -> None:
-    """Keep freed memory from now on, where the C library can be told."""
-    _set(_LARGE)
+def keep_freed_memory() -> None:
+    """Keep freed memory from now on, where the C library has such a setting."""
+    _set_thresholds(_KEEP)
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Keep freed memory for a while, and give it back at the end."""
-    _set(_LARGE)
+def keeping_freed_memory() -> Iterator[None]:
+    """Keep freed memory in this context, and return it to the system at the end."""
+    _set_thresholds(_KEEP)
     try:
         yield
     finally:
-        _set(_USUAL)
-        trim()
+        _set_thresholds(_DEFAULT)
+        release_freed_memory()
 
 
-def trim() -> None:
-    """Give back what is free now: after work that wanted much more than what comes will."""
+def release_freed_memory() -> None:
+    """Return freed memory to the system once, after work that needed much more than usual."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _set(size: int) -> None:
-    with suppress(OSError, AttributeError):  # another C library, which has no such setting
+def _set_thresholds(size: int) -> None:
+    with suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
-        library.mallopt(_TRIM, size)
-        if not library.mallopt(_MMAP, size):
-            library.mallopt(_MMAP, _MOST)  # before version 2.35 larger ones are refused
+        library.mallopt(_M_TRIM_THRESHOLD, size)
+        if not library.mallopt(_M_MMAP_THRESHOLD, size):
+            library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BEFORE_2_35)

@@ -1,4 +1,4 @@
-"""How a process computes: in one thread, and how exactly it multiplies."""
+"""How a process computes: in one thread, and with which precision it multiplies."""
 
 from __future__ import annotations
 
@@ -10,35 +10,40 @@ import torch
 
 from fedkeel.config import Precision
 
+_Switch = tuple[Callable[[], str], Callable[[str], None]]
+"""Reads and sets one of torch's precision switches."""
+
 
 @contextmanager
-def arithmetic(precision: Precision) -> Iterator[None]:
-    """Compute as a worker does, so that sums are added in the same order: see `settle`."""
-    threads, before = torch.get_num_threads(), [get() for get, _ in _SWITCHES]
-    settle(precision)
+def use_numerics(precision: Precision) -> Iterator[None]:
+    """Compute as a worker does in this context, so that sums are added in the same order.
+
+    See `set_numerics`.
+    """
+    threads, before = torch.get_num_threads(), [read() for read, _ in _SWITCHES]
+    set_numerics(precision)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        for (_, put), value in zip(_SWITCHES, before, strict=True):
-            put(value)
+        for (_, write), value in zip(_SWITCHES, before, strict=True):
+            write(value)
 
 
-def settle(precision: Precision) -> None:
+def set_numerics(precision: Precision) -> None:
     """Compute in one thread from now on, and multiply with this precision.
 
-    Torch by itself lets a GPU round the factors of float32 convolutions to tf32; with ``float32``
-    it may not, whatever a program has set.
+    By default torch lets a GPU round the factors of float32 convolutions to tf32. With ``float32``
+    it may not, whatever the program has set.
     """
     torch.set_num_threads(1)
     on_gpu = "ieee" if precision == "float32" else "tf32"
-    on_processor = "bf16" if precision == "bf16" else "ieee"
-    for (_, put), value in zip(_SWITCHES, [on_gpu] * 3 + [on_processor] * 3, strict=True):
-        put(value)
+    on_cpu = "bf16" if precision == "bf16" else "ieee"
+    for (_, write), value in zip(_SWITCHES, [on_gpu] * 3 + [on_cpu] * 3, strict=True):
+        write(value)
 
 
-def _switch(owner: Any) -> tuple[Callable[[], str], Callable[[str], None]]:  # noqa: ANN401
-    """Return how a switch of torch is read and set."""
+def _switch(owner: Any) -> _Switch:  # noqa: ANN401
     if hasattr(owner, "fp32_precision"):
         return lambda: owner.fp32_precision, lambda value: setattr(owner, "fp32_precision", value)
     if hasattr(owner, "allow_tf32"):  # torch before 2.9
@@ -49,12 +54,11 @@ def _switch(owner: Any) -> tuple[Callable[[], str], Callable[[str], None]]:  # n
     return lambda: "ieee", lambda value: None
 
 
-def _switches() -> list[tuple[Callable[[], str], Callable[[str], None]]]:
-    """Return those of a GPU's products, convolutions and recurrent layers, and a processor's."""
-    gpu, processor = torch.backends.cudnn, torch.backends.mkldnn
-    conv, rnn = (getattr(gpu, name, gpu) for name in ("conv", "rnn"))
-    owners = [torch.backends.cuda.matmul, conv, rnn]
-    owners += [getattr(processor, name, processor) for name in ("matmul", "conv", "rnn")]
+def _switches() -> list[_Switch]:
+    """Return the switches of a GPU, then of the CPU: products, convolutions, recurrent layers."""
+    gpu, cpu = torch.backends.cudnn, torch.backends.mkldnn
+    owners = [torch.backends.cuda.matmul, *(getattr(gpu, name, gpu) for name in ("conv", "rnn"))]
+    owners += [getattr(cpu, name, cpu) for name in ("matmul", "conv", "rnn")]
     return [_switch(owner) for owner in owners]
 
 

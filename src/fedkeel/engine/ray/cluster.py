@@ -1,4 +1,4 @@
-"""Ray: whether it is there, a connection to it, and a run's world in a form that it can carry."""
+"""Connections to Ray, and a run's setup pickled for Ray."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.errors import RunError
 
-PATIENCE = 5.0
+ANSWER_SECONDS = 5.0
 """Seconds in which a cluster has to answer."""
 
 
@@ -55,10 +55,10 @@ def module() -> Any:  # noqa: ANN401 - Ray is not installed everywhere, so it ha
 
 @contextmanager
 def connected(address: str | None, workers: int) -> Iterator[Any]:
-    """Connect to Ray for a while; a connection that is there already is used and stays.
+    """Connect to Ray in this context; an existing connection is used and stays.
 
     Args:
-        address: of a cluster; None starts Ray on this machine, seen by nobody else, and ends it.
+        address: of a cluster; None starts a private Ray on this machine and ends it afterwards.
         workers: cores of a Ray that is started here.
 
     Raises:
@@ -69,21 +69,21 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
         yield ray
         return
     try:
-        with _handlers(), warnings.catch_warnings():
+        with _signal_handlers_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _connect(ray, address, workers)
             gc.collect()  # Ray leaves files open, which Python would warn of later
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if ray.is_initialized():
             ray.shutdown()
+        if address is None:
+            raise RunError(
+                "Ray cannot be started.", got=reason(error), do="choose another engine.kind"
+            ) from error
         raise RunError(
-            "Ray cannot be started."
-            if address is None
-            else "There is no Ray cluster to connect to.",
-            got=reason(error) if address is None else f"{address}: {reason(error)}",
-            do="choose another engine.kind"
-            if address is None
-            else "start one with 'ray start --head', or set engine.address to where it is",
+            "There is no Ray cluster to connect to.",
+            got=f"{address}: {reason(error)}",
+            do="start one with 'ray start --head', or set engine.address to where it is",
         ) from error
     try:
         yield ray
@@ -97,7 +97,7 @@ def _probe(address: str) -> None:
     """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for a minute."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
 
 
 def _connect(ray: Any, address: str | None, workers: int) -> None:  # noqa: ANN401
@@ -116,8 +116,8 @@ def _connect(ray: Any, address: str | None, workers: int) -> None:  # noqa: ANN4
 
 
 @contextmanager
-def _handlers() -> Iterator[None]:
-    """Keep what this process does when it is asked to end: Ray would end it at once."""
+def _signal_handlers_kept() -> Iterator[None]:
+    """Keep this process's signal handlers: those of Ray would end it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -129,7 +129,7 @@ def _handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def cores(address: str) -> int:
+def cluster_cores(address: str) -> int:
     """Return the number of processor cores of a cluster.
 
     Raises:
@@ -140,7 +140,7 @@ def cores(address: str) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """Return what Ray says of a failure in one line: how a process ended, or what it raised."""
+    """Return Ray's message of a failure in one line: how a process ended, or what it raised."""
     text = str(error).strip() or type(error).__name__
     if "Worker exit detail: " in text:
         text = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
@@ -148,42 +148,42 @@ def reason(error: BaseException) -> str:
     return text.splitlines()[-1].strip()
 
 
-# ---- a world on its way -------------------------------------------------------------------------
+# ---- pickling -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A world as bytes, and beside them the examples, which every node has once.
+class PickledSetup:
+    """A pickled setup, and apart from it the examples, which every node holds once.
 
     Args:
-        body: everything else.
-        arrays: the examples; Ray gives them to all processes of a node without a copy.
+        body: everything but the examples.
+        arrays: the examples; Ray shares them among the processes of a node.
     """
 
     body: bytes
     arrays: list[NDArray[np.uint8]]
 
 
-def carried(setup: TrainingSetup) -> Carried:
-    """Return a world as Ray can carry it. Code of modules that others could not import goes along.
+def pickled(setup: TrainingSetup) -> PickledSetup:
+    """Return a setup pickled for Ray, with the code of modules that actors could not import.
 
     Raises:
-        RunError: the model or its loss cannot be sent.
+        RunError: the model or its loss cannot be pickled.
     """
     cloudpickle = module().cloudpickle
     base = cloudpickle.CloudPickler
-    shared = {id(t) for data in (setup.federation.data, setup.test) for t in (data.x, data.y)}
+    examples = {id(t) for data in (setup.federation.data, setup.test) for t in (data.x, data.y)}
 
     class Pickler(base):  # type: ignore[misc, valid-type]
         def reducer_override(self, value: object) -> object:
-            if id(value) in shared and isinstance(value, Tensor) and value.is_contiguous():
+            if id(value) in examples and isinstance(value, Tensor) and value.is_contiguous():
                 array: Any = value.numpy()
                 return _tensor, (pickle.PickleBuffer(array), array.dtype.str, array.shape)
             return super().reducer_override(value)
 
-    file, buffers, local = io.BytesIO(), list[pickle.PickleBuffer](), _local()
-    for one in local:
-        cloudpickle.register_pickle_by_value(one)
+    file, buffers, modules = io.BytesIO(), list[pickle.PickleBuffer](), _local_modules()
+    for item in modules:
+        cloudpickle.register_pickle_by_value(item)
     try:
         Pickler(file, protocol=5, buffer_callback=buffers.append).dump(setup)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -193,45 +193,44 @@ def carried(setup: TrainingSetup) -> Carried:
             do="define it at the top level of a module, or set engine.kind = 'workers'",
         ) from error
     finally:
-        for one in local:
-            cloudpickle.unregister_pickle_by_value(one)
-    arrays = [np.frombuffer(one.raw(), dtype=np.uint8) for one in buffers]
-    return Carried(file.getvalue(), arrays)
+        for item in modules:
+            cloudpickle.unregister_pickle_by_value(item)
+    arrays = [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers]
+    return PickledSetup(file.getvalue(), arrays)
 
 
-def opened(found: Carried) -> TrainingSetup:
-    """Return the world that was carried; its examples cannot be written to."""
-    setup: TrainingSetup = pickle.loads(found.body, buffers=found.arrays)
-    return setup
+def unpickled(setup: PickledSetup) -> TrainingSetup:
+    """Return the setup that was pickled; its examples cannot be written to."""
+    loaded: TrainingSetup = pickle.loads(setup.body, buffers=setup.arrays)
+    return loaded
 
 
 def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:  # noqa: ANN401
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written to
+        warnings.simplefilter("ignore")  # the array cannot be written to
         return torch.from_numpy(np.frombuffer(buffer, dtype=dtype).reshape(shape))
 
 
-def _local() -> list[ModuleType]:
-    """Return the modules that were imported from where no other process would look."""
-    places = _fresh_path()
-    known = dict.fromkeys((*sys.stdlib_module_names, "__main__", "fedkeel"), True)
-    found = []
-    for name, one in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        if getattr(one, "__file__", None) is None:
+def _local_modules() -> list[ModuleType]:
+    """Return the imported modules that a new Python process would not find in its path."""
+    path = _fresh_path()
+    is_found = dict.fromkeys((*sys.stdlib_module_names, "__main__", "fedkeel"), True)
+    local = []
+    for name, item in list(sys.modules.items()):
+        package = name.partition(".")[0]
+        if getattr(item, "__file__", None) is None:
             continue
-        if top not in known:
+        if package not in is_found:
             with suppress(Exception):
-                known[top] = PathFinder.find_spec(top, places) is not None
-        if not known.get(top, True):
-            found.append(one)
-    return found
+                is_found[package] = PathFinder.find_spec(package, path) is not None
+        if not is_found.get(package, True):
+            local.append(item)
+    return local
 
 
 def _fresh_path() -> list[str]:
-    """Return where a new Python looks for modules."""
-    code = "import json, sys; print(json.dumps(sys.path))"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    path: list[str] = json.loads(done.stdout)
+    """Return where a new Python process looks for modules."""
+    command = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    path: list[str] = json.loads(result.stdout)
     return path

@@ -1,9 +1,9 @@
-"""The Ray engine: actors, on this machine or on several, that do what worker processes do.
+"""The Ray engine: actors on one or several machines, which do what worker processes do.
 
-The world and each round's message are put into Ray's object store once, and every node reads them
-there. What crosses a network besides: with its work an actor gets what its clients keep, and it
-gives their rows back. Client state stays in this process. An actor that dies is replaced, and its
-clients are trained again.
+The setup and each round's message are put into Ray's object store once, and every node reads them
+there. With a work item an actor receives what its clients keep, and it sends their rows back.
+Client state stays in this process. An actor that dies is replaced, and its clients are trained
+again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSe
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.message_state import message_state
-from fedkeel.engine.process import work_items
 from fedkeel.engine.process.shared_memory import private_memory
-from fedkeel.engine.process.work_items import ATTEMPTS, Piece, Tasks, Train
-from fedkeel.engine.ray.actor import Actor, Cohort, Found
-from fedkeel.engine.ray.cluster import carried, connected, reason
+from fedkeel.engine.process.work_items import (
+    ATTEMPTS,
+    TrainItem,
+    WorkItem,
+    WorkQueue,
+    evaluation_items,
+    survey_items,
+    training_items,
+)
+from fedkeel.engine.ray.actor import Actor, ClientStates, WorkResult
+from fedkeel.engine.ray.cluster import connected, pickled, reason
 from fedkeel.engine.rehearsal import client_state_spec
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec, specs_of
@@ -37,17 +44,17 @@ from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree, walk
 
-PATIENCE = 60.0
-"""Seconds in which an actor has to start where none is at work."""
+START_SECONDS = 60.0
+"""Seconds in which an actor has to start while no actor is at work."""
 
 
 @dataclass
 class _Worker:
-    """An actor, what it will answer, and what it is working on; None while it starts."""
+    """An actor, the handle of its next answer, and the item it works on; None while it starts."""
 
     actor: Any
     answer: Any
-    busy: Piece | None = None
+    item: WorkItem | None = None
 
 
 class Ray:
@@ -55,17 +62,17 @@ class Ray:
 
     Args:
         setup: method, model, data and seed.
-        spec: what a reply looks like, from `rounds.rehearse`.
+        spec: shape and type of each tensor of a reply, from `rehearse`.
         capacity: the largest cohort.
         message: any message of this run, for the shapes.
         workers: number of actors.
         address: of a cluster; None starts Ray on this machine, and ends it with the run.
-        file: where client state lies; None for memory.
-        chunk: clients that an actor trains side by side; None trains them one by one.
+        file: file of client state; None keeps it in memory.
+        parallel_clients: clients that an actor trains side by side; None trains them one by one.
         codec: stores some of the clients' state in compact form; None stores it as it is.
 
     Raises:
-        RunError: Ray is not installed or not reached, has no room for the actors, or the model
+        RunError: Ray is not installed or not reached, has no free core for an actor, or the model
             cannot be sent.
     """
 
@@ -79,91 +86,97 @@ class Ray:
         address: str | None = None,
         *,
         file: Path | None = None,
-        chunk: int | None = None,
+        parallel_clients: int | None = None,
         codec: RowCodec | None = None,
     ) -> None:
-        self._setup, self._lanes, self._wanted = setup, chunk or 1, workers
-        self._message = Buffers(specs_of(message_state(message)), None, private_memory)
-        sums = chunk is not None
-        self._rounds = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
-        self._kept = client_state_spec(spec)
-        self._sent = 0  # messages so far: actors read each of them once
+        self._setup, self._worker_count = setup, workers
+        self._parallel_clients = parallel_clients or 1
+        message_spec = specs_of(message_state(message))
+        self._message = Buffers(message_spec, None, private_memory)
+        self._message_count = 0  # actors read each message once
+        sums = parallel_clients is not None
+        self._buffers = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
+        self._layout = RowLayout(client_state_spec(spec))
         self._workers: list[_Worker] = []
-        self._failed = 0  # actors in a row that could not start
+        self._failed_starts = 0  # in a row
         self.reasons: list[str] = []
-        with ExitStack() as open_now:
-            self._ray = open_now.enter_context(connected(address, workers))
-            open_now.callback(self._end)
-            shapes = specs_of(message_state(message))
-            self._given = (self._ray.put(carried(setup)), dict(spec), shapes, capacity, chunk)
+        with ExitStack() as stack:
+            self._ray = stack.enter_context(connected(address, workers))
+            stack.callback(self._end)
+            setup_handle = self._ray.put(pickled(setup))
+            self._arguments = (setup_handle, dict(spec), message_spec, capacity, parallel_clients)
             self._class = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(Actor)
             for _ in range(workers):
-                self._start()
-            first = [worker.answer for worker in self._workers]
-            self._ray.wait(first, timeout=PATIENCE)  # who can start does so before round 0
-            self._open = open_now.pop_all()
+                self._start_worker()
+            started = [worker.answer for worker in self._workers]
+            self._ray.wait(started, timeout=START_SECONDS)  # most actors start before round 0
+            self._exit_stack = stack.pop_all()
 
     # ---- what every engine does ---------------------------------------------------------------
 
-    def train(self, message: Message, clients: Ints, tick: ReportProgress) -> TrainedCohort:
+    def train(
+        self, message: Message, clients: Ints, report_progress: ReportProgress
+    ) -> TrainedCohort:
         """Train clients [K] from a message."""
         self._message.write(message_state(message))
-        jobs = self._rounds.begin(clients)
-        work = work_items.training(self._setup, message, jobs, self._wanted, self._lanes)
-        self._work(work, self._put("params", "buffers", "broadcast"), tick)
-        return self._rounds.gather(clients)
+        jobs = self._buffers.begin(clients)
+        items = training_items(
+            self._setup, message, jobs, self._worker_count, self._parallel_clients
+        )
+        self._work(items, self._put_message("params", "buffers", "broadcast"), report_progress)
+        return self._buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         self._message.write(message_state(message))
-        work = work_items.survey(message, self._rounds.jobs(clients), self._wanted)
-        self._work(work, self._put("params", "buffers", "broadcast"), lambda _: None)
-        return self._rounds.answers(clients)
+        items = survey_items(message, self._buffers.jobs(clients), self._worker_count)
+        self._work(items, self._put_message("params", "buffers", "broadcast"))
+        return self._buffers.answers(clients)
 
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""
-        return self._rounds.done(clients)
+        return self._buffers.done(clients)
 
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Take the state of the clients `keep`."""
-        self._rounds.commit(trained, keep)
+        self._buffers.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
         self._message.write({"params": dict(params)})
-        sent = ["params"]
+        names = ["params"]
         if self._setup.training.buffers == "average":  # otherwise the actors have them
             self._message.write({"buffers": dict(buffers)})
-            sent.append("buffers")
+            names.append("buffers")
         count = count_examples(self._setup, split)
-        scores = torch.empty(count, 3, dtype=torch.float64)
-        work = work_items.evaluation(self._setup, split, count, self._wanted)
-        self._work(work, self._put(*sent), lambda _: None, scores)
-        return scores
+        evaluated = torch.empty(count, 3, dtype=torch.float64)
+        items = evaluation_items(self._setup, split, count, self._worker_count)
+        self._work(items, self._put_message(*names), evaluated=evaluated)
+        return evaluated
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays."""
-        return self._rounds.state()
+        return self._buffers.state()
 
     def saved(self) -> None:
-        """Hear that the checkpoint of the last state is complete."""
-        self._rounds.store.snapshot_saved()
+        """Learn that the checkpoint of the last state is complete."""
+        self._buffers.store.snapshot_saved()
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take client state from a checkpoint."""
-        self._rounds.restore(arrays)
+        self._buffers.restore(arrays)
 
     def __enter__(self) -> Ray:
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the actors, and Ray where it was started here."""
-        self._open.close()
+        self._exit_stack.close()
 
     # ---- actors ---------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        actor = self._class.remote(*self._given)
+    def _start_worker(self) -> None:
+        actor = self._class.remote(*self._arguments)
         self._workers.append(_Worker(actor, actor.ready.remote()))
 
     def _end(self) -> None:
@@ -171,103 +184,111 @@ class Ray:
             self._ray.kill(worker.actor)
         self._workers.clear()
 
-    def _put(self, *names: str) -> Any:  # noqa: ANN401
-        """Put what is sent into the object store."""
-        raw = self._message.read_bytes()
-        self._sent += 1
-        wanted = {path: one for path, one in raw.items() if path.split("/")[0] in names}
-        return self._ray.put((self._sent, wanted))
+    def _put_message(self, *names: str) -> Any:  # noqa: ANN401
+        """Put the named fields of the message into the object store; return the handle."""
+        self._message_count += 1
+        row_bytes = {
+            path: array
+            for path, array in self._message.read_bytes().items()
+            if path.split("/")[0] in names
+        }
+        return self._ray.put((self._message_count, row_bytes))
 
     def _work(
         self,
-        work: Sequence[Piece],
-        sent: Any,  # noqa: ANN401
-        tick: ReportProgress,
-        scores: Tensor | None = None,
+        items: Sequence[WorkItem],
+        message: Any,  # noqa: ANN401
+        report_progress: ReportProgress = lambda _: None,
+        evaluated: Tensor | None = None,
     ) -> None:
-        """Give out pieces of work until all are done.
+        """Give out work items until all are done.
 
         Args:
-            work: the pieces.
-            sent: the message, in the object store.
-            tick: hears how many clients have been trained.
-            scores: [N, 3] where an evaluation is written.
+            items: the work.
+            message: handle of the message in the object store.
+            report_progress: is called with the number of clients that have been trained.
+            evaluated: [N, 3], into which an evaluation is written.
         """
-        tasks = Tasks(list(work))
+        queue = WorkQueue(list(items))
         while True:
             for worker in self._workers:
-                if worker.answer is None and (piece := tasks.next()) is not None:
-                    worker.busy = piece
-                    worker.answer = worker.actor.do.remote(piece, sent, self._cohort(piece))
-            if not tasks.pieces and not any(worker.busy for worker in self._workers):
+                if worker.answer is None and (item := queue.next()) is not None:
+                    worker.item = item
+                    worker.answer = worker.actor.do.remote(item, message, self._states(item))
+            if not queue.items and not any(worker.item for worker in self._workers):
                 return
             for worker in self._answered():
-                self._hear(worker, tasks, tick, scores)
+                self._receive(worker, queue, report_progress, evaluated)
 
     def _answered(self) -> list[_Worker]:
-        """Wait for an actor, or several."""
+        """Wait until an actor has answered, or several have."""
         waiting = {worker.answer: worker for worker in self._workers if worker.answer is not None}
-        at_work = any(worker.busy for worker in self._workers)
-        ready, _ = self._ray.wait(list(waiting), timeout=None if at_work else PATIENCE)
+        at_work = any(worker.item for worker in self._workers)
+        ready, _ = self._ray.wait(list(waiting), timeout=None if at_work else START_SECONDS)
         if not ready:
             raise RunError(
-                "Ray has no room for an actor.",
-                got=f"{len(waiting)} actors of one core each, none started in {PATIENCE:.0f} s",
+                "Ray has no free core for an actor.",
+                got=f"{len(waiting)} actors of one core each, none started in "
+                f"{START_SECONDS:.0f} s",
                 do="wait until the cluster has a free core, or lower engine.workers",
             )
         return [waiting[answer] for answer in ready]
 
-    def _hear(
-        self, worker: _Worker, tasks: Tasks, tick: ReportProgress, scores: Tensor | None
+    def _receive(
+        self,
+        worker: _Worker,
+        queue: WorkQueue,
+        report_progress: ReportProgress,
+        evaluated: Tensor | None,
     ) -> None:
-        """Take an actor's answer; replace it where it died."""
-        piece, errors = worker.busy, self._ray.exceptions
+        """Take an actor's answer; replace the actor if it died."""
+        item, errors = worker.item, self._ray.exceptions
         try:
-            found: Found | None = self._ray.get(worker.answer)
+            result: WorkResult | None = self._ray.get(worker.answer)
         except (errors.RayActorError, errors.ObjectLostError) as error:
-            self._replace(worker, tasks, error)
+            self._replace(worker, queue, error)
             return
-        self._failed = 0
-        worker.busy = worker.answer = None
-        if piece is None or found is None:
+        self._failed_starts = 0
+        worker.item = worker.answer = None
+        if item is None or result is None:
             return
-        if found.error is not None:
-            raise work_items.raised(found.error)
-        self.reasons += [one for one in found.reasons if one not in self.reasons]
-        if isinstance(piece, Train):
-            self._rounds.rows.unpack(found.rows, piece.jobs)
-            if not piece.survey:
-                tick(len(piece.jobs))
-        elif scores is not None:
-            for start, rows in found.scores.items():
-                scores.numpy()[start : start + len(rows)] = rows
+        if result.error is not None:
+            raise result.error
+        self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
+        if isinstance(item, TrainItem):
+            self._buffers.rows.unpack(result.rows, item.jobs)
+            if not item.is_survey:
+                report_progress(len(item.jobs))
+        elif evaluated is not None:
+            for start, rows in result.evaluated.items():
+                evaluated.numpy()[start : start + len(rows)] = rows
 
-    def _replace(self, worker: _Worker, tasks: Tasks, error: Exception) -> None:
+    def _replace(self, worker: _Worker, queue: WorkQueue, error: Exception) -> None:
         """Start a new actor in place of one that died, and give out its work again."""
         self._workers.remove(worker)
         self._ray.kill(worker.actor)
-        if worker.busy is not None:
-            tasks.again(worker.busy, "an actor that ended", reason(error))
+        if worker.item is not None:
+            queue.retry(worker.item, "an actor that ended", reason(error))
         else:
-            self._failed += 1
-        if self._failed >= ATTEMPTS:
+            self._failed_starts += 1
+        if self._failed_starts >= ATTEMPTS:
             raise RunError(
                 "A Ray actor cannot start.",
                 got=reason(error),
                 do="install fedkeel, and what the model needs, on every node of the cluster",
             ) from error
-        self._start()
+        self._start_worker()
 
-    def _cohort(self, piece: Piece) -> Cohort | None:
-        """Return what the clients of a piece keep."""
-        if not isinstance(piece, Train) or not self._kept:
+    def _states(self, item: WorkItem) -> ClientStates | None:
+        """Return what the clients of a work item keep."""
+        if not isinstance(item, TrainItem) or not self._layout.spec:
             return None
-        layout, count = RowLayout(self._kept), len(piece.jobs)
-        block = torch.zeros(count * layout.nbytes, dtype=torch.uint8)
-        rows, known = layout.rows(block, count), np.zeros(count, dtype=np.bool_)
-        for i, job in enumerate(piece.jobs):
-            own = self._rounds.store.read_state(job.client)
-            known[i] = own is not None
-            for path, tensor in walk(dict(own or {})):
+        count = len(item.jobs)
+        block = torch.zeros(count * self._layout.nbytes, dtype=torch.uint8)
+        rows, has_row = self._layout.rows(block, count), np.zeros(count, dtype=np.bool_)
+        for i, job in enumerate(item.jobs):
+            state = self._buffers.store.read_state(job.client)
+            has_row[i] = state is not None
+            for path, tensor in walk(dict(state or {})):
                 rows[path][i] = tensor
-        return Cohort(block.numpy(), known)
+        return ClientStates(block.numpy(), has_row)

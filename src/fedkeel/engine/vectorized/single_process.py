@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.evaluation import evaluate
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec
@@ -59,15 +59,15 @@ class SingleProcess:
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
         jobs = self._buffers.begin(clients)
-        with arithmetic(self._precision):
-            self._buffers.run(self._trainer, message, jobs, report_progress)
+        with use_numerics(self._precision):
+            self._buffers.train(self._trainer, message, jobs, report_progress)
         return self._buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
-        with arithmetic(self._precision):
+        with use_numerics(self._precision):
             for job in self._buffers.jobs(clients):
-                self._buffers.ask(message, job)
+                self._buffers.answer_survey(message, job)
         return self._buffers.answers(clients)
 
     def done(self, clients: Ints) -> Ints:
@@ -84,7 +84,7 @@ class SingleProcess:
         device = next(iter(setup.training.network.params.values())).device
         params = {name: tensor.to(device) for name, tensor in params.items()}
         buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
-        with arithmetic(self._precision):
+        with use_numerics(self._precision):
             return evaluate(setup, params, buffers, split)
 
     def state(self) -> dict[str, NDArray[Any]]:

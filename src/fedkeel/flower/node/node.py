@@ -17,7 +17,7 @@ from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.data_on_nodes import NODES
@@ -137,7 +137,7 @@ class Node:
         client_state, status = self._load_state(row, storage)
         if status == LOST:
             return ClientResult(LOST)
-        with arithmetic(self.prepared.setup.precision):
+        with use_numerics(self.prepared.setup.precision):
             job = ClientJob(position, row.client, row.steps_done)
             result = train_client(self.prepared.setup, message, job, client_state)
         reply = result.reply
@@ -178,7 +178,7 @@ class Node:
             job = ClientJob(position, row.client, row.steps_done)
             try:
                 client_state, _ = self._load_state(row, storage)
-                with arithmetic(self.prepared.setup.precision):
+                with use_numerics(self.prepared.setup.precision):
                     answers = survey_client(self.prepared.setup, message, job, client_state)
             except FedkeelError as error:
                 log_error(self.folder, error)
@@ -197,7 +197,7 @@ class Node:
         message = message_from_state(tensors, request.round, request.lr)
         setup = self.prepared.setup
         buffers = message.buffers or setup.training.network.buffers
-        with arithmetic(setup.precision):
+        with use_numerics(setup.precision):
             measured = evaluate(setup, message.params, buffers, "clients")
         examples = split_examples(setup, "clients")
         scores = by_group(measured, torch.from_numpy(examples.groups), examples.group_count)

@@ -20,7 +20,7 @@ from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
 from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.process.numerics import arithmetic
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.errors import RunError, TrainingError
@@ -134,7 +134,7 @@ class NodeClients:
         rows = [ClientJob(row, k, jobs[k].steps_done) for row, k in enumerate(replied.tolist())]
         self._new_digests = {k: client.result.state_digest for k, client in received.items()}
         trainer = ReceivedReplies(self._setup, received)
-        self._buffers.run(trainer, message, rows, lambda count: None)
+        self._buffers.train(trainer, message, rows, lambda count: None)
         trained = self._buffers.gather(replied)
         self._exclude_outliers(trained)
         self._round = message.round
@@ -303,7 +303,7 @@ class NodeClients:
         requests = self._requests(message, jobs)
         answered: set[int] = set()
         for job in jobs.values():
-            self._buffers.rows.put_answers(job, missing_answer(self._specs.answer))
+            self._buffers.rows.write_answers(job, missing_answer(self._specs.answer))
         started = time.monotonic()
         for reply, request in self._ask(requests, SURVEY):
             try:
@@ -331,7 +331,7 @@ class NodeClients:
         except WireError as error:
             self._traffic.add_fault(error.short(), [job.client], SURVEY_STAGE)
             return False
-        self._buffers.rows.put_answers(job, substates(state))
+        self._buffers.rows.write_answers(job, substates(state))
         for part, answer in substates(state).items():
             self._traffic.add_received(part, {part: answer})
         return True
@@ -394,7 +394,7 @@ class NodeClients:
         its mean scores, or NaN where it has not replied.
         """
         if self._descriptions is None:
-            with arithmetic(self._setup.precision):
+            with use_numerics(self._setup.precision):
                 return evaluate(self._setup, params, buffers, split)
         group = split_examples(self._setup, "clients").groups
         measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
