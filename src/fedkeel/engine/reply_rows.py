@@ -130,10 +130,7 @@ class ReplyRows:
         self, trained: TrainedClients, first_row: int, sums: dict[str, Tensor]
     ) -> None:
         state = dict(walk(trained.state))
-        values = {
-            **state,
-            **{CLIENT_STATE_PREFIX + k: v for k, v in trained.client_state.values.items()},
-        }
+        keeps = {CLIENT_STATE_PREFIX + k: v for k, v in trained.client_state.values.items()}
         values = {**state, **keeps}.items()
         spec = {path: TensorSpec(tuple(v.shape[1:]), v.dtype) for path, v in values}
         check_reply(spec, trained.jobs[0].client, self._spec)
