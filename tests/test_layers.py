@@ -137,11 +137,60 @@ def test_an_arrow_that_runs_back_is_found(line: str) -> None:
     assert wrong(arrows(line, "fedkeel.engine.local"))
 
 
-def test_the_cycle_within_method_is_for_types_only() -> None:
-    """Outside of it, but for the public names, an import for types counts as any other."""
+def module_name(file: Path) -> str:
+    """The full name of a module of the package."""
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Module -> the modules of the package that it imports when it is imported itself."""
+    files = {module_name(file): file for file in SOURCE.rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for module, file in files.items():
+        names: set[str] = set()
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                of_name = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= (of_name & files.keys()) or {str(node.module)}
+        graph[module] = (names & files.keys()) - {module}
+    return graph
+
+
+def reachable(graph: dict[str, set[str]], module: str) -> set[str]:
+    """The modules that a module imports, and those that these import, and so on."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_no_import_is_for_types_only() -> None:
+    """Only the public names are imported for type checkers and loaded when they are used."""
     for file in sorted(SOURCE.rglob("*.py")):
-        if file != SOURCE / "__init__.py" and "TYPE_CHECKING" in file.read_text(encoding="utf-8"):
-            assert file.relative_to(SOURCE).parts[0] == "method", file
+        if file != SOURCE / "__init__.py":
+            assert "TYPE_CHECKING" not in file.read_text(encoding="utf-8"), file
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = module_graph()
+    assert "fedkeel.method.context" in graph["fedkeel.method.roles"]  # it sees the imports
+    assert [module for module in graph if module in reachable(graph, module)] == []
+
+
+def test_the_reference_path_knows_no_trick() -> None:
+    """The store alone keeps its table of slots in memory that processes may share."""
+    graph = module_graph()
+    path = {"fedkeel.engine.sequential", *reachable(graph, "fedkeel.engine.sequential")}
+    tricks = ("vectorized", "compiler", "low_rank", "padding", "reply_rows", "round_buffers")
+    assert not {module for module in path if any(trick in module for trick in tricks)}
+    users = {module for module in path if "fedkeel.engine.buffers" in graph[module]}
+    assert users <= {"fedkeel.engine.store.base"}
 
 
 def imports_of(folder: str) -> set[str]:
