@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -23,6 +25,7 @@ from fedkeel.flower.node.node import Node
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.membership import Membership
+from fedkeel.flower.wire import FORMAT, HEADER
 from fedkeel.runner.loop import Result
 from fedkeel.runner.start import start
 
@@ -36,6 +39,22 @@ def across(content: RecordDict) -> RecordDict:
     found = inflate_object_from_contents(content.object_id, objects)
     assert isinstance(found, RecordDict)
     return found
+
+
+def header_of(content: RecordDict) -> dict[str, Any]:
+    """Return the values of a message's header."""
+    return json.loads(str(content[HEADER]["values"]))
+
+
+def with_header(content: RecordDict, values: dict[str, Any]) -> RecordDict:
+    """Return a message with another header."""
+    record = ConfigRecord({"format": FORMAT, "values": json.dumps(values)})
+    return RecordDict({**content, HEADER: record})
+
+
+def changed(content: RecordDict, **values: object) -> RecordDict:
+    """Return a message with other values in its header."""
+    return with_header(content, {**header_of(content), **values})
 
 
 @dataclass

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkeel.flower.apps import client_app
-from fedkeel.flower.wire import HEADER
+from fedkeel.flower.protocol import Request
 
 WAYS = ("good", "late", "full", "forgets")
 """Ways that leave the reply as it is."""
@@ -26,7 +26,7 @@ def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[n
         return go_on(message, context)
     node = dict(context.node_config)
     ways = dict(word.split(":")[::-1] for word in str(node.get("bad", "")).split())
-    round = int(message.content[HEADER]["round"])
+    round = Request.read(message.content).round
     way, memory = ways.get(str(round), "good"), Path(str(node["state"])) / f"{node['partition-id']}"
     memory.mkdir(parents=True, exist_ok=True)
     (memory / f"began-{round}").touch()

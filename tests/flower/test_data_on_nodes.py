@@ -23,11 +23,11 @@ from fedkeel.flower.node.configuration import make_node, state_folder
 from fedkeel.flower.server import membership as membership_module
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults, RunOptions, serve
-from fedkeel.flower.wire import FORMAT, HEADER, Header
+from fedkeel.flower.wire import HEADER, Header
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import FINISHED
-from in_process_grid import InProcessGrid
+from in_process_grid import InProcessGrid, header_of
 
 DATA = {"source": "nodes", "label": "kind", "labels": ["no", "yes"]}
 
@@ -83,7 +83,7 @@ def test_a_node_that_is_given_back_its_data_takes_part_again(tmp_path: Path) -> 
     grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
 
     def leads(kind: str, reply: RecordDict) -> RecordDict:
-        round = int(reply[HEADER]["round"]) if kind == "train" else 0
+        round = header_of(reply)["round"] if kind == "train" else 0
         if round == 1:
             grid.nodes.pop(101, None)
         if round in (2, 4):
@@ -271,11 +271,7 @@ def test_columns_are_the_same_everywhere(tmp_path: Path) -> None:
     assert "'c' as column 2; expected 'b'" in str(error.value)
     columns(files[1], "a,b,c,kind")
     grid = nodes_with(tmp_path, own(), [str(f) for f in files])
-    assert serve(grid, own(), RunOptions(tmp_path / "run")).record.data.columns == [
-        "a",
-        "b",
-        "c",
-    ]
+    assert serve(grid, own(), RunOptions(tmp_path / "run")).record.data.columns == ["a", "b", "c"]
 
 
 def test_a_node_whose_data_change_is_left_out(tmp_path: Path) -> None:
@@ -508,7 +504,7 @@ def test_what_an_error_says_stays_on_the_node(
     secret = tmp_path / "secret-patient.py"
     app = client_app(file)
     node = {"partition-id": 0, "num-partitions": 2, "state": str(tmp_path / "s")}
-    hello = RecordDict({HEADER: Header(format=FORMAT, run="", round=0).record()})
+    hello = RecordDict({HEADER: Header().record()})
     InProcessGrid({})  # gives this process an identity
     gap = tmp_path / "secret-patient.csv"
     gap.write_text(table(tmp_path / "b.csv", 0).read_text().replace(",", ",nan,", 1))
@@ -553,8 +549,7 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
     )
     monkeypatch.chdir(tmp_path)
     experiment = own(
-        partition={"kind": "nodes", "clients": 1},
-        data={**DATA, "normalize": "standardize"},
+        partition={"kind": "nodes", "clients": 1}, data={**DATA, "normalize": "standardize"}
     )
     text = "own_rows:load" if function else str(file)
     grid = nodes_with(tmp_path, experiment, [text])

@@ -17,11 +17,7 @@ pytestmark = pytest.mark.processes
 
 Write = Callable[[Path, list[str]], None]
 
-BAD = {
-    0: "forgets:4",
-    1: "shape:0 nan:1 again:2 full:3 hangs:5",
-    2: "names:0 huge:1 late:2",
-}
+BAD = {0: "forgets:4", 1: "shape:0 nan:1 again:2 full:3 hangs:5", 2: "names:0 huge:1 late:2"}
 
 
 @pytest.fixture(scope="module")

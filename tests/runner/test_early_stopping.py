@@ -14,7 +14,6 @@ from fedkeel import config
 from fedkeel.config import Flower
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError
-from fedkeel.flower.wire import HEADER
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.alerts import alerts
@@ -23,7 +22,7 @@ from fedkeel.runner.early_stopping import Early
 from fedkeel.runner.loop import Result
 from fedkeel.runner.start import start
 from fedkeel.study.api import compare
-from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
+from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes
 from toys import Net, federation, held, plain, prepared, same
 
 
@@ -118,7 +117,7 @@ def test_going_on_ends_at_the_same_round_with_the_same_bits(tmp_path: Path, afte
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
     node, out = next(iter(grid.nodes)), tmp_path / "run"
     grid.edits[node] = lambda kind, reply: (
-        None if kind == "train" and reply[HEADER]["round"] == after else reply
+        None if kind == "train" and header_of(reply)["round"] == after else reply
     )
     with pytest.raises(fk.FedkeelError, match="no quorum"):
         run_on_nodes(made, grid, out)

@@ -153,6 +153,5 @@ def _check_installed() -> None:
     missing = [name for name in ("flwr", "cryptography") if find_spec(name) is None]
     if missing:
         raise RunError(
-            f"A federation needs {' and '.join(missing)}.",
-            do="pip install 'fedkeel[flower]'",
+            f"A federation needs {' and '.join(missing)}.", do="pip install 'fedkeel[flower]'"
         )

@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedkeel.config import Settings
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
-from fedkeel.engine.rehearsal import SURVEY_PREFIX as SURVEY_PREFIX
-from fedkeel.engine.rehearsal import with_empty_answers
+from fedkeel.engine.rehearsal import SURVEY_PREFIX, with_empty_answers
 from fedkeel.engine.spec import TensorSpec, specs_of
-from fedkeel.flower.wire import FORMAT, Header
+from fedkeel.flower.wire import Header
 from fedkeel.method.plugins import fingerprint
 from fedkeel.method.server_round import server_message
 from fedkeel.task.network import Network
@@ -40,8 +40,7 @@ MAX_SIZE = 10**8
 Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(Settings):
     """Digests of what server and nodes have to agree on.
 
     Args:
@@ -50,8 +49,8 @@ class Agreement:
             sent.
     """
 
-    experiment: str
-    model: str
+    experiment: str = Field(max_length=100)
+    model: str = Field(max_length=100)
 
     @classmethod
     def of(cls, prepared: Prepared) -> Agreement:
@@ -69,7 +68,8 @@ class Agreement:
             "parameters": {k: list(v.shape) for k, v in network.params.items()},
         }
         experiment = hashlib.blake2b(json.dumps(facts).encode(), digest_size=8)
-        return cls(experiment.hexdigest(), _model_digest(network, prepared))
+        model = _model_digest(network, prepared)
+        return cls(experiment=experiment.hexdigest(), model=model)
 
 
 def _model_digest(network: Network, prepared: Prepared) -> str:
@@ -127,15 +127,14 @@ class MessageSpecs:
         )
 
 
-@dataclass(frozen=True)
-class ClientRequest:
+class ClientRequest(Settings):
     """What a request says of one client.
 
     Args:
         client: stable client index.
         steps_done: local steps that it has made in earlier rounds.
         state_round: the round after which the server last took its client state, 0 for none.
-        state_digest: digest of that client state, "" for none.
+        state_digest: digest of that client state.
         checkpoint_round: the same round at the server's last checkpoint, to which the server may
             go back.
     """
@@ -148,88 +147,38 @@ class ClientRequest:
 
 
 class Request(Header):
-    """Header of what a node is asked to do. A column has one entry for each client.
+    """Header of what a node is asked to do.
 
     Args:
-        experiment_digest: what server and node have to agree on, see `Agreement`.
-        model_digest: the same.
+        agreement: what server and node have to agree on.
         data_digest: digest of the node's data when the run began.
         lr: local learning rate of the round.
-        clients: which clients are meant.
-        steps_done: see `ClientRequest`, as the columns that follow.
+        clients: the clients that are asked.
     """
 
-    experiment_digest: str
-    model_digest: str
+    agreement: Agreement
     data_digest: str
     lr: float
-    clients: tuple[int, ...]
-    steps_done: tuple[int, ...]
-    state_rounds: tuple[int, ...]
-    state_digests: tuple[str, ...]
-    checkpoint_rounds: tuple[int, ...]
+    clients: tuple[ClientRequest, ...]
 
-    @classmethod
-    def of(
-        cls,
-        run: str,
-        round: int,
-        agreement: Agreement,
-        data_digest: str,
-        lr: float,
-        rows: Sequence[ClientRequest],
-    ) -> Request:
-        """Return the header of a request for some clients."""
-        return cls(
-            format=FORMAT,
-            run=run,
-            round=round,
-            experiment_digest=agreement.experiment,
-            model_digest=agreement.model,
-            data_digest=data_digest,
-            lr=lr,
-            clients=tuple(row.client for row in rows),
-            steps_done=tuple(row.steps_done for row in rows),
-            state_rounds=tuple(row.state_round for row in rows),
-            state_digests=tuple(row.state_digest for row in rows),
-            checkpoint_rounds=tuple(row.checkpoint_round for row in rows),
-        )
-
-    @model_validator(mode="after")
-    def _columns(self) -> Self:
-        _same_length(
-            self.clients,
-            self.steps_done,
-            self.state_rounds,
-            self.state_digests,
-            self.checkpoint_rounds,
-        )
-        return self
-
-    def rows(self) -> list[ClientRequest]:
-        """Return what the request says of each client."""
-        columns = zip(
-            self.clients,
-            self.steps_done,
-            self.state_rounds,
-            self.state_digests,
-            self.checkpoint_rounds,
-            strict=True,
-        )
-        return [ClientRequest(*values) for values in columns]
+    @property
+    def client_ids(self) -> list[int]:
+        """The indices of the clients that are asked."""
+        return [item.client for item in self.clients]
 
 
-@dataclass(frozen=True)
-class ClientResult:
-    """What a reply says of one client after training.
+class ClientResult(Settings):
+    """What a node says of one client after training.
 
     Args:
+        client: stable client index.
         status: `OK`, `RESTARTED`, `LOST`, or what went wrong.
         steps: local steps made.
         examples: examples processed.
         state_digest: digest of its new client state, "" for none.
     """
 
+    client: int
     status: str
     steps: int = 0
     examples: int = 0
@@ -237,51 +186,30 @@ class ClientResult:
 
 
 class TrainingReply(Header):
-    """Header of a node's reply after training. A column has one entry for each client.
+    """Header of a node's reply after training, with a result for each client of the request."""
+
+    clients: tuple[ClientResult, ...]
+
+
+class ClientDescription(Settings):
+    """What a node says of one client: its index, and how many examples it has.
 
     Args:
-        clients: which clients.
-        statuses: see `ClientResult`, as the columns that follow.
+        client: stable client index.
+        train_examples: number of training examples.
+        test_examples: number of examples that are kept aside for evaluation.
     """
 
-    clients: tuple[int, ...]
-    statuses: tuple[str, ...]
-    steps: tuple[int, ...]
-    examples: tuple[int, ...]
-    state_digests: tuple[str, ...]
-
-    @classmethod
-    def of(cls, request: Request, rows: Sequence[ClientResult]) -> TrainingReply:
-        """Return the header of a reply to a request."""
-        return cls(
-            format=FORMAT,
-            run=request.run,
-            round=request.round,
-            clients=request.clients,
-            statuses=tuple(row.status for row in rows),
-            steps=tuple(row.steps for row in rows),
-            examples=tuple(row.examples for row in rows),
-            state_digests=tuple(row.state_digest for row in rows),
-        )
-
-    @model_validator(mode="after")
-    def _columns(self) -> Self:
-        _same_length(self.clients, self.statuses, self.steps, self.examples, self.state_digests)
-        return self
-
-    def rows(self) -> list[ClientResult]:
-        """Return what the reply says of each client."""
-        columns = zip(self.statuses, self.steps, self.examples, self.state_digests, strict=True)
-        return [ClientResult(*values) for values in columns]
+    client: Count
+    train_examples: Count
+    test_examples: Count
 
 
 class NodeDescription(Header):
-    """Header of what a node says of itself. Examples have one entry for each client.
+    """Header of what a node says of itself.
 
     Args:
         clients: the clients that it plays.
-        train_examples: number of training examples of each client.
-        test_examples: number of examples of each client that are kept aside for evaluation.
         shape: shape of one input.
         classes: number of classes.
         labels: names of the labels, empty where they are numbers.
@@ -290,13 +218,10 @@ class NodeDescription(Header):
         data_digest: digest of its data.
         name: the node's name, "" for none.
         version: its version of fedkeel.
-        experiment_digest: what it has to agree on with the server, see `Agreement`.
-        model_digest: the same.
+        agreement: what it has to agree on with the server.
     """
 
-    clients: tuple[Count, ...]
-    train_examples: tuple[Count, ...]
-    test_examples: tuple[Count, ...]
+    clients: tuple[ClientDescription, ...]
     shape: tuple[Count, ...]
     classes: int = Field(ge=1, le=10**6)
     labels: tuple[str, ...]
@@ -305,17 +230,15 @@ class NodeDescription(Header):
     data_digest: str = Field(max_length=64)
     name: str = Field(max_length=200)
     version: str = Field(max_length=100)
-    experiment_digest: str = Field(max_length=100)
-    model_digest: str = Field(max_length=100)
+    agreement: Agreement
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         if math.prod(self.shape) > MAX_SIZE:
             raise ValueError(f"'shape' has more than {MAX_SIZE} numbers")
-        _same_length(self.clients, self.train_examples, self.test_examples)
         return self
 
-
-def _same_length(*columns: Sequence[object]) -> None:
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError("columns differ in length")
+    @property
+    def client_ids(self) -> list[int]:
+        """The indices of the clients that it plays."""
+        return [item.client for item in self.clients]

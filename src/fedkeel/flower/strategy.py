@@ -37,9 +37,7 @@ from fedkeel.method.roles import (
 from fedkeel.method.round_values import Replies, Server
 from fedkeel.method.server_memory import copy_memory
 from fedkeel.method.server_round import server_message
-from fedkeel.method.server_round import (
-    server_round as run_server_round,
-)
+from fedkeel.method.server_round import server_round as run_server_round
 from fedkeel.rng import generator
 from fedkeel.runner.server_table import ServerTable
 from fedkeel.tree import Tree, clone, walk

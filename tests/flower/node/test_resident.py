@@ -97,15 +97,7 @@ def test_where_there_is_none_to_be_had_the_program_itself_is_started(tmp_path: P
     real.chmod(0o755)
     folder = tmp_path / "resident"
     resident.install(folder)
-    words = [
-        sys.executable,
-        "-IS",
-        launcher.__file__,
-        str(folder),
-        "/bin/false",
-        "--token",
-        "x y",
-    ]
+    words = [sys.executable, "-IS", launcher.__file__, str(folder), "/bin/false", "--token", "x y"]
     done = subprocess.run(
         words,
         cwd=tmp_path,

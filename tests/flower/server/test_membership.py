@@ -15,9 +15,9 @@ from fedkeel.flower.server import connection as connection_module
 from fedkeel.flower.server import membership as membership_module
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.membership import ClientData, Membership
-from fedkeel.flower.wire import FORMAT, HEADER, Header
+from fedkeel.flower.wire import HEADER, Header
 from fedkeel.version import __version__ as VERSION
-from in_process_grid import InProcessGrid, make_nodes
+from in_process_grid import InProcessGrid, changed, header_of, make_nodes
 from toys import federation, prepared
 
 QUICK = config.Flower(deadline_seconds=0.2, poll_seconds=0.01)
@@ -83,7 +83,7 @@ def test_who_was_turned_away_is_asked_again_now_and_then(
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         asked.append(second)
         if len(asked) < 4:
-            reply[HEADER]["data_digest"] = "another"
+            return changed(reply, data_digest="another")
         return reply
 
     grid.edits[second] = lies
@@ -107,13 +107,13 @@ def test_who_was_turned_away_is_asked_again_now_and_then(
 @pytest.mark.parametrize(
     ("field", "lie"),
     [
-        ("train_examples", [10**12, 5]),
-        ("train_examples", [-1, 5]),
-        ("test_examples", [2**62, 0]),
+        ("train_examples", 10**12),
+        ("train_examples", -1),
+        ("test_examples", 2**62),
         ("shape", [10**9]),
         ("shape", [10**5, 10**5]),
         ("classes", 10**15),
-        ("clients", [-1, 1]),
+        ("client", -1),
         ("name", "x" * 10**6),
     ],
 )
@@ -123,8 +123,10 @@ def test_what_a_node_says_of_itself_is_bounded(tmp_path: Path, field: str, lie: 
     grid = InProcessGrid(make_nodes(made, tmp_path, nodes=1))
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
-        reply[HEADER][field] = lie
-        return reply
+        if field not in ("client", "train_examples", "test_examples"):
+            return changed(reply, **{field: lie})
+        clients = header_of(reply)["clients"]
+        return changed(reply, clients=[{**clients[0], field: lie}, *clients[1:]])
 
     grid.edits[10**9] = lies
     membership = membership_of(grid, 2)
@@ -149,8 +151,8 @@ def test_nodes_that_are_connected_and_do_not_take_part_are_named_with_the_reason
     made = prepared(clients=federation(3), per_round=3)
     _, second, third = (found := make_nodes(made, tmp_path, nodes=3))
     grid = InProcessGrid(found)
-    grid.edits[second] = lambda kind, reply: _changed(reply, version="0.0.1")
-    grid.edits[third] = lambda kind, reply: _changed(reply, format=1)
+    grid.edits[second] = lambda kind, reply: changed(reply, version="0.0.1")
+    grid.edits[third] = lambda kind, reply: old_format(reply)
     with pytest.raises(RunError) as error:
         membership_of(grid, 3).wait_for_clients(lambda count: count == 3, "all 3")
     assert "1 of 3 clients, without 1, 2; " in str(error.value)
@@ -165,8 +167,8 @@ def test_another_model_or_experiment_is_turned_away_before_it_trains(tmp_path: P
     made = prepared(clients=federation(3), per_round=3)
     first, second, third = (found := make_nodes(made, tmp_path, nodes=3))
     grid, agreed = InProcessGrid(found), Agreement.of(made)
-    grid.edits[second] = lambda kind, reply: _changed(reply, model_digest="x")
-    grid.edits[third] = lambda kind, reply: _changed(reply, experiment_digest="x", model_digest="y")
+    grid.edits[second] = lambda kind, reply: disagrees(reply, model="x")
+    grid.edits[third] = lambda kind, reply: disagrees(reply, experiment="x", model="y")
     membership = membership_of(grid, 3)
     membership.refresh(0.1, never_enough)
     assert sorted(membership.node_by_client()) == [
@@ -197,7 +199,7 @@ def test_a_question_that_is_too_old_is_asked_again(
     grid, now = InProcessGrid(found), [100.0]
     monkeypatch.setattr(connection_module.time, "monotonic", lambda: now[0])
     connection = NodeConnection(grid, QUICK)
-    hello = RecordDict({HEADER: Header(format=FORMAT, run="", round=0).record()})
+    hello = RecordDict({HEADER: Header().record()})
     orders = {first: hello, second: hello}
     grid.edits[second] = lambda kind, reply: None
     assert [one.node for one in connection.ask({first: hello}, DESCRIBE, lambda: True)] == []
@@ -214,9 +216,13 @@ def test_a_question_that_is_too_old_is_asked_again(
     assert pushed[1] == 1
 
 
-def _changed(reply: RecordDict, **values: str | int) -> RecordDict:
-    reply[HEADER].update(values)
+def old_format(reply: RecordDict) -> RecordDict:
+    reply[HEADER]["format"] = 1
     return reply
+
+
+def disagrees(reply: RecordDict, **digests: str) -> RecordDict:
+    return changed(reply, agreement={**header_of(reply)["agreement"], **digests})
 
 
 def test_two_nodes_with_one_partition_id_are_named(

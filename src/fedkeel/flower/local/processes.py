@@ -49,11 +49,7 @@ class Federation:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        nodes: Sequence[str],
-        secure: bool = False,
-        patience: float = 120.0,
+        self, folder: Path, nodes: Sequence[str], secure: bool = False, patience: float = 120.0
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.flower.data_on_nodes import NODES
@@ -32,6 +34,7 @@ from fedkeel.flower.protocol import (
     SURVEY,
     TRAIN,
     Agreement,
+    ClientDescription,
     ClientRequest,
     ClientResult,
     MessageSpecs,
@@ -41,7 +44,6 @@ from fedkeel.flower.protocol import (
 )
 from fedkeel.flower.wire import (
     DIAGNOSTICS,
-    FORMAT,
     HEADER,
     SCORES,
     TENSORS,
@@ -108,55 +110,55 @@ class Node:
         Raises:
             WireError: it is no request of this run, or not for this node.
         """
-        request = self._request(content)
-        tensors = unpack(content, TENSORS, self.specs.training)
-        message = message_from_state(tensors, request.round, request.lr)
+        request, message = self._read(content, self.specs.training)
         self._write_scale(request)
         records = RecordDict()
         results = []
-        for position, row in enumerate(request.rows()):
+        for row, item in enumerate(request.clients):
             try:
-                results.append(self._train_client(request, row, position, message, records))
+                results.append(self._train_client(request, item, row, message, records))
             except FedkeelError as error:
                 log_error(self.folder, error)  # the full message stays on the node
-                results.append(ClientResult(public_reason(error)))
-        records[HEADER] = TrainingReply.of(request, results).record()
+                results.append(ClientResult(client=item.client, status=public_reason(error)))
+        reply = TrainingReply(run=request.run, round=request.round, clients=tuple(results))
+        records[HEADER] = reply.record()
         return records
 
     def _train_client(
-        self,
-        request: Request,
-        row: ClientRequest,
-        position: int,
-        message: Message,
-        records: RecordDict,
+        self, request: Request, item: ClientRequest, row: int, message: Message, records: RecordDict
     ) -> ClientResult:
         """Train one client of a request and add its tensors to the records."""
-        storage = ClientStorage(self.folder, request.run, row.client)
-        storage.remove_unneeded(row.state_round, row.checkpoint_round)
-        client_state, status = self._load_state(row, storage)
+        storage = ClientStorage(self.folder, request.run, item.client)
+        storage.remove_unneeded(item.state_round, item.checkpoint_round)
+        client_state, status = self._load_state(item, storage)
         if status == LOST:
-            return ClientResult(LOST)
+            return ClientResult(client=item.client, status=LOST)
+        job = ClientJob(row, item.client, item.steps_done)
         with use_numerics(self.prepared.setup.precision):
-            job = ClientJob(position, row.client, row.steps_done)
             result = train_client(self.prepared.setup, message, job, client_state)
         reply = result.reply
         digest = ""
         if self.specs.client_state:
             digest = storage.store(request.round + 1, reply.client_state)
-        records[of_client(TENSORS, row.client)] = pack(uploaded_state(self.prepared.plan, reply))
+        records[of_client(TENSORS, item.client)] = pack(uploaded_state(self.prepared.plan, reply))
         diagnostics = {name: float(t) for name, t in reply.diagnostics.items()}
-        records[of_client(DIAGNOSTICS, row.client)] = MetricRecord(
+        records[of_client(DIAGNOSTICS, item.client)] = MetricRecord(
             {**diagnostics, "loss": float(reply.loss)}
         )
-        return ClientResult(status, result.steps, result.examples, digest)
+        return ClientResult(
+            client=item.client,
+            status=status,
+            steps=result.steps,
+            examples=result.examples,
+            state_digest=digest,
+        )
 
-    def _load_state(self, row: ClientRequest, storage: ClientStorage) -> tuple[ByPart | None, str]:
+    def _load_state(self, item: ClientRequest, storage: ClientStorage) -> tuple[ByPart | None, str]:
         """Return a client's state, None where it starts anew, and its status."""
-        if not row.state_round:
+        if not item.state_round:
             return None, OK
         try:
-            state = storage.load(row.state_round, row.state_digest, self.specs.client_state)
+            state = storage.load(item.state_round, item.state_digest, self.specs.client_state)
         except LostStateError as error:
             log_error(self.folder, error)
             return None, LOST if self.prepared.plan.client_sum_parts else RESTARTED
@@ -168,22 +170,19 @@ class Node:
         Raises:
             WireError: it is no request of this run, or not for this node.
         """
-        request = self._request(content)
-        message = message_from_state(
-            unpack(content, TENSORS, self.specs.survey), request.round, request.lr
-        )
+        request, message = self._read(content, self.specs.survey)
         records = RecordDict({HEADER: request.record()})
-        for position, row in enumerate(request.rows()):
-            storage = ClientStorage(self.folder, request.run, row.client)
-            job = ClientJob(position, row.client, row.steps_done)
+        for row, item in enumerate(request.clients):
+            storage = ClientStorage(self.folder, request.run, item.client)
+            job = ClientJob(row, item.client, item.steps_done)
             try:
-                client_state, _ = self._load_state(row, storage)
+                client_state, _ = self._load_state(item, storage)
                 with use_numerics(self.prepared.setup.precision):
                     answers = survey_client(self.prepared.setup, message, job, client_state)
             except FedkeelError as error:
                 log_error(self.folder, error)
                 continue
-            records[of_client(TENSORS, row.client)] = pack(dict(answers))
+            records[of_client(TENSORS, item.client)] = pack(dict(answers))
         return records
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -192,9 +191,7 @@ class Node:
         Raises:
             WireError: it is no request of this run, or not for this node.
         """
-        request = self._request(content)
-        tensors = unpack(content, TENSORS, self.specs.evaluation)
-        message = message_from_state(tensors, request.round, request.lr)
+        request, message = self._read(content, self.specs.evaluation)
         setup = self.prepared.setup
         buffers = message.buffers or setup.training.network.buffers
         with use_numerics(setup.precision):
@@ -202,7 +199,7 @@ class Node:
         examples = split_examples(setup, "clients")
         scores = by_group(measured, torch.from_numpy(examples.groups), examples.group_count)
         records = RecordDict({HEADER: request.record()})
-        for client in request.clients:
+        for client in request.client_ids:
             score = scores[client]
             records[of_client(SCORES, client)] = MetricRecord(
                 {"top1": score.top1, "top3": score.top3, "loss": score.loss}
@@ -211,17 +208,17 @@ class Node:
 
     def describe(self) -> RecordDict:
         """Return what the node says of itself: its clients, and what their data look like."""
-        setup, clients = self.prepared.setup, tuple(sorted(self.clients))
-        data = setup.federation.data
+        setup = self.prepared.setup
+        data, sizes = setup.federation.data, setup.federation.sizes
         examples = split_examples(setup, "clients")
-        test_examples = np.bincount(examples.groups, minlength=examples.group_count)
+        test_sizes = np.bincount(examples.groups, minlength=examples.group_count)
         description = NodeDescription(
-            format=FORMAT,
-            run="",
-            round=0,
-            clients=clients,
-            train_examples=tuple(int(setup.federation.sizes[k]) for k in clients),
-            test_examples=tuple(int(test_examples[k]) for k in clients),
+            clients=tuple(
+                ClientDescription(
+                    client=k, train_examples=int(sizes[k]), test_examples=int(test_sizes[k])
+                )
+                for k in sorted(self.clients)
+            ),
             shape=data.shape,
             classes=data.classes,
             labels=data.label_names,
@@ -230,8 +227,7 @@ class Node:
             data_digest=data.fingerprint(),
             name=self.name,
             version=__version__,
-            experiment_digest=self.agreement.experiment,
-            model_digest=self.agreement.model,
+            agreement=self.agreement,
         )
         return RecordDict({HEADER: description.record()})
 
@@ -244,7 +240,7 @@ class Node:
         values = {"columns": federation.data.columns, "mean": mean, "deviation": deviation}
         key = "".join(re.findall("[0-9a-f]", request.run.partition("-")[0]))[:32]  # no path
         try:
-            for client in request.clients:
+            for client in request.client_ids:
                 file = self.folder / SCALE.format(client, key)
                 if not file.exists():
                     self.folder.mkdir(parents=True, exist_ok=True)
@@ -253,24 +249,26 @@ class Node:
             problem = "The scale of the inputs cannot be written."
             log_error(self.folder, RunError(problem, got=error))
 
-    def _request(self, content: RecordDict) -> Request:
-        """Return the header of a request that this node can carry out.
+    def _read(
+        self, content: RecordDict, specs: Mapping[str, TensorSpec]
+    ) -> tuple[Request, Message]:
+        """Return the header and the tensors of a request that this node can carry out.
 
         Raises:
-            WireError: it is for another experiment, model, data or client.
+            WireError: it is for another experiment, model, data or client, or has other tensors.
         """
         request = Request.read(content)
-        if request.experiment_digest != self.agreement.experiment:
+        if request.agreement.experiment != self.agreement.experiment:
             raise WireError(
                 "The server runs another experiment than this node.",
-                got=f"digest {request.experiment_digest:.40}",
+                got=f"digest {request.agreement.experiment}",
                 expected=self.agreement.experiment,
                 do="use the same experiment file and version of fedkeel at the server and here",
             )
-        if request.model_digest != self.agreement.model:
+        if request.agreement.model != self.agreement.model:
             raise WireError(
                 "This node makes another model than the server.",
-                got=f"digest {request.model_digest:.40}",
+                got=f"digest {request.agreement.model}",
                 expected=self.agreement.model,
                 why="its code, its attributes, or frozen parameters or buffers differ",
                 do="have the same files here; in its constructor draw with torch, which is seeded",
@@ -281,11 +279,12 @@ class Node:
                 why="they have changed since, or a function draws new data each time",
                 do="restore the data of the beginning, or begin another run",
             )
-        others = set(request.clients) - self.clients
+        others = set(request.client_ids) - self.clients
         if others:
             raise WireError(
                 "A request is for a client that this node does not play.",
                 got=min(others),
                 expected=f"one of {sorted(self.clients)[:8]}",
             )
-        return request
+        tensors = unpack(content, TENSORS, specs)
+        return request, message_from_state(tensors, request.round, request.lr)

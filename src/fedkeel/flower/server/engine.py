@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,20 +54,12 @@ from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import least
 from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
 
-STATE_ROUND, STATE_DIGEST = "nodes/kept", "nodes/digest"
+STATE_ROUND, STATE_DIGEST = "nodes/state_round", "nodes/state_digest"
 """Names in a checkpoint of the round and the digest of each client's state."""
 
-ROUND, RUN_NUMBER = "nodes/round", "nodes/begun"
+ROUND, RUN_NUMBER = "nodes/round", "nodes/run_number"
 """Names in a checkpoint of the server's round, and of a random number by which nodes tell this run
 from another one of the same key."""
-
-
-@dataclass(frozen=True)
-class _NodeRequest:
-    """A request to one node: its header, and the message with header and tensors."""
-
-    header: Request
-    content: RecordDict
 
 
 class NodeClients:
@@ -122,13 +114,13 @@ class NodeClients:
         lost: list[int] = []
         self._traffic.begin_round(message.round)
         self._record_node_faults()
-        requests = self._requests(message, jobs)
-        started = time.monotonic()
-        for reply, request in self._ask(requests, TRAIN, lambda: len(received) >= enough):
+        asking = self._ask(
+            TRAIN, message, jobs, received, is_enough=lambda: len(received) >= enough
+        )
+        for reply, request in asking:
             before = len(received)
             self._receive(reply, request, received, lost)
             tick(len(received) - before)
-        self._record_absent(clients, received, time.monotonic() - started)
         self._check_quorum(message, len(clients), len({*received, *lost}))
         replied = np.array(sorted(received), dtype=np.int64)
         rows = [ClientJob(row, k, jobs[k].steps_done) for row, k in enumerate(replied.tolist())]
@@ -140,16 +132,37 @@ class NodeClients:
         self._round = message.round
         return replace(trained, remote=self._traffic.account(lost))
 
-    def _requests(
-        self, message: Message, jobs: Mapping[int, ClientJob], purpose: str = "model"
-    ) -> dict[int, _NodeRequest]:
-        """Return the request to each node, and count its bytes.
+    def _ask(
+        self,
+        kind: str,
+        message: Message,
+        jobs: Mapping[int, ClientJob],
+        replied: Collection[int],
+        stage: str = "",
+        is_enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[NodeReply, Request]]:
+        """Send a message to clients, and yield each node's reply with its request as it comes.
 
-        Args:
-            message: what is sent.
-            jobs: the clients that are asked.
-            purpose: under which name the bytes of the model are counted.
+        At the end the clients that are absent from `replied` get a fault.
         """
+        requests = self._requests(message, jobs)
+        tensors = pack(message_state(message))
+        contents = {
+            node: RecordDict({HEADER: request.record(), TENSORS: tensors})
+            for node, request in requests.items()
+        }
+        model: dict[str, State] = {"params": dict(message.params), "buffers": dict(message.buffers)}
+        for _ in contents:
+            self._traffic.add_sent(EVALUATION if kind == EVALUATE else "model", model)
+            for part, state in message.broadcast.items():
+                self._traffic.add_sent(part, {part: state})
+        started = time.monotonic()
+        for reply in self._connection.ask(contents, kind, is_enough):
+            yield reply, requests[reply.node]
+        self._record_absent(list(jobs), replied, time.monotonic() - started, stage)
+
+    def _requests(self, message: Message, jobs: Mapping[int, ClientJob]) -> dict[int, Request]:
+        """Return the header of the request to each node."""
         size = nbytes(message_state(message))
         if size > self._settings.message_mb * 1e6:
             raise RunError(
@@ -163,40 +176,27 @@ class NodeClients:
         if not wanted <= set(self._membership.node_by_client()):  # a node may have come back
             seconds = self._settings.deadline_seconds / 4
             self._membership.refresh(seconds, lambda by_client: wanted <= set(by_client))
-        arrays, descriptions = pack(message_state(message)), self._membership.descriptions()
-        requests = {}
-        for node, clients in self._membership.clients_by_node(sorted(wanted)).items():
-            rows = [
-                ClientRequest(
-                    client=k,
-                    steps_done=jobs[k].steps_done,
-                    state_round=int(self._state_round[k]),
-                    state_digest=f"{int(self._state_digest[k]):016x}",
-                    checkpoint_round=int(self._checkpoint_round[k]),
-                )
-                for k in clients
-            ]
-            digest = descriptions[clients[0]].data_digest
-            header = Request.of(self._run, message.round, self._agreement, digest, message.lr, rows)
-            content = RecordDict({HEADER: header.record(), TENSORS: arrays})
-            requests[node] = _NodeRequest(header, content)
-            self._traffic.add_sent(
-                purpose, {"params": dict(message.params), "buffers": dict(message.buffers)}
+        descriptions = self._membership.descriptions()
+        return {
+            node: Request(
+                run=self._run,
+                round=message.round,
+                agreement=self._agreement,
+                data_digest=descriptions[clients[0]].data_digest,
+                lr=message.lr,
+                clients=tuple(self._client_request(jobs[k]) for k in clients),
             )
-            for part, state in message.broadcast.items():
-                self._traffic.add_sent(part, {part: state})
-        return requests
+            for node, clients in self._membership.clients_by_node(sorted(wanted)).items()
+        }
 
-    def _ask(
-        self,
-        requests: Mapping[int, _NodeRequest],
-        kind: str,
-        is_enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[NodeReply, Request]]:
-        """Send the requests, and yield each reply with its request as it comes."""
-        contents = {node: request.content for node, request in requests.items()}
-        for reply in self._connection.ask(contents, kind, is_enough):
-            yield reply, requests[reply.node].header
+    def _client_request(self, job: ClientJob) -> ClientRequest:
+        return ClientRequest(
+            client=job.client,
+            steps_done=job.steps_done,
+            state_round=int(self._state_round[job.client]),
+            state_digest=f"{int(self._state_digest[job.client]):016x}",
+            checkpoint_round=int(self._checkpoint_round[job.client]),
+        )
 
     def _receive(
         self,
@@ -210,26 +210,26 @@ class NodeClients:
             content = reply.checked()
             header = self._reader.header(content, request)
         except WireError as error:
-            self._traffic.add_fault(error.short(), request.clients)
+            self._traffic.add_fault(error.short(), request.client_ids)
             return
-        for row, result in zip(request.rows(), header.rows(), strict=True):
+        for item, result in zip(request.clients, header.clients, strict=True):
             if result.status == LOST:
-                lost.append(row.client)
+                lost.append(item.client)
                 reason = "lost its client state; the method begins anew"
-                self._traffic.add_fault(reason, [row.client])
+                self._traffic.add_fault(reason, [item.client])
             elif result.status not in (OK, RESTARTED):
-                self._traffic.add_fault(f"failed: {result.status:.200}", [row.client])
+                self._traffic.add_fault(f"failed: {result.status:.200}", [item.client])
             else:
                 try:
-                    state = self._reader.state(content, row.client)
+                    state = self._reader.state(content, item.client)
                     self._count_upload(state)
-                    received[row.client] = self._reader.client(content, state, row, result)
+                    received[item.client] = self._reader.client(content, state, item, result)
                 except WireError as error:
-                    self._traffic.add_fault(error.short(), [row.client])
+                    self._traffic.add_fault(error.short(), [item.client])
                     continue
                 if result.status == RESTARTED:
-                    lost.append(row.client)
-                    self._traffic.add_fault("lost its client state, and began anew", [row.client])
+                    lost.append(item.client)
+                    self._traffic.add_fault("lost its client state, and began anew", [item.client])
 
     def _count_upload(self, state: State) -> None:
         """Count the bytes of a client's reply."""
@@ -262,12 +262,12 @@ class NodeClients:
         )
 
     def _record_absent(
-        self, clients: Ints, replied: Collection[int], seconds: float, stage: str = ""
+        self, clients: Iterable[int], replied: Collection[int], seconds: float, stage: str
     ) -> None:
         """Record clients that have not replied after some seconds and have no fault yet."""
         with_faults = self._traffic.clients_with_faults(stage)
         nodes = self._membership.node_by_client()
-        for client in clients.tolist():
+        for client in clients:
             if client in replied or client in with_faults:
                 continue
             if client not in nodes:
@@ -300,22 +300,19 @@ class NodeClients:
         """
         self._traffic.begin_round(message.round)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        requests = self._requests(message, jobs)
         answered: set[int] = set()
         for job in jobs.values():
             self._buffers.rows.write_answers(job, missing_answer(self._specs.answer))
-        started = time.monotonic()
-        for reply, request in self._ask(requests, SURVEY):
+        for reply, request in self._ask(SURVEY, message, jobs, answered, SURVEY_STAGE):
             try:
                 content = reply.checked()
                 header = Request.read(content)
                 if (header.run, header.round) != (self._run, message.round):
                     raise WireError("A reply belongs to another round or run.")
             except WireError as error:
-                self._traffic.add_fault(error.short(), request.clients, SURVEY_STAGE)
+                self._traffic.add_fault(error.short(), request.client_ids, SURVEY_STAGE)
                 continue
-            answered |= {k for k in request.clients if self._take_answer(content, jobs[k])}
-        self._record_absent(clients, answered, time.monotonic() - started, SURVEY_STAGE)
+            answered |= {k for k in request.client_ids if self._take_answer(content, jobs[k])}
         self._check_quorum(message, len(clients), len(answered))
         answers = self._buffers.answers(clients)
         for row, reason in outlying_answers(answers, self._settings.outlier_factor).items():
@@ -403,20 +400,17 @@ class NodeClients:
             buffers = {}
         message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self._buffers.jobs(clients)}
-        requests = self._requests(message, jobs, EVALUATION)
         replied: set[int] = set()
-        started = time.monotonic()
-        for reply, request in self._ask(requests, EVALUATE):
+        for reply, request in self._ask(EVALUATE, message, jobs, replied, EVALUATION):
             try:
                 content = reply.checked()
-                for client in request.clients:
+                for client in request.client_ids:
                     rows = np.flatnonzero(group == client)
                     measured[rows] = read_scores(content, client, len(rows))
                     replied.add(client)
             except WireError as error:
-                failed = set(request.clients) - replied
+                failed = set(request.client_ids) - replied
                 self._traffic.add_fault(error.short(), failed, EVALUATION)
-        self._record_absent(clients, replied, time.monotonic() - started, EVALUATION)
         return measured
 
     def __enter__(self) -> NodeClients:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from fedkeel.config import Flower
 from fedkeel.errors import RunError
 from fedkeel.flower.protocol import DESCRIBE, Agreement, NodeDescription
 from fedkeel.flower.server.connection import NodeConnection
-from fedkeel.flower.wire import FORMAT, HEADER, Header, WireError
+from fedkeel.flower.wire import HEADER, Header, WireError
 from fedkeel.version import __version__
 
-DESCRIPTIONS = "nodes/said"
+DESCRIPTIONS = "nodes/descriptions"
 """Name in a checkpoint of what each client's node has said of its data."""
+
+_DESCRIPTIONS = TypeAdapter(dict[int, NodeDescription])
 
 RETRY_SHARE = 0.1
 """Share of a round's deadline after which a refused node is asked again."""
@@ -31,8 +33,8 @@ STRAGGLER_SECONDS = 20.0
 
 def pack_descriptions(descriptions: Mapping[int, NodeDescription]) -> dict[str, NDArray[np.uint8]]:
     """Return the description of each client's node as an array of a checkpoint."""
-    values = {client: item.model_dump() for client, item in sorted(descriptions.items())}
-    return {DESCRIPTIONS: np.frombuffer(json.dumps(values).encode(), dtype=np.uint8).copy()}
+    text = _DESCRIPTIONS.dump_json(dict(sorted(descriptions.items())))
+    return {DESCRIPTIONS: np.frombuffer(text, dtype=np.uint8).copy()}
 
 
 def unpack_descriptions(arrays: Mapping[str, NDArray[Any]]) -> dict[int, NodeDescription]:
@@ -44,12 +46,8 @@ def unpack_descriptions(arrays: Mapping[str, NDArray[Any]]) -> dict[int, NodeDes
     if DESCRIPTIONS not in arrays:
         return {}
     try:
-        values = json.loads(arrays[DESCRIPTIONS].tobytes())
-        return {
-            int(client): NodeDescription.model_validate_json(json.dumps(item))
-            for client, item in values.items()
-        }
-    except (ValueError, AttributeError) as error:
+        return _DESCRIPTIONS.validate_json(arrays[DESCRIPTIONS].tobytes())
+    except ValidationError as error:
         raise RunError(
             "The checkpoint's descriptions of the nodes' data cannot be read.",
             got=type(error).__name__,
@@ -71,7 +69,7 @@ class _Refusal:
 
     time: float
     reason: str
-    clients: tuple[int, ...]
+    clients: Sequence[int]
 
 
 class Membership:
@@ -115,7 +113,7 @@ class Membership:
             if node in connected:
                 self._admit(node, description)
         new = connected - set(self._members) - set(self._waiting) - resting
-        content = RecordDict({HEADER: Header(format=FORMAT, run="", round=0).record()})
+        content = RecordDict({HEADER: Header().record()})
         requests = dict.fromkeys(sorted(new), content)
         for reply in self._connection.ask(
             requests, DESCRIBE, lambda: is_enough(self.node_by_client()), seconds
@@ -147,7 +145,7 @@ class Membership:
         if reason not in self.faults:
             self.faults.append(reason)
 
-    def _refuse(self, node: int, error: WireError, clients: tuple[int, ...] = ()) -> None:
+    def _refuse(self, node: int, error: WireError, clients: Sequence[int] = ()) -> None:
         reason = f"turned away: {error.what}"
         before = self._refused.get(node)
         if before is None or before.reason != reason:  # else it has been reported
@@ -159,9 +157,9 @@ class Membership:
         try:
             self._check(description)
         except WireError as error:
-            self._refuse(node, error, description.clients[: self._clients])
+            self._refuse(node, error, description.client_ids[: self._clients])
             return
-        if set(description.clients) & set(self.node_by_client()):
+        if set(description.client_ids) & set(self.node_by_client()):
             self._waiting[node] = description
         else:
             self._members[node] = description
@@ -171,21 +169,21 @@ class Membership:
         version = description.version
         if version != __version__:
             raise WireError(f"it has version {version} of fedkeel, the server {__version__}")
-        agreement = self._agreement
-        if agreement is not None and description.experiment_digest != agreement.experiment:
+        agreement = self._agreement or description.agreement
+        if description.agreement.experiment != agreement.experiment:
             raise WireError("it runs another experiment than the server: its file or code differs")
-        if agreement is not None and description.model_digest != agreement.model:
+        if description.agreement.model != agreement.model:
             raise WireError(
                 "it makes another model than the server: its files, its attributes, or frozen "
                 "parameters or buffers differ; a constructor should draw with torch alone"
             )
-        for client in description.clients:
-            if client >= self._clients:
-                raise WireError(f"it plays client {client}, of {self._clients}")
-        for client, examples in zip(description.clients, description.train_examples, strict=True):
-            data = ClientData(examples, description.data_digest)
-            if self._data.get(client, data) != data:
-                raise WireError(f"its data are not those that client {client} began with")
+        for item in description.clients:
+            if item.client >= self._clients:
+                raise WireError(f"it plays client {item.client}, of {self._clients}")
+        for item in description.clients:
+            data = ClientData(item.train_examples, description.data_digest)
+            if self._data.get(item.client, data) != data:
+                raise WireError(f"its data are not those that client {item.client} began with")
 
     def require(self, data: Mapping[int, ClientData], agreement: Agreement | None = None) -> None:
         """Refuse from now on nodes with other data, or with another experiment or model.
@@ -263,18 +261,18 @@ class Membership:
         nodes = self.node_by_client()
         conflicts = []
         for node, description in sorted(self._waiting.items()):
-            client = min(set(description.clients) & set(nodes), default=None)
+            client = min(set(description.client_ids) & set(nodes), default=None)
             if client is not None:
                 both = f"nodes {nodes[client]} and {node} both"
-                is_same = description.clients == self._members[nodes[client]].clients
-                number = min(description.clients)
+                is_same = description.client_ids == self._members[nodes[client]].client_ids
+                number = min(description.client_ids)
                 what = f"have partition-id {number}" if is_same else f"play client {client}"
                 conflicts.append(f"{both} {what}")
         return conflicts
 
     def node_by_client(self) -> dict[int, int]:
         """Return the node of each client that is connected."""
-        return {k: node for node, one in self._members.items() for k in one.clients}
+        return {k: node for node, one in self._members.items() for k in one.client_ids}
 
     def clients_by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Return which of the clients each node plays, without those that are not connected."""
@@ -287,4 +285,4 @@ class Membership:
 
     def descriptions(self) -> dict[int, NodeDescription]:
         """Return the description of each connected node, by client."""
-        return {k: one for one in self._members.values() for k in one.clients}
+        return {k: one for one in self._members.values() for k in one.client_ids}

@@ -44,8 +44,8 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
                 expected=f"shape {list(first.shape)}, {first.classes} classes",
             )
     columns = _common_columns(nodes)
-    train_sizes = [node.train_examples[0] for node in nodes]
-    test_sizes = [node.test_examples[0] for node in nodes]
+    train_sizes = [node.clients[0].train_examples for node in nodes]
+    test_sizes = [node.clients[0].test_examples for node in nodes]
     if sum(train_sizes) + sum(test_sizes) > 3 * MAX_SIZE:
         raise DataError(
             "The nodes report more examples than is possible.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,15 +24,7 @@ from fedkeel.flower.protocol import (
     Request,
     TrainingReply,
 )
-from fedkeel.flower.wire import (
-    DIAGNOSTICS,
-    SCORES,
-    TENSORS,
-    WireError,
-    numbers,
-    of_client,
-    unpack,
-)
+from fedkeel.flower.wire import DIAGNOSTICS, SCORES, TENSORS, WireError, numbers, of_client, unpack
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.local_loop import all_finite
 from fedkeel.method.round_values import Reply
@@ -93,7 +86,7 @@ class ReplyReader:
         reply = TrainingReply.read(content)
         if (reply.run, reply.round) != (request.run, request.round):
             raise WireError("A reply belongs to another round or run.", got=f"round {reply.round}")
-        if reply.clients != request.clients:
+        if [item.client for item in reply.clients] != request.client_ids:
             raise WireError("A reply is for other clients than were asked.")
         return reply
 
@@ -128,7 +121,7 @@ class ReplyReader:
                 "A reply counts other work than was asked for.",
                 got=f"{result.steps} steps, {result.examples} examples",
             )
-        if self.specs.client_state and not _is_digest(result.state_digest):
+        if self.specs.client_state and not re.fullmatch("[0-9a-f]{16}", result.state_digest):
             raise WireError("A reply's digest is not one.")
         update = self._update(state)
         reply = Reply(
@@ -156,10 +149,6 @@ class ReplyReader:
         except (RuntimeError, IndexError, ValueError) as error:
             first = str(error).splitlines()[0]
             raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 16 and all(sign in "0123456789abcdef" for sign in text)
 
 
 def read_scores(content: RecordDict, client: int, count: int) -> Tensor:

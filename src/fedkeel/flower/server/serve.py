@@ -125,7 +125,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
             descriptions = membership.descriptions()
         prepared = prepare(experiment, placeholder(experiment, descriptions))
         data = {
-            client: ClientData(node.train_examples[0], node.data_digest)
+            client: ClientData(node.clients[0].train_examples, node.data_digest)
             for client, node in descriptions.items()
         }
     else:
