@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,8 @@ class CompiledLoop:
     """The compiled local loop.
 
     What belongs to the clients comes as two states: ``client data``, which stays the same in a
-    round (client state, client info, prepared examples), and ``progress``, which each step changes.
+    round (client state, client info, prepared examples), and the ``local state``, which each step
+    changes.
 
     Args:
         training: method, model and local training.
@@ -117,83 +119,71 @@ class CompiledLoop:
             distinct: the distinct examples of each client's round, empty where no part prepares.
 
         Returns:
-            Client data, with what parts have prepared, and progress.
+            Client data, with what parts have prepared, and local state.
         """
-        training = self._training
 
         def start(shared: State, client_data: State, distinct: State) -> State:
-            client, progress = _started(training, shared, client_data, distinct)
-            return {"progress": _progress_state(progress), "prepared": dict(client.prepared)}
+            client, local = self._started(shared, client_data, distinct)
+            return {"local": _as_state(local), "prepared": dict(client.prepared)}
 
         call = Call("start", shared.batched(start, None, 0, 0), (2 if distinct else 1,))
         arguments = shared.arguments(client_data, FlatState.of(distinct), with_rate=False)
         result = self.compiled.run(call, arguments).state
-        if substate(result, "prepared"):
-            client_data = FlatState.of(
-                {**client_data.state, "prepared": substate(result, "prepared")}
-            )
-        progress = FlatState.of(substate(result, "progress"))
-        return client_data, progress.map(torch.clone)  # steps write over it
+        if prepared := substate(result, "prepared"):
+            client_data = FlatState.of({**client_data.state, "prepared": prepared})
+        local = FlatState.of(substate(result, "local"))
+        return client_data, local.map(torch.clone)  # steps write over it
 
     def step(
         self,
         shared: SharedInputs,
         client_data: FlatState,
-        progress: FlatState,
+        local: FlatState,
         batch: State,
         real_examples: Ints | None = None,
     ) -> FlatState:
-        """Make one step of every client and return its progress; the given one is lost.
+        """Make one step of every client and return its local state; the given one is lost.
 
         Masks are drawn for each client's `real_examples` alone; None draws them for all.
         """
-        training = self._training
 
         def step(
-            shared: State, client_data: State, progress: State, batch: State, lr: Tensor
+            shared: State, client_data: State, local: State, batch: State, lr: Tensor
         ) -> State:
-            client = _client(training, _message(shared), client_data, _no_examples)
-            return _progress_state(_stepped(client, _progress(progress), batch, lr))
+            client = self._client(_message(shared), client_data, _no_examples)
+            return _as_state(_stepped(client, _local_state(local), batch, lr))
 
         call = Call("step", shared.batched(step, None, 0, 0, 0, None), (3,), owned=2)
-        arguments = shared.arguments(
-            client_data, progress, FlatState.of(batch), real_examples=real_examples
-        )
-        return self.compiled.run(call, arguments)
+        states = client_data, local, FlatState.of(batch)
+        return self.compiled.run(call, shared.arguments(*states, real_examples=real_examples))
 
     def end(
         self,
         shared: SharedInputs,
         client_data: FlatState,
-        progress: FlatState,
+        local: FlatState,
         end_info: State,
         is_compiled: bool,
     ) -> State:
-        """End the round of every client.
+        """End the round of every client and return what they send, keep and log.
 
         Args:
             shared: what is the same for all.
             client_data: of the clients.
-            progress: what the last step left; it is lost.
+            local: what the last step left; it is lost.
             end_info: ``steps`` and ``path_length`` [n] as `client_finish` means them.
             is_compiled: whether the end is compiled, or done under vmap as it is.
-
-        Returns:
-            What clients send, keep and log.
 
         Raises:
             CannotCompile: the end cannot be compiled, or not be done for several clients at once.
         """
-        training = self._training
 
-        def end(
-            shared: State, client_data: State, progress: State, end_info: State, lr: Tensor
-        ) -> State:
-            client = _client(training, _message(shared), client_data, _no_examples)
-            return _finished(client, _progress(progress), end_info, lr)
+        def end(shared: State, data: State, local: State, info: State, lr: Tensor) -> State:
+            client = self._client(_message(shared), data, _no_examples)
+            return _finished(client, _local_state(local), info, lr)
 
         batched = shared.batched(end, None, 0, 0, 0, None)
-        arguments = shared.arguments(client_data, progress, FlatState.of(end_info))
+        arguments = shared.arguments(client_data, local, FlatState.of(end_info))
         if not is_compiled:
             with tracing():
                 return batched(*(state.state for state in arguments.states), shared.rate)
@@ -205,26 +195,17 @@ class CompiledLoop:
         self,
         message: Message,
         client_data: State,
-        progress: State,
+        local: State,
         client_info: ClientInfo,
         steps: int,
         all_examples: Callable[[], State],
     ) -> State:
-        """End the round of one client without compiling.
-
-        Args:
-            message: what the server sent.
-            client_data: of the client.
-            progress: what its last step left.
-            client_info: about the client.
-            steps: how many it has made.
-            all_examples: gives all examples of the client.
-        """
+        """End the round of one client after S steps, without compiling. See `end`."""
+        client = self._client(message, client_data, lambda: _batch(all_examples()))
         # by the tape, as where a client trains by itself: so masks are filled in the same order
         training = replace(self._training, autograd="eager")
-        client = _client(training, message, client_data, lambda: _batch(all_examples()))
-        client = replace(client, client_info=client_info)
-        return _reply_state(client_finish(client, _progress(progress), steps))
+        client = replace(client, client_info=client_info, training=training)
+        return _reply(client_finish(client, _local_state(local), steps))
 
     def whole_round(
         self,
@@ -249,67 +230,65 @@ class CompiledLoop:
             What clients send, keep and log. Where updates are added up, ``update`` and the messages
             that the server only adds up are [1, ...]. Matrices of client states may be low-rank.
         """
-        training = self._training
+        plan = self._training.plan
 
         def train(
-            shared: State,
-            client_data: State,
-            distinct: State,
-            batches: State,
-            end_info: State,
-            lr: Tensor,
+            shared: State, data: State, distinct: State, batches: State, info: State, lr: Tensor
         ) -> State:
-            client, progress = _started(training, shared, client_data, distinct)
+            client, local = self._started(shared, data, distinct)
             for number in range(len(batches)):
-                progress = _stepped(client, progress, substate(batches, str(number)), lr)
-            return _finished(client, progress, end_info, lr)
+                local = _stepped(client, local, substate(batches, str(number)), lr)
+            return _finished(client, local, info, lr)
 
         batched = shared.batched(train, None, 0, 0, 0, 0, None)
 
-        def train_group(*args: State | Tensor) -> State:
-            *states, weights, lr = args
+        def train_group(*args: Any) -> State:  # noqa: ANN401
+            *states, weight, lr = args
             result = batched(*states, lr)
             if shared.is_single:
                 result = map_tensors(lambda t: t[None], result)
-            weight = tensors(weights).get("weights")  # type: ignore[arg-type]
-            return (
-                result
-                if weight is None
-                else _added_up(result, weight, training.plan.sum_only_uploads)
-            )
+            return _added_up(result, leaf(weight, "n"), plan.sum_only_uploads) if weight else result
 
-        weight_state: State = {} if weights is None else {"weights": weights}
-        states = map(FlatState.of, (distinct, batches, end_info, weight_state))
-        call = Call(
-            "round" if weights is None else "round, added up",
-            train_group,
-            (2, 3),
-            low_rank=tuple(f"client_state/{part}/" for part in training.plan.last_round_states),
-        )
+        weight: State = {} if weights is None else {"n": weights}
+        states = map(FlatState.of, (distinct, batches, end_info, weight))
+        low_rank = tuple(f"client_state/{part}/" for part in plan.last_round_states)
+        name = "round" if weights is None else "round, added up"
+        call = Call(name, train_group, (2, 3), low_rank=low_rank)
         return self.compiled.run(call, shared.arguments(client_data, *states))
 
+    def _started(
+        self, shared: State, client_data: State, distinct: State
+    ) -> tuple[ClientRound, LocalState]:
+        return client_start(
+            self._training,
+            _message(shared),
+            substates(substate(client_data, "client_state")),
+            _client_info(client_data),
+            _no_examples,
+            (lambda: _batch(distinct)) if distinct else None,
+        )
 
-# ---- the local loop of one client, on states ----------------------------------------------------
+    def _client(
+        self, message: Message, client_data: State, all_examples: Callable[[], Batch]
+    ) -> ClientRound:
+        return ClientRound(
+            training=self._training,
+            message=message,
+            client_info=_client_info(client_data),
+            client_state=substates(substate(client_data, "client_state")),
+            prepared=substates(substate(client_data, "prepared")),
+            all_examples=all_examples,
+        )
 
 
-def _started(
-    training: LocalTraining, shared: State, client_data: State, distinct: State
-) -> tuple[ClientRound, LocalState]:
-    return client_start(
-        training,
-        _message(shared),
-        substates(substate(client_data, "client_state")),
-        _client_info(client_data),
-        _no_examples,
-        (lambda: _batch(distinct)) if distinct else None,
-    )
+# ---- steps and values of the local loop, on states ----------------------------------------------
 
 
-def _stepped(client: ClientRound, progress: LocalState, batch: State, lr: Tensor) -> LocalState:
+def _stepped(client: ClientRound, local: LocalState, batch: State, lr: Tensor) -> LocalState:
     fields = tensors(batch)
     return client_step(
         client,
-        progress,
+        local,
         _batch(batch),
         fields.get("rows"),
         fields.get("first"),
@@ -319,15 +298,19 @@ def _stepped(client: ClientRound, progress: LocalState, batch: State, lr: Tensor
     )
 
 
-def _finished(client: ClientRound, progress: LocalState, end_info: State, lr: Tensor) -> State:
+def _finished(client: ClientRound, local: LocalState, end_info: State, lr: Tensor) -> State:
     steps, path_length = leaf(end_info, "steps"), leaf(end_info, "path_length")
-    return _reply_state(client_finish(client, progress, steps, path_length, lr))
+    return _reply(client_finish(client, local, steps, path_length, lr))
 
 
-def _added_up(result: State, weights: Tensor, summed: frozenset[str]) -> State:
+def _reply(reply: Reply) -> State:
+    return {**reply_state(reply), "loss": reply.loss, "finite": reply.finite}
+
+
+def _added_up(result: State, weights: Tensor, sum_only: frozenset[str]) -> State:
     """Return what clients send with the sum of their updates, by weights [n].
 
-    The messages of the parts `summed` are added up unweighted, of clients that have a weight.
+    The messages of the parts `sum_only` are added up unweighted, of clients that have a weight.
     """
 
     def total(factors: Tensor, state: State) -> State:
@@ -339,12 +322,9 @@ def _added_up(result: State, weights: Tensor, summed: frozenset[str]) -> State:
     row = weights[None]
     counts = (row > 0.0).to(row.dtype)
     uploads = substates(substate(result, "uploads"))
-    messages = {part: total(counts, uploads[part]) for part in summed & uploads.keys()}
+    messages = {part: total(counts, uploads[part]) for part in sum_only & uploads.keys()}
     update = total(row, substate(result, "update"))
     return {**result, "update": update, "uploads": {**uploads, **messages}}
-
-
-# ---- values of the client loop as states --------------------------------------------------------
 
 
 def _no_examples() -> Batch:
@@ -367,39 +347,16 @@ def _client_info(client_data: State) -> ClientInfo:
     return ClientInfo(info["client"], info["examples"], info.get("counts"))
 
 
-def _client(
-    training: LocalTraining, message: Message, client_data: State, all_examples: Callable[[], Batch]
-) -> ClientRound:
-    return ClientRound(
-        training=training,
-        message=message,
-        client_info=_client_info(client_data),
-        client_state=substates(substate(client_data, "client_state")),
-        prepared=substates(substate(client_data, "prepared")),
-        all_examples=all_examples,
-    )
-
-
 def _batch(state: State) -> Batch:
     fields = tensors(state)
     return Batch(fields["x"], fields["y"], fields.get("weight"))
 
 
-def _reply_state(reply: Reply) -> State:
-    return {**reply_state(reply), "loss": reply.loss, "finite": reply.finite}
+def _as_state(local: LocalState) -> State:
+    return {k: v if isinstance(v, Tensor) else dict(v) for k, v in vars(local).items()}
 
 
-def _progress_state(progress: LocalState) -> State:
-    return {
-        "params": dict(progress.params),
-        "buffers": dict(progress.buffers),
-        "optimiser": dict(progress.optimiser),
-        "carry": dict(progress.carry),
-        "loss": progress.loss,
-    }
-
-
-def _progress(state: State) -> LocalState:
+def _local_state(state: State) -> LocalState:
     return LocalState(
         params=tensors(substate(state, "params")),
         buffers=tensors(substate(state, "buffers")),

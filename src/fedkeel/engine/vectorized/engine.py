@@ -12,7 +12,7 @@ fills the machine, and compiled steps save the rest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
 from fedkeel.method.local_loop import local_path_length, start_client_state
 from fedkeel.rng import continue_torch, seed_torch, torch_seeds
-from fedkeel.tree import State, map_tensors, substate, substates, tensors, unwalk, walk
+from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
 
 CLIENT_STATE = "client_state/"
 """Prefix of the paths of what a client keeps."""
@@ -140,11 +140,9 @@ class VectorizedTrainer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.strategy = self.strategy.with_less_memory(clients)
-        if self.strategy.is_compiled:
-            plainer = f"at most {self.parallel_clients} clients are trained side by side"
-        else:
-            plainer = "steps are not compiled"
-        self.reasons.append(f"{plainer}: more does not fit into memory")
+        fewer = f"at most {self.parallel_clients} clients are trained side by side"
+        change = fewer if self.strategy.is_compiled else "steps are not compiled"
+        self.reasons.append(f"{change}: more does not fit into memory")
 
     # ---- where tensors lie ------------------------------------------------------------------
 
@@ -241,9 +239,8 @@ class VectorizedTrainer:
             weights = torch.from_numpy(self._setup.raw_weights(group.jobs, group.processed))
             weights = weights.to(self.device, self._training.network.dtype)
         every_batch = batches.all_steps(group.steps[0])
-        distinct = batches.distinct_examples()
+        distinct, end_info = batches.distinct_examples(), self._end_info(shared, group)
         clock.lap("data")
-        end_info = self._end_info(shared, group)
         result = self._loop.whole_round(
             shared, client_data, distinct, every_batch, end_info, weights
         )
@@ -251,7 +248,7 @@ class VectorizedTrainer:
         clock.lap("steps")
         if not group.is_single and not bool(dense(result.by_path["finite"]).all()):
             return None
-        return replace(_as_done(group, result), added=weights is not None)
+        return replace(_as_trained(group, result), added=weights is not None)
 
     def _train_by_steps(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock
@@ -260,32 +257,31 @@ class VectorizedTrainer:
         client_data = self._client_data(message, group, read)
         shared, batches = self._begin(message, group, self.facts.pads)
         clock.lap("data")
-        distinct = batches.distinct_examples()
-        client_data, progress = self._loop.start(shared, client_data, distinct)
+        client_data, local = self._loop.start(shared, client_data, batches.distinct_examples())
+        running = _Running(shared, group, client_data, local)
         done: list[TrainedClients] = []
         n = len(group)
         clock.lap("steps")
         for step in range(group.steps[0]):
-            active = sum(steps > step for steps in group.steps)
+            active = sum(steps > step for steps in running.group.steps)
             if not shared.is_single and active <= n // 2:
                 while n // 2 >= active:
                     n //= 2
                 self._synchronize()
                 clock.lap("steps")
-                done.append(self._finish(shared, group, client_data, progress, n))
+                done.append(self._finish(running[n:], first=n))
                 clock.lap("upload")
-                group = group[:n]
-                client_data, progress = _clients(slice(n), client_data, progress)
+                running = running[:n]
             batch = batches.batch(step, n, active)
             clock.lap("data")
-            real_examples = None
-            if self.facts.draws is not None:
-                real_examples = batches.real_examples(step, batch, active)
-            progress = self._loop.step(shared, client_data, progress, batch, real_examples)
+            draws = self.facts.draws is not None
+            real_examples = batches.real_examples(step, batch, active) if draws else None
+            local = self._loop.step(shared, running.data, running.local, batch, real_examples)
+            running = replace(running, local=local)
             clock.lap("steps")
         self._synchronize()
         clock.lap("steps")
-        done.append(self._finish(shared, group, client_data, progress))
+        done.append(self._finish(running))
         clock.lap("upload")
         return done
 
@@ -298,20 +294,18 @@ class VectorizedTrainer:
 
         With `low_rank`, matrices of client states come as their factors where they may.
         """
-        values = self._client_state(message, group, read, low_rank)
         infos = [client_info(self._setup, job.client) for job in group.jobs]
         info: State = {
             "client": torch.tensor([info.client for info in infos]),
             "examples": torch.tensor([info.examples for info in infos]),
         }
-        counts = [
-            info.declared_class_counts for info in infos if info.declared_class_counts is not None
-        ]
-        if counts:
-            info["counts"] = torch.stack(counts)
+        counts = [info.declared_class_counts for info in infos]
+        if known := [c for c in counts if c is not None]:
+            info["counts"] = torch.stack(known)
         if group.is_single:
             info = map_tensors(lambda t: t[0], info)
-        data: dict[str, Matrix] = {CLIENT_STATE + path: value for path, value in values.items()}
+        client_state = self._client_state(message, group, read, low_rank)
+        data = {CLIENT_STATE + path: value for path, value in client_state.items()}
         data.update(walk({"client_info": info}))
         return FlatState.of_values(data).map(lambda t: t.to(self.device))
 
@@ -331,75 +325,54 @@ class VectorizedTrainer:
     def _records(
         self, message: Message, group: ClientGroup, read: ReadRecord
     ) -> Iterator[ClientRecord]:
-        """Yield what each client keeps."""
+        """Yield what each client keeps; new clients share one record."""
         initial: ClientRecord | None = None
         for job in group.jobs:
-            record = read(job.client)
+            record = read(job.client) or initial
             if record is None:
-                if initial is None:
-                    initial = ClientRecord.of(
-                        dict(start_client_state(self._training, message, None)[0])
-                    )
-                record = initial
+                client_state, _ = start_client_state(self._training, message, None)
+                record = initial = ClientRecord.of(dict(client_state))
             yield record
 
     # ---- the end of a round -----------------------------------------------------------------
 
-    def _finish(
-        self,
-        shared: SharedInputs,
-        group: ClientGroup,
-        client_data: FlatState,
-        progress: FlatState,
-        first: int = 0,
-    ) -> TrainedClients:
-        """End the round of the clients from `first` on."""
-        if first:
-            client_data, progress = _clients(slice(first, None), client_data, progress)
-            group = group[first:]
-        result = self._finish_together(shared, group, client_data, progress)
+    def _finish(self, running: _Running, first: int = 0) -> TrainedClients:
+        """End the round of clients, the first of which has this place in its group."""
+        shared, group = running.shared, running.group
+        result = self._finish_together(running)
         if result is None:
             ends = []
             for i in range(len(group)):
-                states = [client_data.state, progress.state]
+                states = [running.data.state, running.local.state]
                 if not shared.is_single:
                     states = [map_tensors(lambda t, i=i: t[i], state) for state in states]  # type: ignore[misc]
                 if shared.generators:  # draws at the end follow those of the steps
                     continue_torch(shared.generators[first + i])
-                ends.append(self._finish_plainly(shared.message, group, i, *states))
+                ends.append(self._finish_plainly(shared.message, group[i : i + 1], *states))
             result = tree.stack(ends)
-        return _as_done(group, FlatState.of(result))
+        return _as_trained(group, FlatState.of(result))
 
-    def _finish_together(
-        self,
-        shared: SharedInputs,
-        group: ClientGroup,
-        client_data: FlatState,
-        progress: FlatState,
-    ) -> State | None:
+    def _finish_together(self, running: _Running) -> State | None:
         """End the round of all clients at once; None where each has to end by itself."""
-        end_info = self._end_info(shared, group)
+        shared, end_info = running.shared, self._end_info(running.shared, running.group)
         while self.strategy.round_end != "one by one":
             is_compiled = self.strategy.round_end == "compiled"
             if shared.is_single and not is_compiled:
                 return None
             try:
-                return self._loop.end(shared, client_data, progress, end_info, is_compiled)
+                return self._loop.end(shared, running.data, running.local, end_info, is_compiled)
             except NeedsAllExamples:
-                self.strategy = self.strategy.with_plainer_end(one_by_one=True)
+                self.strategy = replace(self.strategy, round_end="one by one")
             except CannotCompile:
                 if not is_compiled:
                     raise
-                self.strategy = self.strategy.with_plainer_end(one_by_one=False)
+                self.strategy = replace(self.strategy, round_end="side by side")
         return None
 
     def _end_info(self, shared: SharedInputs, group: ClientGroup) -> State:
         """Return each client's steps and the length of its local path."""
-        steps = group.steps
-        lengths = {
-            count: local_path_length(self._training, count, shared.message.lr)
-            for count in set(steps)
-        }
+        steps, training, lr = group.steps, self._training, shared.message.lr
+        lengths = {count: local_path_length(training, count, lr) for count in set(steps)}
         path_lengths = [lengths[count] for count in steps]
         info: State = {
             "steps": torch.tensor(steps, device=self.device),
@@ -408,10 +381,10 @@ class VectorizedTrainer:
         return map_tensors(lambda t: t[0], info) if shared.is_single else info
 
     def _finish_plainly(
-        self, message: Message, group: ClientGroup, i: int, client_data: State, progress: State
+        self, message: Message, group: ClientGroup, client_data: State, local: State
     ) -> State:
-        """End the round of client i of a group, whose states come without a client axis."""
-        client, steps = group.jobs[i].client, group.steps[i]
+        """End the round of a group of one client, whose states come without a client axis."""
+        client, steps = group.jobs[0].client, group.steps[0]
         rows = self._setup.federation.client(client)
         counts = tensors(substate(client_data, "client_info")).get("counts")
         info = ClientInfo(client, len(rows), counts)
@@ -421,27 +394,34 @@ class VectorizedTrainer:
             return self._examples.take(table, None, True, self.strategy.channels_last)
 
         with explain_errors(f"Training failed at client {client}, step {steps}"):
-            return self._loop.end_plainly(message, client_data, progress, info, steps, all_examples)
+            return self._loop.end_plainly(message, client_data, local, info, steps, all_examples)
 
 
-def _clients(clients: slice, *states: FlatState) -> list[FlatState]:
-    """Return states of some of the clients."""
-    return [state.map(lambda t: t[clients]) for state in states]
+@dataclass(frozen=True)
+class _Running:
+    """A group of clients between two steps, with the client data and local state of each."""
+
+    shared: SharedInputs
+    group: ClientGroup
+    data: FlatState
+    local: FlatState
+
+    def __getitem__(self, clients: slice) -> _Running:
+        """Return some of the clients."""
+        data, local = (state.map(lambda t: t[clients]) for state in (self.data, self.local))
+        return replace(self, group=self.group[clients], data=data, local=local)
 
 
-def _as_done(group: ClientGroup, reply: FlatState) -> TrainedClients:
+def _as_trained(group: ClientGroup, reply: FlatState) -> TrainedClients:
     values = reply.by_path
-    client_state = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
-    state = unwalk({k: dense(v) for k, v in values.items() if k not in client_state})
-    counts = tensors(state)
+    kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
+    state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
     return TrainedClients(
         jobs=group.jobs,
         state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
-        client_state=ClientRecord(
-            {k.removeprefix(CLIENT_STATE): v for k, v in client_state.items()}
-        ),
-        loss=counts["loss"],
-        finite=counts["finite"],
+        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
+        loss=leaf(state, "loss"),
+        finite=leaf(state, "finite"),
         steps=group.steps,
         examples=group.processed,
     )

@@ -52,10 +52,6 @@ class Strategy:
             return replace(self, whole_rounds_single=False)
         return replace(self, whole_rounds_side_by_side=False)
 
-    def with_plainer_end(self, one_by_one: bool) -> Strategy:
-        """Return the strategy after a group's end could not be compiled or done side by side."""
-        return replace(self, round_end="one by one" if one_by_one else "side by side")
-
     def lowered(self, clients: int) -> Strategy:
         """Return the next plainer strategy after steps of a group could not be compiled."""
         if clients > 1:
