@@ -65,7 +65,7 @@ def test_one_seed_has_no_band(make, tmp_path):
     assert len(curve_charts(entries, "top1")["rounds"].figure.data) == 1
 
 
-def test_long_runs_are_thinned_but_keep_the_peak(make, tmp_path):
+def test_few_points_of_long_runs_are_drawn_with_the_peak(make, tmp_path):
     rows = make.rows(rounds=3000, noise=0.0)
     rows[1234] = rows[1234].__class__(1234, test=make.scores(0.999))
     (entry,) = load_runs([make.save(tmp_path, make.record(rounds=3000), rows)])
@@ -84,11 +84,11 @@ def test_evenly_spaced_indices(length):
 
 
 def test_a_seed_that_stops_breaks_the_line(make, tmp_path):
-    made = [
+    folders = [
         make.save(tmp_path, make.record(seed=0), make.rows(0, rounds=10)),
         make.save(tmp_path, make.record(seed=1, status="failed"), make.rows(1, rounds=4)),
     ]
-    (entry,) = load_runs(made)
+    (entry,) = load_runs(folders)
     segments = learning_curve(entry, "top1").segments
     assert [[point.round for point in segment] for segment in segments] == [
         list(range(5)),
@@ -100,50 +100,50 @@ def test_a_seed_that_stops_breaks_the_line(make, tmp_path):
 
 
 def test_losses_that_are_not_finite_leave_a_gap(make, tmp_path):
-    made = [make.save(tmp_path, make.record(), make.rows(rounds=10, nan_from=7))]
-    (line,) = lines(curve_charts(load_runs(made), "loss")["rounds"])
+    folders = [make.save(tmp_path, make.record(), make.rows(rounds=10, nan_from=7))]
+    (line,) = lines(curve_charts(load_runs(folders), "loss")["rounds"])
     assert max(line.x) == 6
     gone = [make.save(tmp_path / "b", make.record(), make.rows(rounds=2, nan_from=0)[1:])]
     assert curve_charts(load_runs(gone), "loss") == {}
 
 
 def test_the_mean_is_not_drawn_where_one_seed_is_not_finite(make, tmp_path):
-    made = [
+    folders = [
         make.save(tmp_path, make.record(seed=s), make.rows(s, rounds=6, nan_from=4 + s))
         for s in (0, 1)
     ]
-    (line,) = lines(curve_charts(load_runs(made), "loss")["rounds"])
+    (line,) = lines(curve_charts(load_runs(folders), "loss")["rounds"])
     assert max(line.x) == 3
 
 
 def test_both_axes_and_the_same_colour_in_all_figures(entries):
-    found = curve_charts(entries, "top1", 0.85)
-    assert set(found) == {"rounds", "megabytes"}
-    assert max(lines(found["megabytes"])[1].x) == pytest.approx(12 * 3.0)
-    colours = {line.line.color for line in (lines(d)[1] for d in found.values())}
+    charts = curve_charts(entries, "top1", 0.85)
+    assert set(charts) == {"rounds", "megabytes"}
+    assert max(lines(charts["megabytes"])[1].x) == pytest.approx(12 * 3.0)
+    colours = {line.line.color for line in (lines(d)[1] for d in charts.values())}
     assert colours == {palette.method_colour(1)}
     assert palette.method_colour(1) in client_accuracy_chart(client_accuracies(entries)).to_json()
-    assert "fedgc ends at" in found["rounds"].description
-    assert any("target 85 %" in a.text for a in found["rounds"].figure.layout.annotations)
+    assert "fedgc ends at" in charts["rounds"].description
+    assert any("target 85 %" in a.text for a in charts["rounds"].figure.layout.annotations)
 
 
 def test_a_tick_is_a_whole_round(make, tmp_path):
-    found = curve_charts(
+    charts = curve_charts(
         load_runs([make.save(tmp_path, make.record(), make.rows(rounds=1))]), "top1"
     )
-    assert found["rounds"].figure.layout.xaxis.dtick == 1
-    assert found["megabytes"].figure.layout.xaxis.dtick is None
+    assert charts["rounds"].figure.layout.xaxis.dtick == 1
+    assert charts["megabytes"].figure.layout.xaxis.dtick is None
 
 
 def test_a_collapse_is_never_cut_off(make, tmp_path):
-    made = [make.save(tmp_path, make.record(), make.rows(rounds=60, nan_from=40, noise=0.0))]
-    low, high = curve_charts(load_runs(made), "top1")["rounds"].figure.layout.yaxis.range
+    folders = [make.save(tmp_path, make.record(), make.rows(rounds=60, nan_from=40, noise=0.0))]
+    low, high = curve_charts(load_runs(folders), "top1")["rounds"].figure.layout.yaxis.range
     assert low < 10.0 < 85.0 < high
 
 
 def test_the_axis_leaves_out_the_first_fifth(make, tmp_path):
-    made = [make.save(tmp_path, make.record(), make.rows(rounds=60, noise=0.0))]
-    low, _ = curve_charts(load_runs(made), "top1")["rounds"].figure.layout.yaxis.range
+    folders = [make.save(tmp_path, make.record(), make.rows(rounds=60, noise=0.0))]
+    low, _ = curve_charts(load_runs(folders), "top1")["rounds"].figure.layout.yaxis.range
     at13 = 100 * (0.1 + 0.8 * (1 - math.exp(-13 / 8)))
     assert at13 - 5 < low < at13 + 2
 
@@ -157,7 +157,7 @@ def test_traffic_by_part_adds_up_to_the_factor(entries):
     assert "fedgc: 1.50 times" in chart.description
 
 
-def test_the_key_has_the_pattern_of_the_bars(make, tmp_path):
+def test_the_legend_has_the_pattern_of_the_bars(make, tmp_path):
     names = [f"phase {i}" for i in range(4 * len(palette.RAMP))]
     rows = [replace(row, seconds=dict.fromkeys(names, 0.1)) for row in make.rows(rounds=3)]
     chart = time_chart(load_runs([make.save(tmp_path, make.record(rounds=3), rows)]))
@@ -186,9 +186,9 @@ def test_nothing_to_draw(make, tmp_path):
 
 
 def test_clients_without_examples_are_left_out(entries):
-    found = client_scores(entries[0].runs[0])
-    assert found is not None
-    assert (found.round, len(found.accuracies)) == (12, 9)
+    charts = client_scores(entries[0].runs[0])
+    assert charts is not None
+    assert (charts.round, len(charts.accuracies)) == (12, 9)
     box = client_accuracy_chart(client_accuracies(entries)).figure.data[0]
     values = [100 * v for run in entries[0].runs for v in client_scores(run).accuracies]
     assert box.median[0] == pytest.approx(np.median(values), rel=1e-5)
@@ -277,10 +277,10 @@ def test_json_cannot_end_a_script():
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (0.1, 0.9), (0.8999, 0.9001), (0, 1)])
 def test_ticks_enclose_the_values(low, high):
-    found = axis_ticks(low, high)
-    assert found[0] <= low + 1e-9
-    assert found[-1] >= high - 1e-9
-    assert 2 <= len(found) <= 7
+    charts = axis_ticks(low, high)
+    assert charts[0] <= low + 1e-9
+    assert charts[-1] >= high - 1e-9
+    assert 2 <= len(charts) <= 7
 
 
 def test_accuracies_lie_on_one_axis(entries):

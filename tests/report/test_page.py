@@ -1,4 +1,4 @@
-"""The page: complete, honest, escaped, and alone in the world."""
+"""The page shows everything, escapes its texts and needs no network."""
 
 import ast
 import math
@@ -34,7 +34,7 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.ids, self.words, self.inside = [], [], [], []
+        self.tags, self.ids, self.parts, self.inside = [], [], [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -49,11 +49,11 @@ class Reader(HTMLParser):
 
     def handle_data(self, data):
         if not self.inside:
-            self.words.append(data)
+            self.parts.append(data)
 
     @property
     def text(self):
-        return re.sub(r"\s+", " ", "".join(self.words))
+        return re.sub(r"\s+", " ", "".join(self.parts))
 
     def of(self, name):
         return [attrs for tag, attrs in self.tags if tag == name]
@@ -80,8 +80,8 @@ def read(folders, **own):
 
 
 def test_a_comparison_has_everything(comparison):
-    seen = read(comparison)
-    for words in (
+    reader = read(comparison)
+    for text_part in (
         "3 methods on cifar10",
         "Clear lead",
         "% (best round, 3 seeds)",
@@ -98,8 +98,8 @@ def test_a_comparison_has_everything(comparison):
         "rounds to a share of the best of fedavg",
         "fedkeel compare fedavg-s0/config.toml --methods 'fedavg, fedgc, fedprox(mu=0.1)+gcfed'",
     ):
-        assert words in seen.text, words
-    drawn = {attrs["data-figure"] for attrs in seen.of("div") if "data-figure" in attrs}
+        assert text_part in reader.text, text_part
+    drawn = {attrs["data-figure"] for attrs in reader.of("div") if "data-figure" in attrs}
     assert drawn == {
         "accuracy_rounds",
         "accuracy_megabytes",
@@ -110,29 +110,31 @@ def test_a_comparison_has_everything(comparison):
         "clients",
         "partition",
     }
-    assert {f"figure-{name}" for name in drawn} <= set(seen.ids)
+    assert {f"figure-{name}" for name in drawn} <= set(reader.ids)
 
 
-def test_the_page_can_be_read_by_all(comparison):
-    seen = read(comparison)
-    assert seen.of("html") == [{"lang": "en"}]
-    assert [tag for tag, _ in seen.tags].count("h1") == 1
-    pictures = [a for t, a in seen.tags if t in ("svg", "div") and a.get("role") == "img"]
+def test_the_page_is_accessible(comparison):
+    reader = read(comparison)
+    assert reader.of("html") == [{"lang": "en"}]
+    assert [tag for tag, _ in reader.tags].count("h1") == 1
+    pictures = [a for t, a in reader.tags if t in ("svg", "div") and a.get("role") == "img"]
     assert pictures
     assert all(a["aria-label"] for a in pictures)
-    loose = [a for t, a in seen.tags if t == "svg" and "role" not in a]
+    loose = [a for t, a in reader.tags if t == "svg" and "role" not in a]
     assert all(a.get("aria-hidden") == "true" for a in loose)
-    assert all(a.get("scope") for a in seen.of("th"))
-    assert [t for t, _ in seen.tags].count("caption") == [t for t, _ in seen.tags].count("table")
-    assert len(seen.ids) == len(set(seen.ids))
-    links = [a["href"] for a in seen.of("a")]
-    assert all(link[1:] in seen.ids for link in links)
-    copied = [a["data-copy"] for a in seen.of("button") if "data-copy" in a]
+    assert all(a.get("scope") for a in reader.of("th"))
+    assert [t for t, _ in reader.tags].count("caption") == [t for t, _ in reader.tags].count(
+        "table"
+    )
+    assert len(reader.ids) == len(set(reader.ids))
+    links = [a["href"] for a in reader.of("a")]
+    assert all(link[1:] in reader.ids for link in links)
+    copied = [a["data-copy"] for a in reader.of("button") if "data-copy" in a]
     assert copied
-    assert set(copied) <= set(seen.ids)
+    assert set(copied) <= set(reader.ids)
 
 
-def test_nothing_is_asked_of_the_network(comparison, monkeypatch):
+def test_the_page_needs_no_network(comparison, monkeypatch):
     monkeypatch.undo()
     html = render_report(load_runs(comparison))
     assert html.count(get_plotlyjs()) == 1
@@ -148,7 +150,7 @@ def test_nothing_is_asked_of_the_network(comparison, monkeypatch):
     assert "http" not in policy[0]
 
 
-def test_what_comes_from_records_is_escaped(make, tmp_path):
+def test_texts_of_records_are_escaped(make, tmp_path):
     bad = '"><script>alert(1)</script><img src=x onerror=y>'
     record = make.record(
         bad,
@@ -180,9 +182,9 @@ def test_what_comes_from_records_is_escaped(make, tmp_path):
     for folders in ([odd], [plain, odd]):
         html = render_report(load_runs(folders), title=bad)
         assert "<script>alert" not in html
-        seen = Reader(html)
-        assert not seen.of("img")
-        assert len(seen.of("script")) == 2 + html.count('type="application/json"')
+        reader = Reader(html)
+        assert not reader.of("img")
+        assert len(reader.of("script")) == 2 + html.count('type="application/json"')
 
 
 def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):
@@ -210,9 +212,7 @@ def test_only_folder_names_are_shown(make, tmp_path):
     assert "fedkeel run fedavg-s0/config.toml" in html
 
 
-def test_the_command_that_does_it_again_names_the_folder_as_it_was_given(
-    make, tmp_path, monkeypatch
-):
+def test_the_command_names_the_folder_as_the_user_gave_it(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = Path("runs")
     one = make.save(place, make.record(), make.rows(rounds=2))
@@ -225,7 +225,7 @@ def test_the_command_that_does_it_again_names_the_folder_as_it_was_given(
     assert both.endswith("--out runs/again")
 
 
-def test_runs_of_several_settings_or_seeds_are_made_again_one_by_one(make, tmp_path, monkeypatch):
+def test_runs_of_several_settings_or_seeds_get_a_command_each(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = Path("runs")
 
@@ -251,14 +251,20 @@ def test_runs_of_several_settings_or_seeds_are_made_again_one_by_one(make, tmp_p
 
 
 def test_a_single_run_shows_its_figures_large(make, tmp_path):
-    seen = read([make.save(tmp_path, make.record("fedreg"), make.rows(top=0.9))])
-    for words in ("fedreg-s0", "Best accuracy", "Rounds to 85 %", "Training", "(best round, one"):
-        assert words in seen.text
-    assert "Clear lead" not in seen.text.split("What the numbers mean")[0]
-    assert "results" not in [a.get("class") for a in seen.of("table")]
+    reader = read([make.save(tmp_path, make.record("fedreg"), make.rows(top=0.9))])
+    for text_part in (
+        "fedreg-s0",
+        "Best accuracy",
+        "Rounds to 85 %",
+        "Training",
+        "(best round, one",
+    ):
+        assert text_part in reader.text
+    assert "Clear lead" not in reader.text.split("What the numbers mean")[0]
+    assert "results" not in [a.get("class") for a in reader.of("table")]
 
 
-def test_a_run_that_is_not_finished_is_said_plainly(make, tmp_path):
+def test_the_state_of_unfinished_runs_is_shown(make, tmp_path):
     made = [
         make.save(tmp_path, make.record("fedavg"), make.rows()),
         make.save(
@@ -288,12 +294,12 @@ def test_a_run_without_a_row_has_a_page(make, tmp_path):
         bibtex="",
         citations=[],
     )
-    seen = read([make.save(tmp_path, record, [])])
-    assert "Not evaluated yet" in seen.text
-    assert "0 of 60 rounds" in seen.text
+    reader = read([make.save(tmp_path, record, [])])
+    assert "Not evaluated yet" in reader.text
+    assert "0 of 60 rounds" in reader.text
 
 
-def test_losses_that_are_not_finite_and_lost_clients_are_told(make, tmp_path):
+def test_losses_that_are_not_finite_and_lost_clients_are_reported(make, tmp_path):
     rows = make.rows(rounds=30, nan_from=21, drop=0.5)
     text = read([make.save(tmp_path, make.record(), rows)]).text
     assert "fedavg: a loss was not finite in 10 of 31 rounds." in text
@@ -302,33 +308,35 @@ def test_losses_that_are_not_finite_and_lost_clients_are_told(make, tmp_path):
     assert "a selected client did not report" in text
 
 
-@pytest.mark.parametrize(("loss", "told"), [(23.0, False), (23.5, True), (math.nan, False)])
-def test_a_run_that_diverged_and_stayed_finite_is_told(make, tmp_path, loss, told):
-    """Its numbers were finite, so nothing was said but a score at chance."""
+@pytest.mark.parametrize(("loss", "is_reported"), [(23.0, False), (23.5, True), (math.nan, False)])
+def test_divergence_with_finite_losses_is_reported(make, tmp_path, loss, is_reported):
+    """A score at chance was the only sign of it."""
     rows = make.rows(rounds=20)
     rows[-1] = replace(rows[-1], test=replace(rows[-1].test, loss=loss))
     text = read([make.save(tmp_path, make.record(), rows)]).text
-    assert ("The last test loss is 23.5; that of the untrained model was 2.303" in text) is told
-    assert ("training diverged" in text) is told
+    assert (
+        "The last test loss is 23.5; that of the untrained model was 2.303" in text
+    ) is is_reported
+    assert ("training diverged" in text) is is_reported
 
 
 @pytest.mark.parametrize(
-    ("top", "rounds", "told"), [(0.10, 20, True), (0.10, 4, False), (0.14, 20, False)]
+    ("top", "rounds", "is_reported"), [(0.10, 20, True), (0.10, 4, False), (0.14, 20, False)]
 )
-def test_a_run_that_learnt_nothing_is_told(make, tmp_path, top, rounds, told):
-    """With units that are dead the loss is that of chance, and nothing stood out."""
+def test_a_run_that_learnt_nothing_is_reported(make, tmp_path, top, rounds, is_reported):
+    """Dead units have the loss of chance, and no number stood out."""
     rows = make.rows(rounds=rounds, noise=0.0)
     rows = [replace(r, test=replace(r.test, top1=top if r.round else 0.1)) for r in rows]
     text = read([make.save(tmp_path, make.record(rounds=rounds), rows)]).text
-    words = (
+    text_part = (
         "the model learnt nothing in 20 rounds. Its best accuracy is 10.0 %; that of the untrained"
     )
-    assert (words in text) is told
-    assert ("learnt nothing" in text) is told
+    assert (text_part in text) is is_reported
+    assert ("learnt nothing" in text) is is_reported
 
 
-def test_faults_and_scores_of_fewer_clients_are_told(make, tmp_path):
-    """A federation's faults stood in rounds.jsonl alone, and a partial score looked like any."""
+def test_faults_and_scores_of_fewer_clients_are_reported(make, tmp_path):
+    """Faults were in rounds.jsonl only, and a partial score looked like any other."""
     rows = make.rows(rounds=20)
     for row in rows[5:8]:
         row.faults["no reply before the deadline"] = [row.round % 2]

@@ -5,10 +5,10 @@ from fedkeel.report.partition_table import partition_table
 
 def shown(names, classes, width):
     console = Console(width=width)
-    with console.capture() as said:
+    with console.capture() as capture:
         histogram = [[k + 1] * classes for k in range(len(names))]
         console.print(partition_table(histogram, names, [str(y) for y in range(classes)]))
-    return said.get().splitlines()
+    return capture.get().splitlines()
 
 
 def test_many_classes_leave_names_and_numbers():

@@ -8,7 +8,7 @@ from fedkeel.report.alerts import differences
 from fedkeel.report.runs import load_runs
 
 
-def test_seeds_of_a_method_are_put_together_in_the_order_given(make, tmp_path):
+def test_seeds_of_a_method_are_grouped_in_the_order_given(make, tmp_path):
     folders = make.comparison(tmp_path, {"fedgc": {}, "fedavg": {}}, rounds=3)
     entries = load_runs(folders)
     assert [entry.label for entry in entries] == ["fedgc", "fedavg"]
@@ -24,17 +24,17 @@ def test_paths_and_folders_are_both_taken_and_a_run_counts_once(make, tmp_path):
     assert [run.folder for run in entry.runs] == ["fedavg-s0"]
 
 
-def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
-    made = []
+def test_one_method_with_several_settings_is_several_groups(make, tmp_path):
+    folders = []
     for alpha in (0.1, 0.5):
         record = make.record(name=f"a{alpha}", key=f"k{alpha}")
         partition = dataclasses.replace(record.partition, settings={"alpha": alpha})
-        made.append(
+        folders.append(
             make.save(
                 tmp_path, dataclasses.replace(record, partition=partition), make.rows(rounds=2)
             )
         )
-    entries = load_runs(made)
+    entries = load_runs(folders)
     assert [entry.label for entry in entries] == ["fedavg · alpha 0.1", "fedavg · alpha 0.5"]
     assert (
         "The methods differ in alpha: 0.1 (fedavg · alpha 0.1); 0.5 (fedavg · alpha 0.5)."
@@ -42,7 +42,7 @@ def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "one", "other", "told"),
+    ("key", "one", "other", "difference"),
     [
         ("evaluation.every", "1", "25", "evaluation.every: 1 (fedavg); 25 (scaffold)."),
         ("partition.seed", "5", None, "partition.seed: 5 (fedavg); – (scaffold)."),
@@ -65,11 +65,11 @@ def test_one_method_with_several_settings_is_several_entries(make, tmp_path):
             "engine.precision: float32 (fedavg); bf16 (scaffold).",
         ),
         ("local.schedule.at", "[3]", "[4]", "local.schedule.at: 3 (fedavg); 4 (scaffold)."),
-        ("local.lr", "0.1", "0.2", None),  # said with the rest of local training
+        ("local.lr", "0.1", "0.2", None),  # a main fact: local training
         ("engine.workers", "1", "2", None),
     ],
 )
-def test_settings_that_no_other_words_tell_apart(make, tmp_path, key, one, other, told):
+def test_settings_that_the_main_facts_do_not_cover(make, tmp_path, key, one, other, difference):
     table, _, name = key.rpartition(".")
     folders = []
     for method, value in (("fedavg", one), ("scaffold", other)):
@@ -77,12 +77,12 @@ def test_settings_that_no_other_words_tell_apart(make, tmp_path, key, one, other
         rest = "" if value is None else f"[{table}]\n{name} = {value}\n"
         (folder.path / "config.toml").write_text(f'method = "{method}"\nrounds = 60\n{rest}')
         folders.append(folder)
-    found = differences(load_runs(folders))
-    expected = [] if told is None else [f"The methods differ in {told}"]
-    assert [sentence for sentence in found if name in sentence] == expected
+    sentences = differences(load_runs(folders))
+    expected = [] if difference is None else [f"The methods differ in {difference}"]
+    assert [sentence for sentence in sentences if name in sentence] == expected
 
 
-def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_path):
+def test_one_name_with_several_models_or_versions_is_several_groups(make, tmp_path):
     one, two, three = (make.record("fedavg", seed, name=f"r{seed}") for seed in range(3))
     two = dataclasses.replace(two, model=dataclasses.replace(two.model, parameters=39))
     three = dataclasses.replace(three, environment=Environment(fedkeel="0.0.9"))
@@ -92,31 +92,31 @@ def test_one_name_with_several_models_or_versions_is_several_entries(make, tmp_p
     assert [entry.summary.seeds for entry in entries] == [(0,), (1,), (2,)]
     assert entries[1].label == "fedavg · model parameters 39 · version 0.1.0"
     labels = [entry.label for entry in entries]
-    told = differences(entries)
+    sentences = differences(entries)
     assert (
         f"The methods differ in model parameters: 250,000 ({labels[0]} and {labels[2]}); "
         f"39 ({labels[1]})."
-    ) in told
+    ) in sentences
     assert (
         f"The methods differ in version: 0.1.0 ({labels[0]} and {labels[1]}); 0.0.9 ({labels[2]})."
-    ) in told
+    ) in sentences
 
 
-def test_a_method_whose_code_has_changed_is_several_entries(make, tmp_path):
-    """Each version with a seed of its own: they would be averaged by their settings."""
-    made = []
+def test_a_method_whose_code_has_changed_is_several_groups(make, tmp_path):
+    """Each version has one seed, and their settings are the same."""
+    folders = []
     for seed, code in enumerate(("aaaaaaaa1", "bbbbbbbb2")):
         own = make.record("mine:A", seed, parts=[PartRecord("a", code=code)])
-        made.append(make.save(tmp_path, own, make.rows(rounds=2)))
-    made.append(make.save(tmp_path, make.record("fedavg"), make.rows(rounds=2)))
-    entries = load_runs(made)
+        folders.append(make.save(tmp_path, own, make.rows(rounds=2)))
+    folders.append(make.save(tmp_path, make.record("fedavg"), make.rows(rounds=2)))
+    entries = load_runs(folders)
     labels = ["mine:A · code aaaaaa", "mine:A · code bbbbbb", "fedavg"]
     assert [entry.label for entry in entries] == labels
-    told = (
+    sentence = (
         "The code of mine:A changed between runs: version aaaaaa ran on 2026-11-21, version bbbbbb "
     )
-    assert told in " ".join(differences(entries))
-    assert "The code" not in " ".join(differences(load_runs(made[1:])))
+    assert sentence in " ".join(differences(entries))
+    assert "The code" not in " ".join(differences(load_runs(folders[1:])))
 
 
 def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
@@ -125,12 +125,12 @@ def test_the_same_seed_twice_is_never_two_seeds(make, tmp_path):
     assert [entry.label for entry in entries] == ["fedavg · one", "fedavg · two"]
 
 
-def test_what_is_not_like_for_like_is_told(make, tmp_path):
+def test_every_difference_is_a_sentence(make, tmp_path):
     one = make.record("fedavg", 0)
     two = make.record("fedgc", 1, local="SGD, lr 0.1", rounds=3, target=0.5, weights="uniform")
     three = make.record("fedgh", 0, data=dataclasses.replace(one.data, fingerprint="beef"))
-    made = [make.save(tmp_path, record, make.rows(rounds=2)) for record in (one, two, three)]
-    told = " ".join(differences(load_runs(made)))
+    folders = [make.save(tmp_path, record, make.rows(rounds=2)) for record in (one, two, three)]
+    sentences = " ".join(differences(load_runs(folders)))
     for word in (
         "local training",
         "rounds",
@@ -139,8 +139,8 @@ def test_what_is_not_like_for_like_is_told(make, tmp_path):
         "fingerprint",
         "target",
     ):
-        assert f"{word}" in told
-    assert "The methods differ in seeds: 0 (fedavg and fedgh); 1 (fedgc)." in told
+        assert f"{word}" in sentences
+    assert "The methods differ in seeds: 0 (fedavg and fedgh); 1 (fedgc)." in sentences
 
 
 def test_the_target_can_be_given(make, tmp_path):
@@ -160,14 +160,14 @@ def test_the_target_can_be_given(make, tmp_path):
         ("running", "not finished when this page was written, 2 of 60 rounds"),
     ],
 )
-def test_the_state_is_said_plainly(make, tmp_path, status, words):
+def test_the_state_in_words(make, tmp_path, status, words):
     folder = make.save(tmp_path, make.record(status=status), make.rows(rounds=2))
     (entry,) = load_runs([folder])
     assert entry.runs[0].state == words
     assert entry.summary.unfinished == (status != "finished")
 
 
-def test_nothing_to_report_is_an_error_one_can_act_on(tmp_path):
+def test_nothing_to_report_is_an_error_with_advice(tmp_path):
     with pytest.raises(RunError, match="no run to report"):
         load_runs([])
     with pytest.raises(RunError, match="not a run folder"):

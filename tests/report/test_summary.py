@@ -46,16 +46,16 @@ def two_rounds():
 
 
 def test_traffic_is_counted_by_part_and_in_multiples_of_the_model():
-    got = summarise(two_rounds(), model_bytes=100)
-    assert got.bytes_down == {"model": 500, "scaffold": 500}
-    assert got.bytes_up == {"model": 400, "scaffold": 400}
-    assert (got.down, got.up, got.sent) == (1000, 800, 1800)
-    assert (got.selections, got.trainings) == (5, 4)
+    summary = summarise(two_rounds(), model_bytes=100)
+    assert summary.bytes_down == {"model": 500, "scaffold": 500}
+    assert summary.bytes_up == {"model": 400, "scaffold": 400}
+    assert (summary.down, summary.up, summary.sent) == (1000, 800, 1800)
+    assert (summary.selections, summary.trainings) == (5, 4)
     # (1000 + 800) / 2 over 5 selections of 100 bytes
-    assert got.traffic == pytest.approx(1.8)
+    assert summary.traffic == pytest.approx(1.8)
 
 
-def test_traffic_without_the_model_size_goes_by_what_was_sent_as_model():
+def test_traffic_without_the_model_size_uses_the_bytes_sent_as_model():
     assert summarise(two_rounds()).traffic == pytest.approx(900 / 500)
     assert summarise(scored(0.1)).traffic is None
 
@@ -72,23 +72,25 @@ def test_the_papers_factors(down, up, factor):
 
 
 def test_seconds_by_phase_round_and_client():
-    got = summarise(two_rounds())
-    assert got.seconds_by_phase == pytest.approx({"evaluate": 2.0, "train": 1.2, "aggregate": 0.2})
-    assert got.seconds == pytest.approx(3.4)
-    assert got.seconds_per_round == pytest.approx(2.4 / 2)  # round 0 has no training
-    assert got.seconds_per_client == pytest.approx(1.2 / 4)
+    summary = summarise(two_rounds())
+    assert summary.seconds_by_phase == pytest.approx(
+        {"evaluate": 2.0, "train": 1.2, "aggregate": 0.2}
+    )
+    assert summary.seconds == pytest.approx(3.4)
+    assert summary.seconds_per_round == pytest.approx(2.4 / 2)  # round 0 has no training
+    assert summary.seconds_per_client == pytest.approx(1.2 / 4)
 
 
 def test_an_excluded_client_trained():
     rows = [RoundRecord(1, clients=[1], excluded=[2], train_loss=1.0, seconds={"train": 3.0})]
-    got = summarise(rows)
-    assert (got.trainings, got.seconds_per_client) == (2, 1.5)
+    summary = summarise(rows)
+    assert (summary.trainings, summary.seconds_per_client) == (2, 1.5)
 
 
 def test_best_is_the_first_round_with_the_highest_accuracy():
-    got = summarise(scored(0.1, 0.7, 0.5, 0.7, 0.6))
-    assert (got.best, got.best_round, got.last) == (0.7, 1, 0.6)
-    assert (got.rounds, got.evaluations) == (4, 5)
+    summary = summarise(scored(0.1, 0.7, 0.5, 0.7, 0.6))
+    assert (summary.best, summary.best_round, summary.last) == (0.7, 1, 0.6)
+    assert (summary.rounds, summary.evaluations) == (4, 5)
 
 
 def test_last_ten_leaves_out_the_untrained_model():
@@ -112,18 +114,18 @@ def test_rounds_to_share_is_not_moved_by_rounding():
 
 
 def test_bytes_to_target_are_those_sent_until_then():
-    got = summarise(two_rounds(), 0.6)
-    assert (got.target, got.rounds_to_target, got.bytes_to_target) == (0.6, 1, 1200)
+    summary = summarise(two_rounds(), 0.6)
+    assert (summary.target, summary.rounds_to_target, summary.bytes_to_target) == (0.6, 1, 1200)
     assert summarise(two_rounds(), 0.7).bytes_to_target is None
 
 
 def test_fluctuation_in_percentage_points():
     # steps: +40, -20, +10; mean 10, deviations 30, -30, 0
-    got = fluctuation(scored(0.1, 0.5, 0.3, 0.4, every=2))
-    assert got is not None
-    assert got.mean == pytest.approx(10.0)
-    assert got.std == pytest.approx(30.0)  # sqrt((900 + 900) / 2)
-    assert got.min == pytest.approx(-20.0)
+    summary = fluctuation(scored(0.1, 0.5, 0.3, 0.4, every=2))
+    assert summary is not None
+    assert summary.mean == pytest.approx(10.0)
+    assert summary.std == pytest.approx(30.0)  # sqrt((900 + 900) / 2)
+    assert summary.min == pytest.approx(-20.0)
     assert fluctuation(scored(0.1)) is None
     assert fluctuation(scored(0.25, 0.5)) == Stat(25.0, None, 1, 25.0, 25.0)
 
@@ -135,23 +137,23 @@ def test_rows_without_a_score_or_with_one_that_is_not_finite():
         RoundRecord(3, clients=[0], train_loss=math.nan, test=Scores(0, math.nan, math.nan, 1.0)),
         RoundRecord(4),
     ]
-    got = summarise(rows)
-    assert (got.evaluations, got.best, got.best_round, got.last) == (1, 0.5, 2, 0.5)
-    assert got.losses_not_finite == 2  # round 4 trained nobody
-    assert got.fluctuation is None
+    summary = summarise(rows)
+    assert (summary.evaluations, summary.best, summary.best_round, summary.last) == (1, 0.5, 2, 0.5)
+    assert summary.losses_not_finite == 2  # round 4 trained nobody
+    assert summary.fluctuation is None
 
 
-def test_nothing_at_all():
-    got = summarise([], 0.5)
-    assert (got.rounds, got.best, got.last_mean, got.traffic, got.seconds) == (
+def test_no_rows():
+    summary = summarise([], 0.5)
+    assert (summary.rounds, summary.best, summary.last_mean, summary.traffic, summary.seconds) == (
         0,
         None,
         None,
         None,
         0,
     )
-    assert got.seconds_per_round is None
-    assert MethodSummary("x", (got,)).stat("best") is None
+    assert summary.seconds_per_round is None
+    assert MethodSummary("x", (summary,)).stat("best") is None
 
 
 def test_a_method_over_seeds():
@@ -187,18 +189,18 @@ def test_paired_differences_go_seed_by_seed():
         return paired_difference(first.by_seed("best"), second.by_seed("best"))
 
     one, two = group("a", s0=0.8, s1=0.6, s2=0.9), group("b", s2=0.7, s1=0.7, s5=0.1)
-    got = difference(one, two)
-    assert got is not None
-    assert got.stat.count == 2
-    assert got.stat.mean == pytest.approx((-0.1 + 0.2) / 2)
-    assert got.stat.std == pytest.approx(0.3 / math.sqrt(2))
-    assert got.ahead == 1
+    summary = difference(one, two)
+    assert summary is not None
+    assert summary.stat.count == 2
+    assert summary.stat.mean == pytest.approx((-0.1 + 0.2) / 2)
+    assert summary.stat.std == pytest.approx(0.3 / math.sqrt(2))
+    assert summary.ahead == 1
     assert difference(one, group("c", s7=0.5)) is None
     assert difference(one, MethodSummary("d", two.runs)) is None
     failed = MethodSummary("e", (summarise(scored(0.1)), summarise(scored(0.7, start=1))), (0, 1))
-    got = difference(one, failed)  # the run of seed 0 holds the untrained model alone
-    assert got is not None
-    assert (got.stat.count, got.stat.mean) == (1, pytest.approx(-0.1))
+    summary = difference(one, failed)  # the run of seed 0 holds the untrained model alone
+    assert summary is not None
+    assert (summary.stat.count, summary.stat.mean) == (1, pytest.approx(-0.1))
 
 
 def test_one_seed_each_has_no_pooled_error():
