@@ -31,6 +31,7 @@ from fedkeel.config.base import Settings
 from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
 from fedkeel.errors import FedkeelError
+from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Cohort, Outcome, Population, Round, Step
 from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import markdown, page
@@ -459,7 +460,7 @@ def roles() -> str:
             if getattr(value, "__isabstractmethod__", False) and inspect.isfunction(value)
         ]
         calls += [f"`{name}`, a property" for name, v in vars(kind).items() if _is_abstract(v)]
-        about = _plain(" ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split()))
+        about = _plain(" ".join(inspect.cleandoc(kind.__doc__ or "").split()))
         one = " 1" if kind in SLOTS else ""
         out.append(_row([f"`{kind.__name__}`{one}", ", ".join(stated), ", ".join(calls), about]))
     out += ["", "## What a part may declare", "", "Class variables with a default.", ""]
@@ -484,9 +485,11 @@ def roles() -> str:
         out += [f"### `{seen.__name__}`", "", _plain(doc.partition("\n")[0]), ""]
         out += [_row(["", "meaning"]), _row(["---"] * 2)]
         for name, meaning in _args(doc).items():
-            if name not in ("states", "part"):
+            if name not in INTERNAL_MEMBERS:
                 out.append(_row([f"`{name}`", _plain(meaning)]))
         for name, value in vars(seen).items():
+            if isinstance(value, property) and not name.startswith("_"):
+                out.append(_row([f"`{name}`", _plain(inspect.cleandoc(value.__doc__ or ""))]))
             if inspect.isfunction(value) and not name.startswith("_") and name != "view":
                 given = ", ".join(list(inspect.signature(value).parameters)[1:])
                 said = inspect.cleandoc(value.__doc__ or "").partition("\n")[0]

@@ -110,7 +110,18 @@ def _remedy(error: Exception) -> str | None:
     return None
 
 
-_INTERNAL = frozenset({"recorded_losses", "states", "declared_noise", "make_all_examples_step"})
+INTERNAL_MEMBERS = frozenset(
+    {
+        "declared_class_counts",
+        "declared_noise",
+        "make_all_examples_step",
+        "nonlinear_part",
+        "part",
+        "recorded_losses",
+        "states",
+        "view",
+    }
+)
 """Members of contexts that parts have no use for."""
 
 
@@ -120,10 +131,14 @@ def _is_context(kind: type) -> bool:
 
 def _members(kind: type) -> list[str]:
     """Return the fields, properties and methods of a context that parts may use."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    names += [name for name, value in vars(kind).items() if isinstance(value, property)]
-    names += [f"{name}()" for name, value in vars(kind).items() if inspect.isfunction(value)]
-    return [name for name in names if not name.startswith("_") and name not in _INTERNAL]
+    names = {f.name: f.name for f in dataclasses.fields(kind)}
+    for name, value in vars(kind).items():
+        if isinstance(value, property):
+            names[name] = name
+        elif inspect.isfunction(value):
+            names[name] = f"{name}()"
+    hidden = {name for name in names if name.startswith("_")} | INTERNAL_MEMBERS
+    return [shown for name, shown in names.items() if name not in hidden]
 
 
 # ---- what parts return ------------------------------------------------------------------------
