@@ -1,4 +1,4 @@
-"""A module and its loss in words: all that decides what is computed, but the module's numbers."""
+"""A text that describes a module and its loss: all that decides what they compute, but numbers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from fedkeel.source_digest import (
 )
 
 
-def in_words(
+def describe_model(
     module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], trained: Iterable[str]
 ) -> str:
-    """Return how a module and a loss are written, the same text in every process.
+    """Return a text that describes a module and a loss, the same in every process.
 
     Args:
-        module: told by its structure; what is not torch's own also by code and attributes, hooks by
-            theirs. Numbers of parameters and buffers are left out.
+        module: described by its structure; a module that is not torch's own also by its source and
+            attributes, hooks by their source. Numbers of parameters and buffers are left out.
         head: name of the classifier.
-        loss: told by its code and by what it holds, numbers too.
+        loss: described by its source and by what it holds, numbers too.
         trained: names of the parameters that are trained.
     """
     name = getattr(loss, "__qualname__", repr(loss))
-    told = [f"{module!r} head={head!r} loss={name} {source_digest(loss)}"]
-    told.append(f"trained={','.join(trained)}")
-    own = (*module.parameters(), *module.buffers())
-    for place, one in module.named_modules():
-        if not type(one).__module__.startswith("torch."):
-            told.append(f"{place}: {source_digest(type(one))} {describe_attributes(one, own)}")
-        told += [f"{place}: {hook}" for hook in describe_hooks(one, own)]
-    return without_addresses("\n".join(told))
+    lines = [f"{module!r} head={head!r} loss={name} {source_digest(loss)}"]
+    lines.append(f"trained={','.join(trained)}")
+    tensors = (*module.parameters(), *module.buffers())
+    for path, submodule in module.named_modules():
+        kind = type(submodule)
+        if not kind.__module__.startswith("torch."):
+            attributes = describe_attributes(submodule, tensors)
+            lines.append(f"{path}: {source_digest(kind)} {attributes}")
+        lines += [f"{path}: {hook}" for hook in describe_hooks(submodule, tensors)]
+    return without_addresses("\n".join(lines))

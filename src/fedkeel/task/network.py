@@ -1,7 +1,7 @@
 """A module as a pure function of its parameters, with the loss it is trained on.
 
-Nothing here steps a parameter. The client loop asks a `Network` for gradients at whatever point it
-likes; the network holds no state that a call could change.
+Nothing here steps a parameter. The client loop asks a `Network` for gradients at any point; a call
+changes no state of the network.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedkeel.matmul import linear_layers
 from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional
 from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
-from fedkeel.task.model_description import in_words
+from fedkeel.task.model_description import describe_model
 from fedkeel.task.parameter_names import under
 from fedkeel.task.traits import Traits, detect_traits
 from fedkeel.tree import Tree, clone
 
 Autograd = Literal["eager", "functional"]
-"""How gradients are taken: by the tape, which is faster for one client, or by torch.func, which can
-stand inside vmap. Both differentiate the same function."""
+"""How gradients are taken: by `torch.autograd`, which is faster for one client, or by `torch.func`,
+which works inside vmap. Both differentiate the same function."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Output:
-    """What the network makes of a batch.
+    """What the network returns for a batch.
 
     Args:
         logits: [B, Y] scores.
-        features: [B, F] inputs of the classifier, flattened; as many as the module has one for.
+        features: [B, F] inputs of the classifier, flattened; None where the module has none.
     """
 
     logits: Tensor
     features: Tensor | None = None
 
 
-def _in_order(own: Tensor) -> Tensor:
-    """Return a copy that lies row after row, as one that has been sent or saved."""
-    return own.detach().clone(memory_format=torch.contiguous_format)
+def _contiguous_copy(tensor: Tensor) -> Tensor:
+    """Return a copy in the memory layout of a tensor that has been sent or saved."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 Objective = Callable[[Output, Tree], Tensor]
@@ -97,7 +97,7 @@ class Network:
         self._train = copy.deepcopy(module).to(dtype).train()
         for layer in self._train.modules():
             if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-                layer.sparse = False  # gradients of the same numbers, which every part can take
+                layer.sparse = False  # dense gradients of the same numbers, which all parts accept
         self._eval = copy.deepcopy(self._train).eval()
         if batch_statistics:
             for layer in self._eval.modules():
@@ -105,35 +105,34 @@ class Network:
                     layer.train()
         self.channels_last = False
         self.traits = Traits()
-        self._functions = self._made()
+        self._functions = self._make_functions()
         self.head = head
         self._loss = loss
         self.dtype = dtype
-        self.names: tuple[str, ...] = tuple(
-            name for name, p in self._train.named_parameters() if p.requires_grad
-        )
-        every = dict(self._train.named_parameters())
-        self.params: Tree = {name: _in_order(every[name]) for name in self.names}
-        self.buffers: Tree = {n: _in_order(b) for n, b in self._train.named_buffers()}
-        self._words = in_words(self._train, head, loss, self.names)  # before any call changes it
+        trained = {n: p for n, p in self._train.named_parameters() if p.requires_grad}
+        self.names: tuple[str, ...] = tuple(trained)
+        self.params: Tree = {n: _contiguous_copy(p) for n, p in trained.items()}
+        self.buffers: Tree = {n: _contiguous_copy(b) for n, b in self._train.named_buffers()}
+        # Taken here, before a call changes anything.
+        self._description = describe_model(self._train, head, loss, self.names)
 
     def on(self, device: torch.device) -> Network:
-        """Return the network on a device; itself where it is there."""
+        """Return the network on a device; itself where it is there already."""
         if all(t.device == device for t in self.initial_state().values()):
             return self
         twin = copy.copy(self)
         twin.channels_last = self.channels_last and device.type == "cpu"
         twin._train = copy.deepcopy(self._train).to(device)
         twin._eval = copy.deepcopy(self._eval).to(device)
-        twin._functions = twin._made()
+        twin._functions = twin._make_functions()
         twin.params = {k: t.to(device) for k, t in self.params.items()}
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
         return twin
 
-    def _made(self) -> dict[bool, Functional]:
-        """Return the module as functions, in training and in evaluation."""
-        own = self.traits.bypasses_modules
-        return {True: Functional(self._train, own), False: Functional(self._eval, own)}
+    def _make_functions(self) -> dict[bool, Functional]:
+        """Return the module as a function by whether it is in training mode."""
+        copied = self.traits.bypasses_modules
+        return {True: Functional(self._train, copied), False: Functional(self._eval, copied)}
 
     @property
     def frozen(self) -> Tree:
@@ -148,23 +147,24 @@ class Network:
     def state_dict(self, params: Tree, buffers: Tree) -> Tree:
         """Return the module's state dict with these parameters and buffers.
 
-        Frozen parameters are as they were. A tensor that has several names is there under each.
+        Frozen parameters have their initial values. A tensor with several names has an entry for
+        each.
         """
-        first = {id(p): name for name, p in self._train.named_parameters()}
-        out: Tree = {}
-        for name, own in self._train.state_dict(keep_vars=True).items():
-            given = params.get(first.get(id(own), name), buffers.get(name))
-            out[name] = (own if given is None else given).detach().to("cpu", copy=True)
-        return out
+        first_name = {id(p): name for name, p in self._train.named_parameters()}
+        state: Tree = {}
+        for name, initial in self._train.state_dict(keep_vars=True).items():
+            tensor = params.get(first_name.get(id(initial), name), buffers.get(name))
+            state[name] = (initial if tensor is None else tensor).detach().to("cpu", copy=True)
+        return state
 
     def describe(self) -> str:
-        """Return all that decides what the network computes, but its numbers, in words.
+        """Return a text of all that decides what the network computes, except its numbers.
 
-        That is the structure of the module, which of its parameters are trained, its head and its
-        loss; and of modules that are not torch's own, how they are written, and their attributes.
-        All is told as it was when the network was made.
+        That is the structure of the module, the names of trained parameters, the head and the
+        loss; and of modules that are not torch's own, digests of their source and their attributes.
+        It describes the network as it was made.
         """
-        return self._words
+        return self._description
 
     @property
     def mixes_examples(self) -> bool:
@@ -173,7 +173,7 @@ class Network:
 
     @property
     def uses_cross_entropy(self) -> bool:
-        """Whether its loss makes probabilities of what the module returns."""
+        """Whether the loss is fedkeel's cross-entropy, which makes probabilities of scores."""
         return self._loss is cross_entropy
 
     @property
@@ -184,7 +184,7 @@ class Network:
 
     @property
     def has_cpu_convolutions(self) -> bool:
-        """Whether it convolves images on a processor, in full and not channel by channel."""
+        """Whether it has convolutions on a processor, and neither GroupNorm nor grouped ones."""
         on_cpu = any(p.ndim == 4 and p.device.type == "cpu" for p in self.params.values())
         return on_cpu and not any(
             isinstance(m, nn.GroupNorm) or (isinstance(m, nn.Conv2d) and m.groups > 1)
@@ -208,18 +208,19 @@ class Network:
     ) -> Tensor:
         """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place.
 
-        It sees real examples alone, of `weight` [B] 1; all where there is None. What a module
-        writes to its parameters lasts where their gradient is taken, and only there.
+        It uses only the real examples, whose `weight` [B] is 1; all where `weight` is None. A
+        module that writes to its parameters changes those whose gradient is taken, and no others.
         """
         if self.traits.writes_parameters:
             params = {
                 k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
             }
-        function, x = self._functions[train], x.clone() if self.traits.writes_inputs else x
+        if self.traits.writes_inputs:
+            x = x.clone()
         if weight is None or not self.mixes_examples:
-            return function(params, buffers, x)
+            return self._functions[train](params, buffers, x)
         with RealExamples(weight):
-            return function(params, buffers, x)
+            return self._functions[train](params, buffers, x)
 
     def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """Return [B, Y] outside training.
@@ -236,36 +237,36 @@ class Network:
             return self.logits(params, self.copy_buffers(buffers), x, train=False)
 
     def for_tracing(self) -> Network:
-        """Return the network with a loss of few operations: a recording makes them one by one."""
-        other = copy.copy(self)
+        """Return the network with a loss of fewer operations, which a trace runs one by one."""
+        twin = copy.copy(self)
         if self.uses_cross_entropy:
-            other._loss = picked_cross_entropy
-        return other
+            twin._loss = picked_cross_entropy
+        return twin
 
     def detect_traits(self, x: Tensor) -> None:
-        """Find out what the module does in a forward pass, beside returning scores.
+        """Set `traits`, what the module does in a forward pass beside returning scores.
 
         Args:
-            x: [B, ...] a few inputs.
+            x: [B, ...] inputs, see `fedkeel.task.traits.detect_traits`.
 
         Raises:
             ModelError: gradients by given parameters are not those by the module's own.
         """
         self.traits = detect_traits(self._train, self.params, self.buffers, x)
-        self._functions = self._made()
+        self._functions = self._make_functions()
 
     def choose_memory_format(self, x: Tensor) -> None:
-        """Find out whether convolutions may lie with the channels last; a `view` may forbid it."""
+        """Set `channels_last`, whether evaluation may use that memory format."""
         self.channels_last = False
         if not (self.has_cpu_convolutions and self.dtype == torch.float32):
             return
         with torch.no_grad():
-            usual = self.test_logits(self.params, self.buffers, x)
+            expected = self.test_logits(self.params, self.buffers, x)
             self.channels_last = True
             try:
-                turned = self.test_logits(self.params, self.buffers, x)
-                self.channels_last = torch.allclose(usual, turned, rtol=1e-3, atol=1e-5)
-            except RuntimeError:
+                logits = self.test_logits(self.params, self.buffers, x)
+                self.channels_last = torch.allclose(expected, logits, rtol=1e-3, atol=1e-5)
+            except RuntimeError:  # a module that calls `view` does not accept this format
                 self.channels_last = False
 
     def output(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Output:
@@ -274,23 +275,22 @@ class Network:
         Raises:
             ModelError: the head is not called, or called more than once.
         """
-        given = params, buffers, batch.x, train, batch.weight
         if not self.head:
-            return Output(self.logits(*given))
+            return Output(self.logits(params, buffers, batch.x, train, batch.weight))
         head = (self._train if train else self._eval).get_submodule(self.head)
-        caught: list[Tensor] = []
-        handle = head.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
+        inputs: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            logits = self.logits(*given)
+            logits = self.logits(params, buffers, batch.x, train, batch.weight)
         finally:
             handle.remove()
-        if len(caught) != 1:
+        if len(inputs) != 1:
             raise ModelError(
-                f"The head {self.head!r} is called {len(caught)} times in a forward pass.",
+                f"The head {self.head!r} is called {len(inputs)} times in a forward pass.",
                 expected="once: its input is what the method calls features",
                 do="name another head",
             )
-        return Output(logits, caught[0].flatten(1))
+        return Output(logits, inputs[0].flatten(1))
 
     def example_losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
@@ -319,40 +319,40 @@ class Network:
         As in `logits`, batch normalisation updates the given `buffers` in place.
 
         Args:
-            params: where.
+            params: the parameters at which the gradient is taken.
             buffers: the buffers that the forward pass sees and updates.
             batch: the examples.
-            autograd: how.
+            autograd: how the gradient is taken.
             objective: what is minimised; None is the task loss.
         """
         if autograd == "functional":
 
-            def aim_of(p: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
-                own = clone(buffers)  # what torch.func differentiates may not change what it found
-                aim, value = self._aim(p, own, batch, objective)
-                return aim, (value, own)
+            def value_at(p: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
+                updated = clone(buffers)  # torch.func allows no change to a tensor from outside
+                value, loss = self._values(p, updated, batch, objective)
+                return value, (loss, updated)
 
-            grads, (value, own) = torch.func.grad(aim_of, has_aux=True)(params)
+            grads, (loss, updated) = torch.func.grad(value_at, has_aux=True)(params)
             for name, buffer in buffers.items():
-                buffer.copy_(own[name])
-            return value, grads
+                buffer.copy_(updated[name])
+            return loss, grads
         leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-        own = self.copy_buffers(buffers)  # the objective sees them as they were before the step
+        updated = self.copy_buffers(buffers)  # the objective sees them as before the step
         with torch.enable_grad():
-            aim, value = self._aim(leaves, own, batch, objective)
+            value, loss = self._values(leaves, updated, batch, objective)
         for name, buffer in buffers.items():
-            buffer.copy_(own[name])
-        found = torch.autograd.grad(aim, list(leaves.values()), allow_unused=True)
+            buffer.copy_(updated[name])
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         if self.traits.writes_parameters:
-            for name, leaf in leaves.items():  # which may have been given other memory
+            for name, leaf in leaves.items():  # the module may have replaced their memory
                 params[name].copy_(leaf.detach())
         grads = {
             k: torch.zeros_like(v) if g is None else g
-            for (k, v), g in zip(params.items(), found, strict=True)
+            for (k, v), g in zip(params.items(), gradients, strict=True)
         }
-        return value.detach(), grads
+        return loss.detach(), grads
 
-    def _aim(
+    def _values(
         self, params: Tree, buffers: Tree, batch: Batch, objective: Objective | None
     ) -> tuple[Tensor, Tensor]:
         """Return what is minimised, and the mean task loss: each []."""
@@ -360,13 +360,13 @@ class Network:
             loss = self.loss(params, buffers, batch)
             return loss, loss
         output = self.output(params, buffers, batch)
-        value = batch_mean(self._loss(output.logits.detach(), batch.y), batch)
-        return objective(output, params), value
+        loss = batch_mean(self._loss(output.logits.detach(), batch.y), batch)
+        return objective(output, params), loss
 
     def input_grad(self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd) -> Tensor:
         """Return the gradient of the mean loss with respect to the inputs, [B, ...].
 
-        The network is in evaluation mode, as when data are made from it.
+        The network is in evaluation mode.
         """
         if autograd == "functional":
 
@@ -381,7 +381,7 @@ class Network:
         return torch.autograd.grad(loss, x)[0]
 
     def copy_buffers(self, buffers: Tree) -> Tree:
-        """Return buffers that a forward pass may change without trace."""
+        """Return buffers that a forward pass may change without any effect."""
         return clone(buffers) if buffers else buffers
 
 

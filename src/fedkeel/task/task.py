@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
-from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean
+from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
 from fedkeel.rng import torch_seed
 from fedkeel.task.losses import Loss, cross_entropy
 from fedkeel.task.network import Network
@@ -112,25 +112,20 @@ class Task:
                 f"{type(module).__name__} has no parameters to train.",
                 do="check requires_grad, and that sub-modules are attributes of the module",
             )
-        _check_names(module)
-        _check_buffers(module, self.buffers)
-        _check_numbers(module, self.buffers)
-        head = _head(module, self.head)
+        _check_tensors(module, self.buffers)
+        head = _head_name(module, self.head)
         _check_copy(module)
         network = Network(module, head, self.loss, dtype, self.buffers == "local")
-        spread = np.unique(
-            np.linspace(
-                0, len(data) - 1, num=FIRST_INPUTS + FURTHER_BATCHES * FURTHER_INPUTS
-            ).astype(np.int64)
-        )
-        sample = data.take(spread).to(dtype)
-        few = sample.take(np.arange(min(2, len(data))))
-        scores = _check_output(network, type(module).__name__, few.x, data)
-        counter = find_changed_attribute(lambda: _check_loss(network, scores, few.y), self.loss)
+        count = FIRST_INPUTS + FURTHER_BATCHES * FURTHER_INPUTS
+        rows = np.unique(np.linspace(0, len(data) - 1, num=count).astype(np.int64))
+        sample = data.take(rows).to(dtype)
+        pair = sample.take(np.arange(min(2, len(data))))
+        scores = _check_output(network, type(module).__name__, pair.x, data)
+        changed = find_changed_attribute(lambda: _check_loss(network, scores, pair.y), self.loss)
         network.detect_traits(sample.x)
-        if counter:
-            network.traits = replace(network.traits, hidden_state=f"{counter} of its loss")
-        network.choose_memory_format(few.x)
+        if changed:
+            network.traits = replace(network.traits, hidden_state=f"{changed} of its loss")
+        network.choose_memory_format(pair.x)
         return network
 
     @staticmethod
@@ -142,8 +137,8 @@ class Task:
             except FedkeelError:
                 raise
             except Exception as error:  # a user's class may raise anything
-                named = getattr(model, "func", model)  # of a functools.partial
-                name = getattr(named, "__name__", type(named).__name__)
+                function = getattr(model, "func", model)  # of a functools.partial
+                name = getattr(function, "__name__", type(function).__name__)
                 raise ModelError(
                     f"model {name!r} cannot be built",
                     got=one_line(error),
@@ -174,48 +169,37 @@ def _check_lazy(module: nn.Module, data: Dataset) -> None:
     )
 
 
-def _check_names(module: nn.Module) -> None:
-    """Refuse the sign that stands between the names of nested states, see `fedkeel.tree.walk`."""
-    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-    for name in names:
-        if "/" in name:
+def _check_tensors(module: nn.Module, policy: Buffers) -> None:
+    """Refuse parameters and buffers that cannot be named, sent or averaged."""
+    kind, buffers = type(module).__name__, dict(module.named_buffers())
+    for name, tensor in (*module.named_parameters(), *buffers.items()):
+        if "/" in name:  # stands between the names of nested states, see `fedkeel.tree.walk`
             raise ModelError(
-                f"{type(module).__name__} has a tensor whose name holds a '/'.",
+                f"{kind} has a tensor whose name holds a '/'.",
                 got=repr(name),
                 do="give that sub-module or parameter another name",
             )
-
-
-def _check_buffers(module: nn.Module, policy: Buffers) -> None:
-    names = [name for name, _ in module.named_buffers()]
-    if not names or policy != "refuse":
-        return
-    raise ModelError(
-        f"{type(module).__name__} has buffers, which clients with different data disagree on.",
-        got=f"{counted(len(names), 'buffer')}, such as {names[0]!r}",
-        expected="none, or a policy for them",
-        do="set model.buffers = 'average' or 'local', or use fedkeel.replace_batch_norm(module)",
-    )
-
-
-def _check_numbers(module: nn.Module, policy: Buffers) -> None:
-    """Refuse numbers that are not sent, or have no mean."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    for name, tensor in named:
         if tensor.is_complex():
             raise ModelError(
-                f"{type(module).__name__} has complex parameters or buffers.",
+                f"{kind} has complex parameters or buffers.",
                 got=f"{name!r} of {tensor.dtype}",
                 expected="real numbers, which alone have the run's type",
                 do="keep torch.view_as_real(...) of it, and take torch.view_as_complex(...) of "
                 "that in forward()",
             )
-    if policy != "average":
-        return
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and not bool(buffer.isfinite().all()):
+    if buffers and policy == "refuse":
+        raise ModelError(
+            f"{kind} has buffers, which clients with different data disagree on.",
+            got=f"{counted(len(buffers), 'buffer')}, such as {next(iter(buffers))!r}",
+            expected="none, or a policy for them",
+            do="set model.buffers = 'average' or 'local', or use "
+            "fedkeel.replace_batch_norm(module)",
+        )
+    for name, buffer in buffers.items():
+        has_mean = not buffer.is_floating_point() or bool(buffer.isfinite().all())
+        if policy == "average" and not has_mean:
             raise ModelError(
-                f"The buffer {name!r} of {type(module).__name__} has no mean over the clients.",
+                f"The buffer {name!r} of {kind} has no mean over the clients.",
                 got="NaN or infinity in it",
                 expected="finite numbers under the policy 'average'",
                 do="set model.buffers = 'local' if it is constant, as a mask is; or write "
@@ -230,13 +214,13 @@ def _check_copy(module: nn.Module) -> None:
     except Exception as error:  # whatever a user's module may raise
         raise ModelError(
             f"{type(module).__name__} cannot be copied, and each process trains a copy.",
-            got=_first_line(error),
+            got=first_line(error),
             do="keep no tensor that was computed from parameters as an attribute; "
             "torch.nn.utils.parametrizations.weight_norm does so in place of weight_norm",
         ) from error
 
 
-def _head(module: nn.Module, head: str | None) -> str:
+def _head_name(module: nn.Module, head: str | None) -> str:
     owners = [name for name in module_names(module) if name]
     if head is None:
         return owners[-1] if owners else ""
@@ -256,63 +240,53 @@ def _head(module: nn.Module, head: str | None) -> str:
     return head
 
 
-def _first_line(error: Exception) -> str:
-    """Return what an error says, or what it is where it says nothing."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
 def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tensor:
-    """Send examples through the network, look at what comes out, and return it."""
+    """Return the scores of a few inputs, or refuse them where they do not fit the labels."""
     try:
         with torch.no_grad():
             buffers = network.copy_buffers(network.buffers)
-            out = network.logits(network.params, buffers, x, train=False)
+            scores: object = network.logits(network.params, buffers, x, train=False)
     except ModelError:
         raise
-    except Exception as error:  # whatever a user's module may raise
+    except Exception as error:  # a user's module may raise anything
         raise ModelError(
             f"{name} cannot take the data.",
             got=f"inputs of shape {list(x.shape)}: {one_line(error)}",
             why=f"raised in {where_raised(error)}",
-            do=_remedy(error, x),
+            do=_input_remedy(error, x),
         ) from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x):
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(x):
         raise ModelError(
             f"{name} does not return one row of scores for each example.",
-            got=_shown(out),
+            got=_shape_or_type(scores),
             expected=f"[{len(x)}, {data.classes}] for {len(x)} examples of {data.classes} classes",
-            do=_cure(out),
+            do=_output_remedy(scores),
         )
-    if out.shape[1] < data.classes:
+    if scores.shape[1] < data.classes:
         raise ModelError(
             f"The output of {name} does not fit the labels.",
-            got=f"{counted(out.shape[1], 'output')} for {counted(data.classes, 'class')}",
+            got=f"{counted(scores.shape[1], 'output')} for {counted(data.classes, 'class')}",
             expected=f"at least {counted(data.classes, 'output')}",
-            why=_unused(data) or _named(data),
+            why=_about_labels(data),
             do="give the last layer one output for each class, or check the labels",
         )
-    return out
+    return scores
 
 
-def _unused(data: Dataset) -> str | None:
-    """Return what is odd about labels of which some number has no example."""
+def _about_labels(data: Dataset) -> str | None:
+    """Return a number that is no label, or else the names of the labels, or None."""
     missing = np.flatnonzero(np.bincount(data.y.numpy(), minlength=data.classes) == 0)
-    if len(missing) == 0:
-        return None
-    return (
-        f"labels are numbers from 0 up to the largest, {data.classes - 1}, "
-        f"and none of these is {missing[0]}"
-    )
-
-
-def _named(data: Dataset) -> str | None:
-    """Return what the labels are called, the first ones of many."""
-    shown = ", ".join(map(repr, data.label_names[:6]))
+    if len(missing):
+        return (
+            f"labels are numbers from 0 up to the largest, {data.classes - 1}, "
+            f"and none of these is {missing[0]}"
+        )
+    names = ", ".join(map(repr, data.label_names[:6]))
     more = f" and {len(data.label_names) - 6} more" if len(data.label_names) > 6 else ""
-    return f"the labels are {shown}{more}" if shown else None
+    return f"the labels are {names}{more}" if names else None
 
 
-def _remedy(error: Exception, x: Tensor) -> str:
+def _input_remedy(error: Exception, x: Tensor) -> str:
     """Return what to do about inputs that a network cannot take."""
     if "Long" in str(error) and x.is_floating_point():  # what nn.Embedding asks for
         return (
@@ -329,20 +303,19 @@ def _remedy(error: Exception, x: Tensor) -> str:
     return "check the first layer against the shape of one example"
 
 
-def _shown(out: object) -> str:
-    """Return the shape of a tensor, or what else it is."""
-    return str(list(out.shape)) if isinstance(out, Tensor) else type(out).__name__
-
-
-def _cure(out: object) -> str:
+def _output_remedy(output: object) -> str:
     """Return what to do about an output that is no row of scores for each example."""
-    if not isinstance(out, Tensor):
+    if not isinstance(output, Tensor):
         return "return the scores alone from forward(), e.g. the first of a tuple"
-    if out.ndim < 2:
+    if output.ndim < 2:
         return (
             "give the last layer one output for each class, of two classes too, and keep its axis"
         )
     return "flatten what enters the last layer, so that an example has one row: x.flatten(1)"
+
+
+def _shape_or_type(value: object) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
@@ -350,39 +323,36 @@ def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
     if len(y) in (1, scores.shape[1]):  # labels would pass for a row of scores
         rows = torch.arange(len(y) + scores.shape[1]) % len(y)
         scores, y = scores[rows], y[rows]
-    given = f"scores {list(scores.shape)} and labels {list(y.shape)}"
+    arguments = f"scores {list(scores.shape)} and labels {list(y.shape)}"
     try:
         with torch.no_grad():
             losses: object = network.task_losses(scores, y)
-    except Exception as error:  # whatever a user's loss may raise
+    except Exception as error:  # a user's loss may raise anything
         raise ModelError(
             "The loss cannot be taken of scores and labels.",
-            got=f"{given}: {_first_line(error)}",
+            got=f"{arguments}: {first_line(error)}",
             expected="a loss of scores [B, Y] and classes [B], such as cross-entropy",
             why="classes are learned; a quantity (regression) and single scores are not",
             do="check the loss against what the model returns",
         ) from error
-    fits = isinstance(losses, Tensor) and losses.shape in ((len(y),), ())
-    if not (isinstance(losses, Tensor) and fits and losses.is_floating_point()):
-        kind = f" of {losses.dtype}" if isinstance(losses, Tensor) and fits else ""
+    has_shape = isinstance(losses, Tensor) and losses.shape in ((len(y),), ())
+    if not (isinstance(losses, Tensor) and has_shape and losses.is_floating_point()):
+        dtype = f" of {losses.dtype}" if isinstance(losses, Tensor) and has_shape else ""
         raise ModelError(
             "The loss is not one number for each example.",
-            got=f"{_shown(losses)}{kind} for {given}",
+            got=f"{_shape_or_type(losses)}{dtype} for {arguments}",
             expected=f"[{len(y)}], or their mean []",
             do="return the losses before their mean, e.g. with reduction='none'",
         )
-    if losses.ndim == 0 and _is_sum(network, losses, scores, y):
-        raise ModelError(
-            "The loss is a sum over the batch.",
-            got="twice the number for twice the same examples",
-            expected=f"[{len(y)}], or their mean []",
-            why="what it is worth would depend on the size of the batch, at the end of a pass too",
-            do="return the losses before their sum, e.g. with reduction='none'",
-        )
-
-
-def _is_sum(network: Network, loss: Tensor, scores: Tensor, y: Tensor) -> bool:
-    """Return whether the same examples once more make the loss twice as large."""
-    with torch.no_grad():
-        twice = network.task_losses(torch.cat([scores, scores]), torch.cat([y, y]))
-    return bool(loss.isfinite() and loss != 0) and torch.allclose(twice, 2 * loss)
+    if losses.ndim == 0 and bool(losses.isfinite() and losses != 0):
+        with torch.no_grad():
+            doubled = network.task_losses(torch.cat([scores, scores]), torch.cat([y, y]))
+        if torch.allclose(doubled, 2 * losses):
+            raise ModelError(
+                "The loss is a sum over the batch.",
+                got="twice the number for twice the same examples",
+                expected=f"[{len(y)}], or their mean []",
+                why="what it is worth would depend on the size of the batch, at the end of a pass "
+                "too",
+                do="return the losses before their sum, e.g. with reduction='none'",
+            )

@@ -167,7 +167,7 @@ def _keywords(
 def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) -> nn.Module:
     try:
         if name in MODELS:
-            checks.whole("classes", keywords["classes"])
+            checks.positive_int("classes", keywords["classes"])
         module = build(**keywords)
     except ModelError as error:
         raise _named(name, error) from error

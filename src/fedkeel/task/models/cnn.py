@@ -18,15 +18,13 @@ MIDDLE = 100
 class PaddedCNN(nn.Module):
     """Two padded 5 x 5 convolutions (32, 64), each with ReLU and a 2 x 2 max-pool, then 512 units.
 
-    Args:
-        shape: (channels, height, width), at least 4 x 4 pixels.
-        outputs: size of the linear layer `fc2` after the 512 units.
-        classes: size of one more linear layer `fc3` after a ReLU; None has no such layer.
+    `outputs` is the size of `fc2` after the 512 units; with `classes` a layer `fc3` follows a ReLU.
+    Smallest image: 4 x 4.
     """
 
     def __init__(self, shape: Sequence[int], outputs: int, classes: int | None = None) -> None:
         super().__init__()
-        channels, height, width = checks.image(shape, least=4)
+        channels, height, width = checks.image_shape(shape, min_side=4)
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.fc1 = nn.Linear(64 * (height // 4) * (width // 4), 512)
@@ -45,12 +43,7 @@ class PaddedCNN(nn.Module):
 class FedGHCNN(nn.Module):
     """Two unpadded 5 x 5 convolutions (32, 64), one max-pool, 128 units, dropout.
 
-    Args:
-        shape: (channels, height, width), at least 10 x 10 pixels.
-        classes: number of classes, Y.
-        dropout: share of pooled maps' entries that are dropped, >= 0 and < 1.
-        dropout_fc: share of the 128 units that are dropped, >= 0 and < 1.
-        relu_last: whether the logits pass a ReLU, as the paper's table prints it.
+    For the arguments see `cnn_fedgh`.
     """
 
     def __init__(
@@ -63,14 +56,14 @@ class FedGHCNN(nn.Module):
         relu_last: bool,
     ) -> None:
         super().__init__()
-        channels, height, width = checks.image(shape, least=10)
+        channels, height, width = checks.image_shape(shape, min_side=10)
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 64, 5)
-        self.drop1 = nn.Dropout(checks.rate("dropout", dropout))
+        self.drop1 = nn.Dropout(checks.dropout_rate("dropout", dropout))
         self.fc1 = nn.Linear(64 * ((height - 8) // 2) * ((width - 8) // 2), 128)
-        self.drop2 = nn.Dropout(checks.rate("dropout_fc", dropout_fc))
+        self.drop2 = nn.Dropout(checks.dropout_rate("dropout_fc", dropout_fc))
         self.fc2 = nn.Linear(128, classes)
-        self.relu_last = checks.flag("relu_last", relu_last)
+        self.relu_last = checks.boolean("relu_last", relu_last)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, Y]."""
@@ -83,14 +76,12 @@ class FedGHCNN(nn.Module):
 class FedRegCNN(nn.Module):
     """Three unpadded 5 x 5 convolutions (32, 32, 64), two max-pools, 256 units.
 
-    Args:
-        shape: (channels, height, width), at least 20 x 20 pixels.
-        classes: number of classes, Y.
+    For the arguments see `cnn_fedreg`.
     """
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__()
-        channels, *sides = checks.image(shape, least=20)
+        channels, *sides = checks.image_shape(shape, min_side=20)
         height, width = (((side - 8) // 2 - 4) // 2 for side in sides)
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 32, 5)
@@ -110,16 +101,13 @@ class FedRegCNN(nn.Module):
 class FedRegCT(nn.Module):
     """Nine padded 3 x 3 convolutions with ReLU, a 3 x 3 max-pool after the sixth, a linear layer.
 
-    Args:
-        shape: (channels, height, width), at least 3 x 3 pixels.
-        classes: number of classes, Y.
-        width: channels of the first convolution; two have twice, the other six four times as many.
+    For the arguments see `cnn_fedreg_ct`.
     """
 
     def __init__(self, shape: Sequence[int], classes: int, *, width: int) -> None:
         super().__init__()
-        inputs, height, across = checks.image(shape, least=3)
-        n = checks.whole("width", width)
+        inputs, height, across = checks.image_shape(shape, min_side=3)
+        n = checks.positive_int("width", width)
         features: list[nn.Module] = []
         for i, outputs in enumerate((n, 2 * n, 2 * n, *[4 * n] * 6), 1):
             features.append(nn.Conv2d(inputs, outputs, 3, padding=1))
@@ -176,7 +164,7 @@ def cnn_fedgc(shape: Sequence[int], classes: int, *, final_layer: bool = True) -
             not, the 100 units are the logits, `fc2` is the classifier, and logits beyond the number
             of classes never are a label.
     """
-    if checks.flag("final_layer", final_layer):
+    if checks.boolean("final_layer", final_layer):
         return PaddedCNN(shape, MIDDLE, classes)
     if classes > MIDDLE:
         raise ModelError(

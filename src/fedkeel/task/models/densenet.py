@@ -17,14 +17,7 @@ BOTTLENECK = 4
 
 
 class DenseLayer(nn.Module):
-    """conv3x3(relu(norm(conv1x1(relu(norm(x)))))): the channels that a layer adds.
-
-    Args:
-        inputs: channels that come in.
-        growth: channels that go out.
-        norm: kind of normalisation.
-        groups: groups of ``group``.
-    """
+    """conv3x3(relu(norm(conv1x1(relu(norm(x)))))): the channels that a layer adds."""
 
     def __init__(self, inputs: int, growth: int, norm: Norm, groups: int) -> None:
         super().__init__()
@@ -42,15 +35,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Sequential):
-    """Layers `denselayer1`, ..., each of which sees what came in and what all before it added.
-
-    Args:
-        inputs: channels that come in.
-        layers: number of layers.
-        growth: channels that each layer adds.
-        norm: kind of normalisation.
-        groups: groups of ``group``.
-    """
+    """Layers `denselayer1`, ..., each of which sees what came in and what all before it added."""
 
     def __init__(self, inputs: int, layers: int, growth: int, norm: Norm, groups: int) -> None:
         super().__init__()
@@ -66,13 +51,7 @@ class DenseBlock(nn.Sequential):
 
 
 class Transition(nn.Module):
-    """conv1x1(relu(norm(x))) and a 2 x 2 mean: half the channels, a quarter of the pixels.
-
-    Args:
-        inputs: channels that come in.
-        norm: kind of normalisation.
-        groups: groups of ``group``.
-    """
+    """conv1x1(relu(norm(x))) and a 2 x 2 mean: half the channels, a quarter of the pixels."""
 
     def __init__(self, inputs: int, norm: Norm, groups: int) -> None:
         super().__init__()
@@ -87,14 +66,7 @@ class Transition(nn.Module):
 class DenseNet(nn.Module):
     """A 7 x 7 stem, dense blocks with transitions between them, and a linear layer.
 
-    Args:
-        shape: (channels, height, width), at least 29 x 29 pixels.
-        classes: number of classes, Y.
-        growth: channels that each layer adds; the stem has twice as many.
-        blocks: layers of each dense block.
-        norm: ``batch`` or ``group``.
-        groups: upper bound of the groups of ``group``.
-        pool: whether the linear layer sees the mean of each last map, or all of its pixels.
+    For the arguments see `densenet121_gn`.
     """
 
     def __init__(
@@ -109,15 +81,15 @@ class DenseNet(nn.Module):
         pool: bool,
     ) -> None:
         super().__init__()
-        inputs, *sides = checks.image(shape, least=29)
-        checks.choice("norm", norm, ("batch", "group"))
-        width = 2 * checks.whole("growth", growth)
+        inputs, *sides = checks.image_shape(shape, min_side=29)
+        checks.one_of("norm", norm, ("batch", "group"))
+        width = 2 * checks.positive_int("growth", growth)
         features: OrderedDict[str, nn.Module] = OrderedDict()
         features["conv0"] = nn.Conv2d(inputs, width, 7, stride=2, padding=3, bias=False)
         features["norm0"] = norm2d(norm, width, groups)
         features["relu0"] = nn.ReLU()
         features["pool0"] = nn.MaxPool2d(3, stride=2, padding=1)
-        counts = checks.widths("blocks", blocks)
+        counts = checks.positive_ints("blocks", blocks)
         for i, layers in enumerate(counts, 1):
             features[f"denseblock{i}"] = DenseBlock(width, layers, growth, norm, groups)
             width += layers * growth
@@ -126,7 +98,7 @@ class DenseNet(nn.Module):
                 width //= 2
         features["norm5"] = norm2d(norm, width, groups)
         self.features = nn.Sequential(features)
-        self.pool = checks.flag("pool", pool)
+        self.pool = checks.boolean("pool", pool)
         height, across = (1 if pool else _left(side, len(counts)) for side in sides)
         self.classifier = nn.Linear(width * height * across, classes)
         for layer in self.modules():

@@ -16,11 +16,7 @@ DEPTH = 2
 
 
 class FixupBlock(nn.Module):
-    """relu(x + scale * conv2(relu(conv1(x + bias1a) + bias1b) + bias2a) + bias2b).
-
-    Args:
-        channels: channels that come in and go out.
-    """
+    """relu(x + scale * conv2(relu(conv1(x + bias1a) + bias1b) + bias2a) + bias2b)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -68,16 +64,13 @@ class FixupStage(nn.Module):
 class FixupResNet9(nn.Module):
     """A convolution, three stages that halve the image, a global max-pool and a linear layer.
 
-    Args:
-        shape: (channels, height, width), at least 8 x 8 pixels.
-        classes: number of classes, Y.
-        width: channels after the first convolution; each stage doubles them.
+    For the arguments see `fixup_resnet9`.
     """
 
     def __init__(self, shape: Sequence[int], classes: int, *, width: int) -> None:
         super().__init__()
-        channels, _, _ = checks.image(shape, least=8)
-        n = checks.whole("width", width)
+        channels, _, _ = checks.image_shape(shape, min_side=8)
+        n = checks.positive_int("width", width)
         self.prep = FixupStage(channels, n, pool=False, blocks=0)
         self.layer1 = FixupStage(n, 2 * n, pool=True, blocks=1)
         self.layer2 = FixupStage(2 * n, 4 * n, pool=True, blocks=0)

@@ -14,16 +14,12 @@ from fedkeel.task.models.norm import Norm, norm1d, norm2d
 class LeNet5(nn.Module):
     """Two unpadded 5 x 5 convolutions (32, 64) with max-pools, then 512 and 128 units.
 
-    Args:
-        shape: (channels, height, width), at least 16 x 16 pixels.
-        classes: number of classes, Y.
-        dropout: share of the 512 and of the 128 units that are dropped, >= 0 and < 1.
-        norm: normalisation before each of the four ReLU.
+    For the arguments see `lenet5`; the normalisation comes before each of the four ReLU.
     """
 
     def __init__(self, shape: Sequence[int], classes: int, *, dropout: float, norm: Norm) -> None:
         super().__init__()
-        channels, *sides = checks.image(shape, least=16)
+        channels, *sides = checks.image_shape(shape, min_side=16)
         height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.norm1 = norm2d(norm, 32)
@@ -33,7 +29,7 @@ class LeNet5(nn.Module):
         self.norm3 = norm1d(norm, 512)
         self.fc2 = nn.Linear(512, 128)
         self.norm4 = norm1d(norm, 128)
-        self.drop = nn.Dropout(checks.rate("dropout", dropout))
+        self.drop = nn.Dropout(checks.dropout_rate("dropout", dropout))
         self.fc3 = nn.Linear(128, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Logistic(nn.Module):
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(checks.flat(shape), classes)
+        self.fc = nn.Linear(checks.input_size(shape), classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, Y]."""
@@ -37,18 +37,14 @@ class Logistic(nn.Module):
 class MLP(nn.Module):
     """Linear layers fc1, fc2, ... with ReLU between them, on the flattened input.
 
-    Args:
-        shape: shape of one input.
-        classes: number of classes, Y.
-        hidden: sizes of the hidden layers; the classifier is ``fc<len(hidden) + 1>``.
-        norm: normalisation before each ReLU; its layers are norm1, norm2, ...
+    Its classifier is ``fc<len(hidden) + 1>``; `norm` comes before each ReLU, as norm1, norm2, ...
     """
 
     def __init__(
         self, shape: Sequence[int], classes: int, *, hidden: Sequence[int], norm: Norm = "none"
     ) -> None:
         super().__init__()
-        sizes = (checks.flat(shape), *checks.widths("hidden", hidden), classes)
+        sizes = (checks.input_size(shape), *checks.positive_ints("hidden", hidden), classes)
         self.layers = len(sizes) - 1
         for i, (inputs, outputs) in enumerate(pairwise(sizes), 1):
             self.add_module(f"fc{i}", nn.Linear(inputs, outputs))

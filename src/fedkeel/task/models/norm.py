@@ -18,34 +18,36 @@ Norm = Literal["batch", "group", "none"]
 
 
 FEATURES = 8
-"""Features [B, width] in a group, at least: of two little more than signs would be left."""
+"""Smallest number of features in a group: of two, little more than signs would be left."""
 
 
 def norm1d(kind: Norm, width: int, groups: int = 32) -> nn.Module:
     """Return the normalisation of [B, width] features."""
-    if checks.choice("norm", kind, ("batch", "group", "none")) == "batch":
+    if checks.one_of("norm", kind, ("batch", "group", "none")) == "batch":
         return nn.BatchNorm1d(width)
     if kind == "none":
         return nn.Identity()
-    return nn.GroupNorm(group_count(width, checks.whole("groups", groups), FEATURES), width)
+    return nn.GroupNorm(group_count(width, checks.positive_int("groups", groups), FEATURES), width)
 
 
 def norm2d(kind: Norm, width: int, groups: int = 32) -> nn.Module:
     """Return the normalisation of [B, width, height, width] maps."""
-    if checks.choice("norm", kind, ("batch", "group", "none")) == "batch":
+    if checks.one_of("norm", kind, ("batch", "group", "none")) == "batch":
         return nn.BatchNorm2d(width)
     if kind == "none":
         return nn.Identity()
-    return nn.GroupNorm(group_count(width, checks.whole("groups", groups)), width)
+    return nn.GroupNorm(group_count(width, checks.positive_int("groups", groups)), width)
 
 
-def group_count(width: int, groups: int, least: int = 1) -> int:
-    """Return the largest divisor of `width` up to `groups` that leaves `least` channels a group.
+def group_count(width: int, groups: int, min_channels: int = 1) -> int:
+    """Return the largest divisor of `width` up to `groups` that leaves `min_channels` channels a group.
 
-    >>> group_count(64, 32), group_count(100, 32), group_count(7, 4), group_count(32, 32, least=2)
+    >>> group_count(64, 32), group_count(100, 32), group_count(7, 4), group_count(32, 32, min_channels=2)
     (32, 25, 1, 16)
     """
-    fits = (n for n in range(min(groups, width), 1, -1) if width % n == 0 and width // n >= least)
+    fits = (
+        n for n in range(min(groups, width), 1, -1) if width % n == 0 and width // n >= min_channels
+    )
     return next(fits, 1)
 
 
@@ -66,7 +68,7 @@ def replace_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
             or all: on [B, channels] inputs a group of one is normalised to 0, and one of two to
             little more than signs.
     """
-    checks.whole("groups", groups)
+    checks.positive_int("groups", groups)
     if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
         raise ModelError(
             f"{type(module).__name__} has lazy layers",

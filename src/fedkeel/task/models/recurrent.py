@@ -52,14 +52,7 @@ class LSTM(nn.Module):
 class CharLSTM(nn.Module):
     """An embedding of characters, layers of LSTM, and a linear layer on the last state.
 
-    Args:
-        shape: (T,), the number of characters of one input.
-        classes: number of characters that may come next, Y.
-        vocabulary: number of characters that may be read.
-        embedding: size of an embedded character.
-        hidden: size of each layer's state.
-        layers: number of layers.
-        biases: bias vectors of each layer, 1 or 2.
+    For the arguments see `char_lstm`.
     """
 
     def __init__(
@@ -74,19 +67,19 @@ class CharLSTM(nn.Module):
         biases: int,
     ) -> None:
         super().__init__()
-        checks.flat(shape)
+        checks.input_size(shape)
         if len(shape) != 1:
             raise ModelError(
                 "the network takes sequences of characters",
                 got=f"inputs of shape {tuple(shape)}",
                 expected="(number of characters,)",
             )
-        if checks.whole("biases", biases) > 2:
+        if checks.positive_int("biases", biases) > 2:
             raise ModelError("`biases` must be 1 or 2", got=repr(biases))
-        size = checks.whole("embedding", embedding)
-        state = checks.whole("hidden", hidden)
-        depth = checks.whole("layers", layers)
-        self.embed = nn.Embedding(checks.whole("vocabulary", vocabulary), size)
+        size = checks.positive_int("embedding", embedding)
+        state = checks.positive_int("hidden", hidden)
+        depth = checks.positive_int("layers", layers)
+        self.embed = nn.Embedding(checks.positive_int("vocabulary", vocabulary), size)
         self.lstm = nn.Sequential(
             *(LSTM(size if i == 0 else state, state, biases) for i in range(depth))
         )

@@ -38,13 +38,8 @@ class Pad(nn.Module):
 class Block(nn.Module):
     """relu(x + norm(conv(relu(norm(conv(x)))))), with 3 x 3 convolutions.
 
-    Args:
-        inputs: channels that come in.
-        outputs: channels that go out.
-        stride: step of the first convolution.
-        norm: kind of normalisation.
-        groups: upper bound of the groups of ``group``.
-        shortcut: what x passes where the shape changes.
+    `groups` is the upper bound of the groups of ``group``; `shortcut` is what x passes where the
+    shape changes.
     """
 
     def __init__(
@@ -80,13 +75,7 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """Four stages of two residual blocks, a global average and a linear layer.
 
-    Args:
-        shape: (channels, height, width), at least 8 x 8 pixels.
-        classes: number of classes, Y.
-        norm: ``batch`` or ``group``.
-        stem: first layers.
-        groups: upper bound of the groups of ``group``.
-        width: channels of the first stage; each later one has twice as many.
+    For the arguments see `resnet18_gn` and `resnet18`.
     """
 
     def __init__(
@@ -100,9 +89,9 @@ class ResNet18(nn.Module):
         width: int,
     ) -> None:
         super().__init__()
-        channels, _, _ = checks.image(shape, least=8)
-        checks.choice("norm", norm, ("batch", "group"))
-        n = checks.whole("width", width)
+        channels, _, _ = checks.image_shape(shape, min_side=8)
+        checks.one_of("norm", norm, ("batch", "group"))
+        n = checks.positive_int("width", width)
         self.large_stem = stem == "7x7"
         size, stride = (7, 2) if self.large_stem else (3, 1)
         self.conv1 = nn.Conv2d(channels, n, size, stride, padding=size // 2, bias=False)
@@ -127,13 +116,7 @@ class ResNet18(nn.Module):
 class ResNet20(nn.Module):
     """A 3 x 3 stem, three stages of three residual blocks, a global average and a linear layer.
 
-    Args:
-        shape: (channels, height, width), at least 4 x 4 pixels.
-        classes: number of classes, Y.
-        norm: ``batch`` or ``group``.
-        groups: upper bound of the groups of ``group``.
-        width: channels of the first stage; each later one has twice as many.
-        shortcut: what x passes where a block changes the shape.
+    For the arguments see `resnet20`.
     """
 
     def __init__(
@@ -147,10 +130,10 @@ class ResNet20(nn.Module):
         shortcut: Shortcut,
     ) -> None:
         super().__init__()
-        channels, _, _ = checks.image(shape, least=4)
-        checks.choice("norm", norm, ("batch", "group"))
-        checks.choice("shortcut", shortcut, ("identity", "projection"))
-        n = checks.whole("width", width)
+        channels, _, _ = checks.image_shape(shape, min_side=4)
+        checks.one_of("norm", norm, ("batch", "group"))
+        checks.one_of("shortcut", shortcut, ("identity", "projection"))
+        n = checks.positive_int("width", width)
         self.conv1 = nn.Conv2d(channels, n, 3, padding=1, bias=False)
         self.bn1 = norm2d(norm, n, groups)
         self.layer1 = _stage(3, n, n, norm, groups, shortcut)

@@ -19,12 +19,7 @@ STD = 0.02
 
 
 class Attention(nn.Module):
-    """Softmax attention of all tokens to all, with several heads.
-
-    Args:
-        width: size of a token, a multiple of `heads`.
-        heads: number of heads.
-    """
+    """Softmax attention of all tokens to all, with several heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -44,10 +39,7 @@ class Attention(nn.Module):
 class EncoderBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Args:
-        width: size of a token.
-        heads: number of heads.
-        dropout: share of what each of the two adds that is dropped.
+    `dropout` is the share dropped of what each of the two adds.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -69,14 +61,7 @@ class EncoderBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches as tokens, a class token, pre-norm encoder blocks, and a linear layer.
 
-    Args:
-        shape: (channels, height, width), the last two multiples of `patch`.
-        classes: number of classes, Y.
-        patch: height and width of a patch.
-        width: size of a token, a multiple of `heads`.
-        depth: number of encoder blocks.
-        heads: number of attention heads.
-        dropout: share of what each half of a block adds that is dropped, >= 0 and < 1.
+    For the arguments see `vit`.
     """
 
     def __init__(
@@ -91,14 +76,16 @@ class VisionTransformer(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        channels, height, across = checks.image(shape, least=checks.whole("patch", patch))
+        channels, height, across = checks.image_shape(
+            shape, min_side=checks.positive_int("patch", patch)
+        )
         if height % patch or across % patch:
             raise ModelError(
                 "the patches do not tile the images",
                 got=f"patches of {patch} x {patch} on {height} x {across} pixels",
                 do="set `patch` to a divisor of both sides",
             )
-        if checks.whole("width", width) % checks.whole("heads", heads):
+        if checks.positive_int("width", width) % checks.positive_int("heads", heads):
             raise ModelError(
                 "`width` must be a multiple of `heads`", got=f"width {width} and {heads} heads"
             )
@@ -106,9 +93,12 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, tokens, width))
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
-        self.drop = nn.Dropout(checks.rate("dropout", dropout))
+        self.drop = nn.Dropout(checks.dropout_rate("dropout", dropout))
         self.blocks = nn.Sequential(
-            *(EncoderBlock(width, heads, dropout) for _ in range(checks.whole("depth", depth)))
+            *(
+                EncoderBlock(width, heads, dropout)
+                for _ in range(checks.positive_int("depth", depth))
+            )
         )
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.head = nn.Linear(width, classes)

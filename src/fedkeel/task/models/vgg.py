@@ -23,14 +23,8 @@ class VGG(nn.Module):
 
     The layers have the names of torchvision's, so that its weights can be loaded.
 
-    Args:
-        shape: (channels, height, width), at least 32 x 32 pixels.
-        classes: number of classes, Y.
-        width: channels of the first stage; the last has eight times as many.
-        hidden: sizes of the hidden linear layers.
-        dropout: share of the units of each hidden layer that are dropped, >= 0 and < 1.
-        norm: normalisation after each convolution.
-        pool: height and width that the last maps are averaged or repeated to; None keeps theirs.
+    For the arguments see `vgg11` and `vgg11_gradma`; `pool` is the height and width that the last
+    maps are averaged or repeated to, None keeps theirs.
     """
 
     def __init__(
@@ -45,10 +39,10 @@ class VGG(nn.Module):
         pool: int | None,
     ) -> None:
         super().__init__()
-        inputs, *sides = checks.image(shape, least=32)
+        inputs, *sides = checks.image_shape(shape, min_side=32)
         features: list[nn.Module] = []
         for wide, convolutions in STAGES:
-            outputs = wide * checks.whole("width", width)
+            outputs = wide * checks.positive_int("width", width)
             for _ in range(convolutions):
                 features.append(nn.Conv2d(inputs, outputs, 3, padding=1))
                 if norm != "none":
@@ -59,11 +53,11 @@ class VGG(nn.Module):
         self.features = nn.Sequential(*features)
         self.pool = pool
         height, across = (side // 32 if pool is None else pool for side in sides)
-        sizes = (inputs * height * across, *checks.widths("hidden", hidden), classes)
+        sizes = (inputs * height * across, *checks.positive_ints("hidden", hidden), classes)
         classifier: list[nn.Module] = []
         for before, after in pairwise(sizes[:-1]):
             classifier += [nn.Linear(before, after), nn.ReLU()]
-            classifier.append(nn.Dropout(checks.rate("dropout", dropout)))
+            classifier.append(nn.Dropout(checks.dropout_rate("dropout", dropout)))
         self.classifier = nn.Sequential(*classifier, nn.Linear(sizes[-2], classes))
 
     def forward(self, x: Tensor) -> Tensor:
