@@ -39,14 +39,14 @@ def norm2d(kind: Norm, width: int, groups: int = 32) -> nn.Module:
     return nn.GroupNorm(group_count(width, checks.positive_int("groups", groups)), width)
 
 
-def group_count(width: int, groups: int, min_channels: int = 1) -> int:
-    """Return the largest divisor of `width` up to `groups` that leaves `min_channels` channels a group.
+def group_count(width: int, groups: int, min_size: int = 1) -> int:
+    """Return the largest divisor of `width` up to `groups` with groups of `min_size` or more.
 
-    >>> group_count(64, 32), group_count(100, 32), group_count(7, 4), group_count(32, 32, min_channels=2)
+    >>> group_count(64, 32), group_count(100, 32), group_count(7, 4), group_count(32, 32, 2)
     (32, 25, 1, 16)
     """
     fits = (
-        n for n in range(min(groups, width), 1, -1) if width % n == 0 and width // n >= min_channels
+        n for n in range(min(groups, width), 1, -1) if width % n == 0 and width // n >= min_size
     )
     return next(fits, 1)
 
