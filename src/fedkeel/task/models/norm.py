@@ -48,7 +48,7 @@ def group_count(width: int, groups: int, min_size: int = 1) -> int:
     fits = (
         n for n in range(min(groups, width), 1, -1) if width % n == 0 and width // n >= min_size
     )
-    return next(fits, 1)
+    return next((n for n in divisors if width // n >= min_size), 1)
 
 
 def replace_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
