@@ -27,7 +27,7 @@ from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
 from fedkeel.runner.prepare import gather
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.compare import compare
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -49,7 +49,7 @@ def played(
     """Best and last-ten accuracy for each seed; zeros where training failed."""
     chosen = experiment(lr, seed, division)
     try:
-        found = compare(chosen, gather(chosen), [method], count, out / f"lr{lr}", Silent())
+        found = compare(chosen, gather(chosen), [method], count, out / f"lr{lr}", ProgressDisplay())
     except TrainingError:
         return [(0.0, 0.0)] * count
     sums = [summarise(r.rows, None, model_bytes=r.record.model.bytes) for r in found.results]

@@ -21,8 +21,8 @@ from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Run
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import start
 from fedkeel.task.models import make
 
@@ -45,13 +45,13 @@ def proportional(pid: int) -> int:
     return 0
 
 
-class Meter(Silent):
+class Meter(Callback):
     """Looks at the clock and at memory after every round."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         pids = [os.getpid(), *children(os.getpid())]
         self.seen.append((time.perf_counter(), sum(proportional(pid) for pid in pids)))
 
@@ -81,7 +81,7 @@ def main() -> None:
     prepared = prepare(settings, Ingredients(Task(two_nn), lambda _: clients, held, "2nn"))
     ready = time.perf_counter()
     meter = Meter()
-    start(prepared, watcher=meter)
+    start(prepared, callbacks=[meter])
     first, _ = meter.seen[0]
     print(
         f"{given.method}, {given.clients} clients x {given.examples}, {given.per_round} a round, "

@@ -24,12 +24,12 @@ from fedkeel.config import Engine, Run
 from fedkeel.cost.memory import check_disk, estimate, size
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import start
 
 
-class Meter(Silent):
+class Meter(Callback):
     """Looks at memory and at the file after every round."""
 
     def __init__(self, out: Path, every: int) -> None:
@@ -39,7 +39,7 @@ class Meter(Silent):
         self.most = 0
         self.saves: list[float] = []
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         pids = [os.getpid(), *children(os.getpid())]
         used = sum(proportional(pid) for pid in pids)
         self.most = max(self.most, used)
@@ -96,7 +96,7 @@ def main() -> None:
         out = Path(aside) / "run"
         check_disk(prepared, out)
         meter = Meter(out, max(1, given.rounds // 10))
-        ran = start(prepared, out, watcher=meter).record.engine
+        ran = start(prepared, out, callbacks=[meter]).record.engine
     saves = [seconds for seconds in meter.saves if seconds]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(

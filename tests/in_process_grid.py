@@ -26,7 +26,7 @@ from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.membership import Membership
 from fedkeel.flower.wire import FORMAT, HEADER
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 
 Edit = Callable[[str, RecordDict], RecordDict | None]

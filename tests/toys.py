@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
-from fedkeel.runner.loop import Result
 from fedkeel.runner.prepare import prepare
+from fedkeel.runner.result import Result
 
 MARK = 100.0
 """First input of every example of a marked client; the others' stay below 10."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
+    from fedkeel.runner.callbacks import Callback as Callback
     from fedkeel.study.api import compare as compare
     from fedkeel.study.api import run as run
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
@@ -48,6 +49,7 @@ _HOMES = {
         "iid",
     ),
     "fedkeel.errors": ("FedkeelError",),
+    "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),

@@ -227,7 +227,7 @@ def test_check_hints_at_columns_of_large_numbers(folder: Path) -> None:
     words = (*words, "-s", "partition.kind=iid", "-s", "partition.clients=8")
     words = (*words, "-s", "partition.alpha=unset", "-s", "partition.min_size=unset")
     assert "column 'dose' goes up to 3,950" in call(*words).out
-    assert "hint" not in call(*words, "-s", "data.normalize=standardize").out
+    assert "warning" not in call(*words, "-s", "data.normalize=standardize").out
 
 
 def test_check_hints_at_one_class_alone(folder: Path) -> None:
@@ -288,8 +288,8 @@ def test_a_hint_is_no_progress(folder: Path) -> None:
     given = ("-s", "data.source=one.csv")
     done = call("run", "toy.toml", *given, "--out", "one", "--quiet", "--json")
     assert done.code == 0, done.err
-    assert done.err.startswith("hint: all training examples have the label 'only'")
-    assert json.loads(done.out)["hints"][0].startswith("all training examples have the label")
+    assert done.err.startswith("warning: all training examples have the label 'only'")
+    assert json.loads(done.out)["warnings"][0].startswith("all training examples have the label")
 
 
 def test_report(folder: Path) -> None:

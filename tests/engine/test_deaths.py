@@ -20,7 +20,7 @@ from fedkeel.engine.workers import Workers
 from fedkeel.errors import TrainingError
 from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start
 from toys import Kills, Net, Raises, Slow, alive, children, eventually, federation, prepared, same
 
@@ -39,24 +39,24 @@ def _nobody_is_left() -> object:
     assert eventually(lambda: set(children(os.getpid())) <= before, 5.0)
 
 
-class AtRow(Silent):
+class AtRow(Callback):
     """Does something after a round."""
 
     def __init__(self, round: int, act: Callable[[], None]) -> None:
         self._round, self._act = round, act
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         if row.round == self._round:
             self._act()
 
 
-class AtClient(Silent):
+class AtClient(Callback):
     """Does something once a client of the first round has been trained."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def on_clients_trained(self, trained: int, count: int) -> None:
         act, self._act = self._act, lambda: None
         act()
 
@@ -97,7 +97,7 @@ def test_workers_killed_between_rounds_leave_no_trace(
     """They are found dead when the next round is given out."""
     one = start(prepared("scaffold", per_round=6))
     ready = prepared("scaffold", per_round=6, kind="workers", workers=workers)
-    two = start(ready, watcher=AtRow(1, act))
+    two = start(ready, callbacks=[AtRow(1, act)])
     assert same(one, two)
 
 
@@ -105,7 +105,7 @@ def test_workers_killed_between_rounds_leave_no_trace(
 def test_workers_killed_at_any_moment_leave_no_trace(workers: int) -> None:
     one = start(prepared("scaffold", per_round=6))
     ready = prepared("scaffold", per_round=6, kind="workers", workers=workers)
-    assert same(one, start(ready, watcher=AtClient(kill_all)))
+    assert same(one, start(ready, callbacks=[AtClient(kill_all)]))
 
 
 def test_a_killed_evaluation_is_made_again() -> None:
@@ -190,7 +190,7 @@ def test_after_an_interrupt_nobody_is_left() -> None:
 
     ready = prepared(model=Slow, per_round=6, kind="workers", workers=3)
     with pytest.raises(KeyboardInterrupt):
-        start(ready, watcher=AtClient(interrupt))
+        start(ready, callbacks=[AtClient(interrupt)])
     assert children(os.getpid()) == []
 
 

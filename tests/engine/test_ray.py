@@ -29,7 +29,7 @@ from fedkeel.engine.ray.engine import Ray
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.start import start
 from toys import MODELS, Kills, Net, Raises, Slow, eventually, federation, prepared, same
 
@@ -89,14 +89,14 @@ def on_ray(nodes: Nodes, method: str = "fedavg", model: Any = Net, **more: Any) 
     return prepared(method, model, **more)
 
 
-class AtClient(Silent):
+class AtClient(Callback):
     """Does something once a client of the first round has been trained."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act, self.seen = act, []
 
-    def clients(self, run: str, trained: int, of: int) -> None:
-        self.seen.append((trained, of))
+    def on_clients_trained(self, trained: int, count: int) -> None:
+        self.seen.append((trained, count))
         act, self._act = self._act, lambda: None
         act()
 
@@ -106,16 +106,16 @@ class AtClient(Silent):
 
 def test_actors_make_the_bits_of_one_loop(nodes: Nodes) -> None:
     more = {"local": LOCAL, "per_round": 6, "rounds": 2}
-    watcher = AtClient(lambda: None)
+    callback = AtClient(lambda: None)
     one, two = (
         start(prepared("mime", **more)),
-        start(on_ray(nodes, "mime", **more), None, watcher=watcher),
+        start(on_ray(nodes, "mime", **more), None, callbacks=[callback]),
     )
     assert (two.record.engine.kind, two.record.engine.workers) == ("ray", 2)
     assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
     assert same(one, two)
-    assert watcher.seen[-1] == (6, 6)
-    assert len(watcher.seen) > 4
+    assert callback.seen[-1] == (6, 6)
+    assert len(callback.seen) > 4
 
 
 def test_so_do_they_with_buffers_a_clients_evaluation_and_state_in_a_file(
@@ -172,7 +172,7 @@ def test_all_actors_killed_at_once_leave_no_trace(nodes: Nodes, actors: list[Any
         for actor in list(actors):
             nodes.ray.kill(actor)
 
-    assert same(one, start(on_ray(nodes, "scaffold"), watcher=AtClient(kill)))
+    assert same(one, start(on_ray(nodes, "scaffold"), callbacks=[AtClient(kill)]))
     assert len(actors) > 2
 
 
@@ -202,7 +202,7 @@ def test_an_interrupt_ends_the_actors(nodes: Nodes, actors: list[Any]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(on_ray(nodes, model=Slow), watcher=AtClient(interrupt))
+        start(on_ray(nodes, model=Slow), callbacks=[AtClient(interrupt)])
     for actor in actors:
         assert eventually(lambda actor=actor: gone(nodes, actor))
 

@@ -25,7 +25,7 @@ from fedkeel.engine.workers import Workers
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Ints
 from fedkeel.method.server_round import server_message
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from toys import MODELS, Kills, NaN, Noisy, Raises, children, federation, held, prepared, same
 

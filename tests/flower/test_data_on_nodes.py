@@ -526,10 +526,10 @@ def test_what_an_error_says_stays_on_the_node(
 
 def test_who_submitted_a_run_sees_its_faults_at_once() -> None:
     console = Console(file=StringIO())
-    with LinesWithFaults(console) as watcher:
-        watcher.begin("fedavg seed 0", 5, 0)
-        watcher.row("fedavg seed 0", RoundRecord(1, faults={"no reply": [2, 3]}))
-        watcher.end("fedavg seed 0", FINISHED)
+    with LinesWithFaults(console) as display:
+        display.begin("fedavg seed 0", 5, 0)
+        display.row("fedavg seed 0", RoundRecord(1, faults={"no reply": [2, 3]}))
+        display.end("fedavg seed 0", FINISHED)
     first, last = console.file.getvalue().splitlines()
     assert first == "round 1: no reply: clients [2, 3]"
     assert last.startswith("fedavg seed 0: ")

@@ -16,7 +16,7 @@ from fedkeel.reproduce.blocks import table_blocks
 from fedkeel.reproduce.catalogue import read
 from fedkeel.reproduce.outcome import table_lines
 from fedkeel.reproduce.plan import CellKey, TableRequest, table_runs
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.progress import ProgressDisplay
 from reproduce.tiny import TINY, tiny
 
 SEARCH = '\n[tune]\nspace = { "local.lr" = [0.01, 0.3] }\n'
@@ -26,7 +26,7 @@ def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
     for column in ("skew", "plain"):
         request = TableRequest(tmp_path / "out", columns=(column,), seeds=1, tuned=True)
-        found = tuning.search(table, request, 1, Silent())
+        found = tuning.search(table, request, 1, ProgressDisplay())
         assert found.complete
     assert request.folder(table) == tmp_path / "out" / "tiny-tuned"
     assert tuning.read_tuned_settings(request.folder(table)) == found.settings
@@ -38,20 +38,20 @@ def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
     folder = tmp_path / "out" / "tiny-tuned"
 
-    def search(column: str, watcher: Silent) -> tuning.Settings:
+    def search(column: str, display: ProgressDisplay) -> tuning.Settings:
         request = TableRequest(tmp_path / "out", columns=(column,), seeds=1, tuned=True)
-        return tuning.search(table, request, 1, watcher).settings
+        return tuning.search(table, request, 1, display).settings
 
-    class Waits(Silent):
+    class Waits(ProgressDisplay):
         other: tuning.Settings | None = None
 
         def end(self, run: str, how: str) -> None:
-            self.other = self.other or search("plain", Silent())
+            self.other = self.other or search("plain", ProgressDisplay())
 
-    watcher = Waits()
-    ours = search("skew", watcher)
-    assert watcher.other
-    assert {column for _, column in watcher.other} == {"plain"}
+    display = Waits()
+    ours = search("skew", display)
+    assert display.other
+    assert {column for _, column in display.other} == {"plain"}
     assert ours == tuning.read_tuned_settings(folder)
     assert {column for _, column in ours} == {"skew", "plain"}
 
@@ -60,7 +60,7 @@ def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
 def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: int) -> None:
     """The searches have six, two and two runs; a table is not begun after the last."""
 
-    class Presses(Silent):
+    class Presses(ProgressDisplay):
         begun = 0
 
         def begin(self, run: str, rounds: int, done: int) -> None:
@@ -72,9 +72,9 @@ def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: 
 
     table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
     request = TableRequest(tmp_path / "out", columns=("skew", "plain"), seeds=1, tuned=True)
-    watcher = Presses()
-    found = tuning.search(table, request, 1, watcher)
-    assert (found.complete, watcher.begun) == (False, run)
+    display = Presses()
+    found = tuning.search(table, request, 1, display)
+    assert (found.complete, display.begun) == (False, run)
     assert len(found.settings) == {6: 3, 10: 5}[run]
 
 
@@ -93,14 +93,14 @@ FAILS = TINY.replace("rounds = 6", "rounds = 1").replace('"fedgh"\n', '"fedprox(
 def test_nor_is_one_of_which_every_trial_fails(tmp_path: Path) -> None:
     """Searched apart, as its settings are others; what was found before counts no more."""
 
-    class Hears(Silent):
+    class Hears(ProgressDisplay):
         told = ""
 
-        def hint(self, run: str, text: str) -> None:
+        def warn(self, run: str, message: str) -> None:
             self.told += text
 
     table = read(tiny(tmp_path, FAILS + SEARCH))
-    request, watcher = (
+    request, display = (
         TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True),
         Hears(),
     )
@@ -108,10 +108,10 @@ def test_nor_is_one_of_which_every_trial_fails(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     earlier = '[{"row": "FedGH", "column": "plain", "chosen": {}}]'
     (folder / tuning.TUNED).write_text(earlier)
-    found = tuning.search(table, request, 1, watcher)
+    found = tuning.search(table, request, 1, display)
     assert (list(found.settings), found.complete) == ([("FedAvg", "plain")], True)
     assert tuning.read_tuned_settings(folder) == found.settings
-    assert "FedGH, iid: no trial could be finished" in watcher.told
+    assert "FedGH, iid: no trial could be finished" in display.told
 
 
 def test_a_search_of_which_nothing_came_is_a_failure(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_search_of_which_nothing_came_is_a_failure(tmp_path: Path) -> None:
     table = read(tiny(tmp_path, text + SEARCH))
     request = TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True)
     with pytest.raises(TrainingError, match="No trial"):
-        tuning.search(table, request, 1, Silent())
+        tuning.search(table, request, 1, ProgressDisplay())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"row": "FedAvg"}]', "null"])

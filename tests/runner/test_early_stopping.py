@@ -18,8 +18,8 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.report.alerts import alerts
 from fedkeel.report.runs import load_runs
-from fedkeel.runner.early_stopping import Early
-from fedkeel.runner.loop import Result
+from fedkeel.runner.early_stopping import EarlyStopping
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.api import compare
 from in_process_grid import InProcessGrid, header_of, make_nodes, run_on_nodes
@@ -28,13 +28,12 @@ from toys import Net, federation, held, plain, prepared, same
 
 def ended(accuracies: list[float | None], **settings: object) -> int | None:
     """The round after which a run with these accuracies ends, None where it does not."""
-    early = Early(fk.Stop(**settings))  # type: ignore[arg-type]
+    early = EarlyStopping(fk.Stop(**settings))  # type: ignore[arg-type]
     for number, accuracy in enumerate(accuracies):
         test = None if accuracy is None else Scores(10, accuracy, accuracy, 1.0)
-        if early.see(RoundRecord(number, test=test)):
-            assert f"ended early after round {number}:" in early.reason
+        if reason := early.stop_reason(RoundRecord(number, test=test)):
+            assert f"ended early after round {number}:" in reason
             return number
-    assert early.reason == ""
     return None
 
 
@@ -60,9 +59,9 @@ def test_when(accuracies: list[float | None], settings: dict[str, object], after
 
 def test_an_evaluation_of_nothing_says_nothing() -> None:
     """Nodes that evaluate may all be away."""
-    early = Early(fk.Stop(patience=1))
+    early = EarlyStopping(fk.Stop(patience=1))
     for number in range(4):
-        assert not early.see(RoundRecord(number, test=Scores(0, 0.0, 0.0, 0.0)))
+        assert not early.stop_reason(RoundRecord(number, test=Scores(0, 0.0, 0.0, 0.0)))
 
 
 def reached(run: Result) -> float:

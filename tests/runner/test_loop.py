@@ -22,9 +22,9 @@ from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner import loop
-from fedkeel.runner.loop import Result
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.task.metrics import measure
 from fedkeel.tree import nbytes
@@ -110,7 +110,7 @@ def test_the_phases_of_all_rounds_are_the_time_that_they_took(
     ready = prepared("gcfed", partial(Slow, 0.01), local=fk.Local(lr=0.1, steps=5), **engine)
     times: list[float] = []
     end = Ends(lambda: times.append(time.perf_counter()))
-    result = start(ready, tmp_path / "run", watcher=end)
+    result = start(ready, tmp_path / "run", callbacks=[end])
     took = times[-1] - times[0]
     rows = [sum(row.seconds.values()) for row in result.rows]
     assert sum(rows[2:]) == pytest.approx(took, rel=0.05)  # from the end of round 1
@@ -120,13 +120,13 @@ def test_the_phases_of_all_rounds_are_the_time_that_they_took(
         assert sum(training.values()) >= 0.01 * row.steps / engine.get("workers", 1)
 
 
-class Ends(Silent):
+class Ends(Callback):
     """Does something at the end of every round."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         self._act()
 
 
@@ -137,7 +137,7 @@ class Ends(Silent):
 def test_the_model_is_evaluated_every_so_often_and_at_the_end(
     every: int, rounds: int, expected: list[int]
 ) -> None:
-    result = start(prepared(rounds=loop, evaluation=fk.Evaluation(every=every)))
+    result = start(prepared(rounds=rounds, evaluation=fk.Evaluation(every=every)))
     assert evaluated(result) == expected
     assert result.last == result.rows[-1].test.top1
     assert result.best == max(row.test.top1 for row in result.rows if row.test)
@@ -468,6 +468,6 @@ def test_a_plainer_engine_than_was_asked_for_is_on_record(workers: int, tmp_path
     asked = {"kind": "vectorized", "parallel_clients": 2, "workers": workers}
     ready = prepared(model=Branches, **asked)
     assert "not trained side by side" in start(ready, tmp_path / "run").record.engine.reasons[0]
-    assert "reasons" in RunFolder(tmp_path / "run").read_run().engine
+    assert RunFolder(tmp_path / "run").read_run().engine.reasons
     for model in (Net, partial(Net, dropout=0.3)):
         assert not start(prepared(model=model, **asked)).record.engine.reasons

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkeel as fk
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from toys import federation, held
 
 LOCAL = fk.Local(lr=0.1, epochs=2, batch_size=4, drop_last="single")

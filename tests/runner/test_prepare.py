@@ -23,8 +23,8 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import to_json
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.manifest import describe_run, environment
-from fedkeel.runner.progress import Silent
 from fedkeel.runner.start import start
 from fedkeel.source_digest import describe_value
 from fedkeel.task.losses import Loss
@@ -449,14 +449,14 @@ def test_the_file_of_state_is_never_larger_than_estimated(tmp_path: Path) -> Non
     assert estimate(many).disk == (2 * 6 + 6) * row
     sizes: list[int] = []
 
-    class Meter(Silent):
-        def row(self, run: str, row: RoundRecord) -> None:
+    class Meter(Callback):
+        def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
             sizes.append((tmp_path / "run" / "state" / "clients.bin").stat().st_size)
 
     for ready, name in ((few, "few"), (many, "many")):
         sizes.clear()
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        start(ready, tmp_path / "run", watcher=Meter())
+        start(ready, tmp_path / "run", callbacks=[Meter()])
         assert 0 < max(sizes) <= estimate(ready).disk, name
 
 

@@ -1,4 +1,4 @@
-"""Long work shows that it is alive: bars on a terminal, plain lines elsewhere, or nothing."""
+"""The progress of runs: bars on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from fedkeel.runner import progress
 from fedkeel.runner.progress import (
     FINISHED,
     REUSED,
-    Bars,
-    Blind,
-    Lines,
-    Silent,
-    Watcher,
-    watcher,
+    ProgressBars,
+    ProgressDisplay,
+    ProgressLines,
+    WithoutScores,
+    progress_display,
 )
 from fedkeel.runner.start import start
 from toys import prepared
@@ -33,30 +32,30 @@ def row(round: int, top1: float | None = None) -> RoundRecord:
     return RoundRecord(round, test=test)
 
 
-def play(watching: Watcher) -> None:
+def play(display: ProgressDisplay) -> None:
     """A piece of work of two runs, the second of them made before."""
-    watching.plan(2, 6)
-    watching.begin("fedavg seed 0", 3, 0)
+    display.plan(2, 6)
+    display.begin("fedavg seed 0", 3, 0)
     for number in (1, 2, 3):
-        watching.clients("fedavg seed 0", 1, 2)
-        watching.row("fedavg seed 0", row(number, 0.5 if number == 3 else None))
-    watching.stopping()
-    watching.end("fedavg seed 0", FINISHED)
-    watching.begin("fedavg seed 1", 3, 3)
-    watching.row("fedavg seed 1", row(3, 0.75))
-    watching.end("fedavg seed 1", REUSED)
+        display.clients("fedavg seed 0", 1, 2)
+        display.row("fedavg seed 0", row(number, 0.5 if number == 3 else None))
+    display.stopping()
+    display.end("fedavg seed 0", FINISHED)
+    display.begin("fedavg seed 1", 3, 3)
+    display.row("fedavg seed 1", row(3, 0.75))
+    display.end("fedavg seed 1", REUSED)
 
 
 def test_which_one_is_chosen() -> None:
-    assert isinstance(watcher(console(True)[0]), Bars)
-    assert isinstance(watcher(console(False)[0]), Lines)
-    assert isinstance(watcher(console(True)[0], quiet=True), Silent)
+    assert isinstance(progress_display(console(True)[0]), ProgressBars)
+    assert isinstance(progress_display(console(False)[0]), ProgressLines)
+    assert isinstance(progress_display(console(True)[0], quiet=True), ProgressDisplay)
 
 
 def test_lines_without_a_terminal() -> None:
     there, text = console(False)
-    with Lines(there) as watching:
-        play(watching)
+    with ProgressLines(there) as display:
+        play(display)
     lines = text.getvalue().splitlines()
     assert lines[:2] == ["2 runs of 6 rounds in all", progress.STOPPING]
     assert lines[2].startswith("[1/2] fedavg seed 0: ")
@@ -70,14 +69,14 @@ def test_a_line_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     there, text = console(False)
-    watching = Lines(there, seconds=10)
-    watching.plan(1, 9)
-    watching.begin("fedavg", 9, 0)
+    display = ProgressLines(there, seconds=10)
+    display.plan(1, 9)
+    display.begin("fedavg", 9, 0)
     for number in (1, 2, 3):
         now[0] += 6
-        watching.row("fedavg", row(number, number / 10))
+        display.row("fedavg", row(number, number / 10))
     now[0] += 11
-    watching.clients("fedavg", 3, 5)
+    display.clients("fedavg", 3, 5)
     assert text.getvalue().splitlines() == [
         "fedavg: round 2/9, test 20.0 %",
         "fedavg: round 4: 3/5 clients",
@@ -86,42 +85,42 @@ def test_a_line_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bars_on_a_terminal() -> None:
     there, text = console(True)
-    with Bars(there) as watching:
-        play(watching)
-        [every] = watching._progress.tasks  # those of the runs have gone
+    with ProgressBars(there) as display:
+        play(display)
+        [every] = display._progress.tasks  # those of the runs have gone
         assert (every.total, every.completed) == (6, 6)
-        assert every.fields["note"] == "2 of 2 runs"
+        assert every.fields["text"] == "2 of 2 runs"
     assert "stopping after this round" in text.getvalue()
 
 
 def test_one_run_needs_no_bar_of_all() -> None:
-    with Bars(console(True)[0]) as watching:
-        watching.plan(1, 3)
-        watching.begin("fedavg", 3, 1)
-        watching.clients("fedavg", 1, 4)
-        [only] = watching._progress.tasks
+    with ProgressBars(console(True)[0]) as display:
+        display.plan(1, 3)
+        display.begin("fedavg", 3, 1)
+        display.clients("fedavg", 1, 4)
+        [only] = display._progress.tasks
         assert 1.2 <= only.completed <= 1.3
-        watching.row("fedavg", row(2, 0.75))
-        assert (only.completed, only.fields["note"]) == (2, "test 75.0 %")
+        display.row("fedavg", row(2, 0.75))
+        assert (only.completed, only.fields["text"]) == (2, "test 75.0 %")
 
 
-def beside(watching: Watcher) -> None:
+def beside(display: ProgressDisplay) -> None:
     """Four runs, two at a time: one ends early, one not at all, and one before it begins."""
-    watching.plan(4, 12)
-    watching.begin("one", 3, 0)
-    watching.begin("two [x]", 3, 1)
-    watching.row("two [x]", row(2, 0.25))
-    watching.row("one", row(1, 0.5))
-    watching.end("one", FINISHED)
-    watching.begin("three", 3, 0)
-    watching.end("two [x]", "diverged")
-    watching.end("four", "no such file")
-    watching.end("three", "interrupted")
+    display.plan(4, 12)
+    display.begin("one", 3, 0)
+    display.begin("two [x]", 3, 1)
+    display.row("two [x]", row(2, 0.25))
+    display.row("one", row(1, 0.5))
+    display.end("one", FINISHED)
+    display.begin("three", 3, 0)
+    display.end("two [x]", "diverged")
+    display.end("four", "no such file")
+    display.end("three", "interrupted")
 
 
 def test_runs_side_by_side_in_lines() -> None:
     there, text = console(False)
-    beside(Lines(there, mark="[quick] "))
+    beside(ProgressLines(there, prefix="[quick] "))
     assert text.getvalue().splitlines() == [
         "[quick] 4 runs of 12 rounds in all",
         "[quick] [1/4] one: 0.0 s, test 50.0 %",
@@ -133,20 +132,20 @@ def test_runs_side_by_side_in_lines() -> None:
 
 def test_runs_side_by_side_in_bars() -> None:
     there, text = console(True)
-    with Bars(there, mark="[quick] ") as watching:
-        beside(watching)
-        [every] = watching._progress.tasks
+    with ProgressBars(there, prefix="[quick] ") as display:
+        beside(display)
+        [every] = display._progress.tasks
         assert every.description == r"\[quick] 4 runs"
         assert every.completed == 3 + 2  # all of the first one, and what the second one made
-        assert every.fields["note"] == "4 of 4 runs"
+        assert every.fields["text"] == "4 of 4 runs"
     assert "[quick] two [x]: diverged" in text.getvalue()
     assert "[quick] four: no such file" in text.getvalue()
 
 
 def test_who_may_not_see_the_test_set_sees_all_else() -> None:
     there, text = console(False)
-    with Blind(Lines(there)) as watching:
-        play(watching)
+    with WithoutScores(ProgressLines(there)) as display:
+        play(display)
     lines = text.getvalue().splitlines()
     assert lines[1] == progress.STOPPING
     assert lines[3] == "[2/2] fedavg seed 1: taken from an earlier run"
@@ -156,22 +155,22 @@ def test_who_may_not_see_the_test_set_sees_all_else() -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_is_true_of_all_runs_is_said_once(terminal: bool) -> None:
     there, text = console(terminal)
-    kind = Bars if terminal else Lines
+    kind = ProgressBars if terminal else ProgressLines
     with kind(there) as shown:
-        for watching in (shown, Blind(shown)):
-            watching.begin("fedavg", 3, 0)
-            watching.hint("fedavg", "mind the gap")
-            watching.end("fedavg", FINISHED)
-    assert text.getvalue().count("hint: mind the gap") == 1
+        for display in (shown, WithoutScores(shown)):
+            display.begin("fedavg", 3, 0)
+            display.warn("fedavg", "mind the gap")
+            display.end("fedavg", FINISHED)
+    assert text.getvalue().count("warning: mind the gap") == 1
 
 
 def test_nothing_is_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with Silent() as watching:
-        play(watching)
+    with ProgressDisplay() as display:
+        play(display)
     assert capfd.readouterr() == ("", "")
 
 
-class Listens(Silent):
+class Listens(ProgressDisplay):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
@@ -180,8 +179,8 @@ class Listens(Silent):
     def begin(self, run: str, rounds: int, done: int) -> None:
         self.told.append((run, rounds, done))
 
-    def clients(self, run: str, trained: int, of: int) -> None:
-        self.told.append(("clients", trained, of))
+    def clients(self, run: str, trained: int, count: int) -> None:
+        self.told.append(("clients", trained, count))
 
     def row(self, run: str, row: RoundRecord) -> None:
         self.told.append(("row", row.round))
@@ -192,30 +191,31 @@ class Listens(Silent):
 
 @pytest.mark.parametrize("kind", ["sequential", "workers"])
 def test_a_run_tells_of_every_client_and_round(kind: str) -> None:
-    watching = Listens()
-    start(prepared("scaffold", rounds=2, kind=kind, workers=2), watcher=watching)
-    assert watching.told[0] == ("scaffold seed 0", 2, 0)
-    assert [told for told in watching.told if told[0] == "row"] == [("row", 1), ("row", 2)]
-    assert watching.told[-1] == ("end", FINISHED)
-    counts = [told[1] for told in watching.told if told[0] == "clients"]
+    display = Listens()
+    ready = prepared("scaffold", rounds=2, kind=kind, workers=2)
+    start(ready, callbacks=[display.follow("a run")])
+    assert display.told[0] == ("a run", 2, 0)
+    assert [told for told in display.told if told[0] == "row"] == [("row", 1), ("row", 2)]
+    assert display.told[-1] == ("end", FINISHED)
+    counts = [told[1] for told in display.told if told[0] == "clients"]
     assert counts.count(4) == 2  # everybody, in each round
     assert sorted(set(counts))[-1] == 4
 
 
 def test_one_piece_of_work_after_another() -> None:
     there, text = console(False)
-    line = Lines(there)
-    with Bars(console(True)[0]) as bar:
-        for watching in (bar, line, bar, line):
-            play(watching)
+    line = ProgressLines(there)
+    with ProgressBars(console(True)[0]) as bar:
+        for display in (bar, line, bar, line):
+            play(display)
         [every] = bar._progress.tasks
-        assert every.fields["note"] == "2 of 2 runs"
+        assert every.fields["text"] == "2 of 2 runs"
     assert text.getvalue().count("[1/2] fedavg seed 0") == 2
 
 
 def test_a_run_that_goes_on_says_in_which_round() -> None:
     there, text = console(False)
-    watching = Lines(there, seconds=0.0)
-    watching.begin("fedavg", 100, 50)
-    watching.clients("fedavg", 3, 10)
+    display = ProgressLines(there, seconds=0.0)
+    display.begin("fedavg", 100, 50)
+    display.clients("fedavg", 3, 10)
     assert text.getvalue() == "fedavg: round 51: 3/10 clients\n"

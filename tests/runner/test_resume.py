@@ -35,8 +35,8 @@ from fedkeel.records import folder as folders
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner import manifest
-from fedkeel.runner.loop import Result
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.callbacks import Callback, GlobalModel
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
 from toys import MODELS, Kills, Net, federation, plain, prepared, same
 
@@ -171,13 +171,13 @@ def test_killed_again_and_again_it_still_arrives(tmp_path: Path, allowed: int, s
 # --- every kind of state comes back ---------------------------------------------------------------
 
 
-class StopAfter(Silent):
+class StopAfter(Callback):
     """Ends a run after a round, before that round is saved."""
 
     def __init__(self, round: int) -> None:
         self._round = round
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         if row.round == self._round:
             raise Kill
 
@@ -215,7 +215,7 @@ def test_a_resumed_run_is_the_unbroken_one(
     whole = start(ready, tmp_path / "whole")
     for last in (1, 3):
         with pytest.raises(Kill):
-            start(ready, tmp_path / "run", resume=True, watcher=StopAfter(last))
+            start(ready, tmp_path / "run", resume=True, callbacks=[StopAfter(last)])
     result = start(ready, tmp_path / "run", resume=True)
     assert same(whole, result)
     assert same_checkpoint(tmp_path / "whole", tmp_path / "run")
@@ -224,7 +224,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
     whole = start(prepared("scaffold", rounds=4), tmp_path / "whole")
     with pytest.raises(Kill):
-        start(prepared("scaffold", rounds=4), tmp_path / "run", watcher=StopAfter(2))
+        start(prepared("scaffold", rounds=4), tmp_path / "run", callbacks=[StopAfter(2)])
     other = prepared("scaffold", rounds=4, kind="workers", workers=3, name="other")
     result = start(other, tmp_path / "run", resume=True)
     assert same(whole, result)
@@ -245,7 +245,7 @@ def test_a_measured_choice_is_kept(
     monkeypatch.setattr(manifest, "choose", lambda _: chosen)
     whole = start(ready)
     with pytest.raises(Kill):
-        start(ready, tmp_path / "run", watcher=StopAfter(2))
+        start(ready, tmp_path / "run", callbacks=[StopAfter(2)])
     other = replace(chosen, kind="sequential", parallel_clients=1)
     monkeypatch.setattr(manifest, "choose", lambda _: other)
     result = start(ready, tmp_path / "run", resume=True)
@@ -258,7 +258,7 @@ def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
     ready = prepared(rounds=3, checkpoint_seconds=1e6)
     whole = start(ready)
     with pytest.raises(Kill):
-        start(ready, tmp_path / "run", watcher=StopAfter(2))
+        start(ready, tmp_path / "run", callbacks=[StopAfter(2)])
     assert RunFolder(tmp_path / "run").load() is None
     assert same(whole, start(ready, tmp_path / "run", resume=True))
 
@@ -277,7 +277,7 @@ def test_a_file_and_memory_make_the_same_bits(tmp_path: Path, method: str, kind:
     assert same(whole, start(ready))
     for last in (1, 2, 4):
         with pytest.raises(Kill):
-            start(ready, tmp_path / "run", resume=True, watcher=StopAfter(last))
+            start(ready, tmp_path / "run", resume=True, callbacks=[StopAfter(last)])
         assert (tmp_path / "run" / "state").exists()
     assert same(whole, start(ready, tmp_path / "run", resume=True))
     assert not (tmp_path / "run" / "state").exists()
@@ -287,7 +287,7 @@ def test_so_do_they_with_spawned_workers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Workers.__init__, "__defaults__", ("spawn",))
     ready = prepared("scaffold", rounds=4, state="disk", kind="workers", workers=2)
     with pytest.raises(Kill):
-        start(ready, tmp_path / "run", watcher=StopAfter(3))
+        start(ready, tmp_path / "run", callbacks=[StopAfter(3)])
     result = start(ready, tmp_path / "run", resume=True)
     assert same(start(prepared("scaffold", rounds=4)), result)
 
@@ -299,15 +299,15 @@ def test_checkpoints_that_are_rounds_apart(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(fk.experiment.rounds, "time", clock)
 
     class EveryThird(StopAfter):
-        def row(self, run: str, row: RoundRecord) -> None:
+        def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
             now[0] = row.round // 3 * 100.0
-            super().row(run, row)
+            super().on_round_end(row, model)
 
     out = tmp_path / "run"
     ready = prepared("scaffold", rounds=12, state="disk", checkpoint_seconds=50.0)
     for last, saved in ((5, 3), (8, 6), (12, 9)):
         with pytest.raises(Kill):
-            start(ready, out, resume=True, watcher=EveryThird(last))
+            start(ready, out, resume=True, callbacks=[EveryThird(last)])
         assert RunFolder(out).load().round == saved
     assert same(start(prepared("scaffold", rounds=12)), start(ready, out, resume=True))
 
@@ -327,7 +327,7 @@ def test_state_may_move_on_the_way(tmp_path: Path, first: str, then: str) -> Non
 
 def test_a_checkpoint_on_disk_holds_no_rows(tmp_path: Path) -> None:
     with pytest.raises(Kill):
-        start(prepared("scaffold", state="disk"), tmp_path / "run", watcher=StopAfter(3))
+        start(prepared("scaffold", state="disk"), tmp_path / "run", callbacks=[StopAfter(3)])
     arrays = RunFolder(tmp_path / "run").load().arrays
     found = {name: array.shape for name, array in arrays.items() if name.startswith("clients/")}
     count = len(arrays["clients/index"])
@@ -339,7 +339,7 @@ def test_without_its_file_a_run_on_disk_does_not_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     ready = prepared("scaffold", state="disk")
     with pytest.raises(Kill):
-        start(ready, out, watcher=StopAfter(3))
+        start(ready, out, callbacks=[StopAfter(3)])
     (out / "state").rename(out / "elsewhere")
     for state in ("disk", "memory"):
         with pytest.raises(RunError, match="cannot be read"):
@@ -355,15 +355,15 @@ def test_a_run_without_a_folder_leaves_nothing_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[Path] = []
 
-    class Look(Silent):
-        def row(self, run: str, row: RoundRecord) -> None:
+    class Look(Callback):
+        def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
             seen.extend(tmp_path.rglob("clients.bin"))
 
     ready = prepared("scaffold", state="disk")
-    start(ready, watcher=Look())
+    start(ready, callbacks=[Look()])
     assert len(seen) == 3
     with pytest.raises(Kill):
-        start(ready, watcher=StopAfter(2))
+        start(ready, callbacks=[StopAfter(2)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -382,7 +382,7 @@ def test_a_file_of_state_is_not_written_over(tmp_path: Path) -> None:
 def stopped(out: Path, **more: object) -> Prepared:
     ready = prepared("scaffold", rounds=4, **more)
     with pytest.raises(Kill):
-        start(ready, out, watcher=StopAfter(3))
+        start(ready, out, callbacks=[StopAfter(3)])
     return ready
 
 

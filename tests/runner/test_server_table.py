@@ -8,19 +8,23 @@ import pytest
 
 from fedkeel.cost.memory import estimate
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start
 from fedkeel.tree import nbytes
 from toys import prepared, same
 
 
-class Killer(Silent):
+class Kill(BaseException):
+    """Ends a run as a kill would: nothing catches it."""
+
+
+class Killer(Callback):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         if row.round == self.after:
-            raise KeyError  # as a kill would: nothing is tidied up
+            raise Kill
 
 
 @pytest.mark.parametrize("method", ["fedvarp", "mifa", "scaffold+fedvarp"])
@@ -31,8 +35,8 @@ def test_a_killed_run_goes_on_with_the_same_rows(
 ) -> None:
     kind = {"method": method, "rounds": 6, "state": state}
     whole = start(prepared(**kind))
-    with pytest.raises(KeyError):
-        start(prepared(**kind), tmp_path / "run", watcher=Killer(after))
+    with pytest.raises(Kill):
+        start(prepared(**kind), tmp_path / "run", callbacks=[Killer(after)])
     again = start(prepared(**kind), tmp_path / "run", resume=True)
     assert same(whole, again)
 

@@ -18,9 +18,9 @@ from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.report.page import write_report
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Lines
+from fedkeel.runner.progress import ProgressLines
 from fedkeel.runner.start import start
-from fedkeel.runner.warnings import hints
+from fedkeel.runner.warnings import find_warnings
 from toys import Mapped, Net, of_sizes, prepared
 
 
@@ -63,7 +63,7 @@ def test_two_examples_are_the_same_to_batch_normalisation() -> None:
     ],
 )
 def test_batches_of_two(sizes: tuple[int, ...], local: dict[str, object], told: int) -> None:
-    found = hints(run(*sizes, **local))
+    found = find_warnings(run(*sizes, **local))
     if not told:
         assert found == []
         return
@@ -75,18 +75,18 @@ def test_batches_of_two(sizes: tuple[int, ...], local: dict[str, object], told: 
 
 @pytest.mark.parametrize("model", [Net(), Mapped()], ids=["none", "over positions"])
 def test_networks_that_take_two_examples(model: nn.Module) -> None:
-    assert hints(run(8, 2, model=model)) == []
+    assert find_warnings(run(8, 2, model=model)) == []
 
 
 def test_it_is_told_once_and_stays_with_the_run(tmp_path: Path) -> None:
     text = io.StringIO()
     folders = [tmp_path / name for name in ("a", "b")]
-    with Lines(Console(file=text, width=80)) as watching:
+    with ProgressLines(Console(file=text, width=80)) as display:
         for folder in folders:
-            start(run(8, 2), folder, watcher=watching)
-    assert text.getvalue().count("hint: 1 of 2 clients has mini-batches of two") == 1
+            start(run(8, 2), folder, callbacks=[display.follow("a run")])
+    assert text.getvalue().count("warning: 1 of 2 clients has mini-batches of two") == 1
     assert [json.loads((f / "run.json").read_text())["warnings"] for f in folders] == [
-        hints(run(8, 2))
+        find_warnings(run(8, 2))
     ] * 2
     page = write_report(folders, tmp_path / "report.html").read_text()
     assert page.count("1 of 2 clients has mini-batches of two examples") == 1
@@ -94,23 +94,23 @@ def test_it_is_told_once_and_stays_with_the_run(tmp_path: Path) -> None:
 
 def test_a_run_that_has_none(tmp_path: Path) -> None:
     result = start(run(8, 8), tmp_path / "run")
-    assert result.record.hints == []
+    assert result.record.warnings == []
 
 
 def test_numbers_of_every_size_are_no_hint_where_columns_have_no_names() -> None:
     """An image's pixels go to 255, and it is no table."""
     data = fk.dataset(np.full((12, 5), 255.0, np.float32), np.arange(12) % 3, classes=3)
     clients = fk.federation(data, [np.arange(6), np.arange(6, 12)])
-    assert hints(prepared(clients=clients, per_round=2)) == []
+    assert find_warnings(prepared(clients=clients, per_round=2)) == []
 
 
 def test_a_server_that_remembers_much(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared("gradma.s", per_round=2)
-    assert hints(ready) == []
+    assert find_warnings(ready) == []
     monkeypatch.setattr("fedkeel.runner.warnings.HEAVY", 1000)
-    [told] = hints(ready)
+    [told] = find_warnings(ready)
     assert told.startswith("gradma.s lets the server remember up to 0.0 GB, as much as 9 models")
-    assert hints(prepared("fedavg", per_round=2)) == []
+    assert find_warnings(prepared("fedavg", per_round=2)) == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_corrections_that_take_off_what_augmentation_adds(
         "linear",
         augment == "crop_flip",
     )
-    found = hints(prepare(settings, made))
+    found = find_warnings(prepare(settings, made))
     assert len(found) == told
     assert all("data.augment" in one and "fedkeel methods mime`" in one for one in found)
 
@@ -147,11 +147,11 @@ def test_labels_that_nobody_trains_on() -> None:
     given = {"task": fk.Task(lambda: nn.Linear(5, 3)), "clients": clients, "rounds": 1}
     local = fk.Local(lr=0.1, epochs=1, batch_size=5)
     found = fk.run("fedavg", test=(x[20:], np.arange(10) % 3), local=local, **given)
-    assert found.record.hints == [
+    assert found.record.warnings == [
         "3 of 10 test examples have a label that no training example has: nobody can learn it"
     ]
     found = fk.run("fedavg", test=(x[20:], np.arange(10) % 2), local=local, **given)
-    assert found.record.hints == []
+    assert found.record.warnings == []
 
 
 def test_a_test_set_that_is_nearly_all_of_one_label() -> None:
@@ -165,7 +165,7 @@ def test_a_test_set_that_is_nearly_all_of_one_label() -> None:
     found = fk.run(
         "fedavg", task=task, clients=clients, test=(x[40:], y[40:]), rounds=1, local=local
     )
-    (told,) = found.record.hints
+    (told,) = found.record.warnings
     assert told.startswith("19 of 20 test examples have the label 0: a model that always says so")
     assert "reaches 95.0 %" in told
     assert len(repr(found)) < 200  # what a notebook shows
@@ -193,11 +193,11 @@ def test_a_module_that_ends_in_a_softmax() -> None:
         "rounds": 1,
         "local": fk.Local(lr=0.1, epochs=1, batch_size=5),
     }
-    (told,) = fk.run("fedavg", task=fk.Task(Softened), **given).record.hints
+    (told,) = fk.run("fedavg", task=fk.Task(Softened), **given).record.warnings
     assert told.startswith("the model returns probabilities, and cross-entropy takes scores")
     likely = fk.Task(Softened, loss=lambda p, y: -p.log().gather(1, y[:, None]).squeeze(1))
     for task in (likely, fk.Task(partial(Softened, log=True)), fk.Task(lambda: nn.Linear(5, 3))):
-        assert fk.run("fedavg", task=task, **given).record.hints == []
+        assert fk.run("fedavg", task=task, **given).record.warnings == []
 
 
 # --- data and settings that may not be what was meant -----------------------------------------
@@ -217,7 +217,7 @@ def of_rows(
         test=held,
         per_round=2,
     )
-    return hints(ready)
+    return find_warnings(ready)
 
 
 def normal(count: int, seed: int = 0) -> np.ndarray:
@@ -254,10 +254,10 @@ def test_names_that_differ_in_case_alone() -> None:
 
 def test_settings_that_decide_nothing() -> None:
     local = fk.Local(lr=0.1, epochs=1, schedule=config.Schedule(kind="cosine", decay=0.5))
-    assert hints(prepared(local=local)) == [
+    assert find_warnings(prepared(local=local)) == [
         "local.schedule.decay = 0.5 decides nothing: it is for kind 'exponential'"
     ]
-    assert hints(prepared(local=fk.Local(lr=0.1, epochs=1))) == []
+    assert find_warnings(prepared(local=fk.Local(lr=0.1, epochs=1))) == []
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorized"])
@@ -276,4 +276,4 @@ def test_clients_too_small_to_hold_anything_out(engine: str) -> None:
     )
     assert result.rows[-1].per_client is not None
     assert result.rows[-1].per_client["examples"] == [0.0, 0.0, 0.0]
-    assert [told for told in result.record.hints if "to hold any out" in told]
+    assert [told for told in result.record.warnings if "to hold any out" in told]

@@ -22,7 +22,7 @@ import fedkeel as fk
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from fedkeel.study.compare import Comparison
 from toys import Net, federation, held, same
 
@@ -191,7 +191,7 @@ def test_a_folder_is_kept_and_used_again(tmp_path: Path) -> None:
         ({"clients": federation(seed=1)}, "the training data differ; nothing is written over"),
         (
             {"test": held(50)},
-            "the model or how it is written, the division or the test data differ",
+            "the model or its code, the division or the test data differ",
         ),
     ):
         with pytest.raises(RunError, match=why):

@@ -28,8 +28,8 @@ from fedkeel.errors import (
 from fedkeel.records.comparison import runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.report.runs import load_runs
-from fedkeel.runner.loop import Result
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.progress import ProgressDisplay
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study import compare as module
 from fedkeel.study.compare import Comparison, compare
@@ -188,7 +188,7 @@ class Kill(BaseException):
     """Nothing catches it."""
 
 
-class StopAt(Silent):
+class StopAt(ProgressDisplay):
     """Ends the second run after its first round."""
 
     def __init__(self) -> None:

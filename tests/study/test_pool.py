@@ -23,7 +23,7 @@ from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import FINISHED, REUSED, Silent, Watcher
+from fedkeel.runner.progress import FINISHED, REUSED, ProgressDisplay, ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.pool import RunOutcome, RunRequest, run_all, single_process
 from fedkeel.study.tune import tune
@@ -57,8 +57,8 @@ def orders(
         yield RunRequest(f"run {number}", folder, partial(make, prepared, folder))
 
 
-def make(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> str:
-    return start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
+def make(prepared: Prepared, folder: Path, display: ProgressDisplay, name: str) -> str:
+    return start(prepared, folder, resume=True, callbacks=[display.follow(name)]).record.status
 
 
 def made_of(
@@ -66,16 +66,16 @@ def made_of(
     given: Ingredients,
     out: Path,
     jobs: int = 1,
-    watcher: Watcher | None = None,
+    display: ProgressDisplay | None = None,
 ) -> list[RunOutcome | None]:
-    return run_all(orders(wanted, given, out, jobs), jobs, watcher)
+    return run_all(orders(wanted, given, out, jobs), jobs, display)
 
 
 def rows(found: list) -> list[str]:
     return [repr([{**vars(row), "seconds": None} for row in made.rows]) for made in found]
 
 
-class Listens(Silent):
+class Listens(ProgressDisplay):
     """Writes down how far each run came, and how it ended."""
 
     def __init__(self) -> None:
@@ -110,9 +110,9 @@ def test_the_same_bits_whatever_the_number(tmp_path: Path) -> None:
     again = made_of(wanted, ingredients(), tmp_path / "b", 2, watchers[2])
     assert rows(again) == rows(both) == rows(one_by_one)
     assert [made.folder.name for made in both] == [made.folder.name for made in one_by_one]
-    for watcher, how in zip(watchers, (FINISHED, FINISHED, REUSED), strict=True):
-        assert watcher.rounds == {"run 0": 3, "run 1": 3, "run 2": 3}
-        assert set(watcher.ends.values()) == {how}
+    for display, how in zip(watchers, (FINISHED, FINISHED, REUSED), strict=True):
+        assert display.rounds == {"run 0": 3, "run 1": 3, "run 2": 3}
+        assert set(display.ends.values()) == {how}
 
 
 def test_a_search_is_the_same_whatever_the_number(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_run_that_several_workers_began_goes_on_in_one_process(tmp_path: Path)
     one = settings(kind="auto", rounds=6)
     whole = made_of([one], ingredients(), tmp_path / "whole", 2)
 
-    class Ends(Silent):
+    class Ends(ProgressDisplay):
         def row(self, run: str, row: RoundRecord) -> None:
             if row.round == 2:
                 signal.raise_signal(signal.SIGTERM)
@@ -156,7 +156,7 @@ def test_a_run_that_several_workers_began_goes_on_in_one_process(tmp_path: Path)
 def test_an_interrupt_ends_runs_after_their_round(tmp_path: Path) -> None:
     wanted = [settings(lr, rounds=40) for lr in RATES]
     slow = ingredients(partial(Slow, 0.01))
-    watcher = Listens()
+    display = Listens()
 
     def interrupt() -> None:
         eventually(lambda: len(list(tmp_path.glob("*/checkpoint/round-*"))) >= 2)
@@ -164,11 +164,11 @@ def test_an_interrupt_ends_runs_after_their_round(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    found = made_of(wanted, slow, tmp_path, 2, watcher)
+    found = made_of(wanted, slow, tmp_path, 2, display)
     thread.join()
     assert found == [None, None]  # the third one was not begun
-    assert watcher.stopped == 1
-    assert watcher.ends == {"run 0": "interrupted", "run 1": "interrupted"}
+    assert display.stopped == 1
+    assert display.ends == {"run 0": "interrupted", "run 1": "interrupted"}
     folders = [RunFolder(p) for p in tmp_path.iterdir()]
     assert [folder.read_run().status for folder in folders] == ["interrupted"] * 2
     for folder in folders:
@@ -197,12 +197,12 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     explodes = partial(nn.Sequential, nn.Linear(5, 6), nn.Linear(6, 3))
     wanted = [settings(lr, rounds=5) for lr in (1e6, 0.1)]
     for jobs in (1, 2):
-        watcher = Listens()
-        bad, good = made_of(wanted, ingredients(explodes), tmp_path / str(jobs), jobs, watcher)
+        display = Listens()
+        bad, good = made_of(wanted, ingredients(explodes), tmp_path / str(jobs), jobs, display)
         assert isinstance(bad.error, TrainingError)
         assert "diverged" in bad.error.what
         assert (good.error, len(good.rows)) == (None, 6)
-        assert watcher.ends == {"run 0": bad.error.what, "run 1": FINISHED}
+        assert display.ends == {"run 0": bad.error.what, "run 1": FINISHED}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -244,7 +244,7 @@ def test_what_a_model_raises_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_program_is_raised(tmp_path: Path) -> None:
-    def fails(watcher: Watcher, name: str) -> str:
+    def fails(display: ProgressDisplay, name: str) -> str:
         raise KeyError("oops")
 
     with pytest.raises(RuntimeError, match="oops"):
@@ -252,14 +252,14 @@ def test_a_fault_of_the_program_is_raised(tmp_path: Path) -> None:
 
 
 def test_an_error_before_the_first_round(tmp_path: Path) -> None:
-    def fails(watcher: Watcher, name: str) -> str:
+    def fails(display: ProgressDisplay, name: str) -> str:
         raise ConfigError("no such file")
 
     for jobs in (1, 2):
-        watcher = Listens()
-        [made] = run_all([RunRequest("one", tmp_path / "one", fails)], jobs, watcher)
+        display = Listens()
+        [made] = run_all([RunRequest("one", tmp_path / "one", fails)], jobs, display)
         assert (made.rows, made.error.what) == ([], "no such file")
-        assert watcher.ends == {"one": "no such file"}
+        assert display.ends == {"one": "no such file"}
 
 
 @pytest.mark.parametrize("late", [0.0, 0.3])
@@ -292,17 +292,17 @@ def test_without_fork_a_search_goes_on_one_by_one(
     assert tune(settings(), ingredients(), ["fedavg"], space, tmp_path, 1).complete
 
 
-def at_once(folder: Path, watcher: Watcher, name: str) -> str:
+def at_once(folder: Path, display: ProgressDisplay, name: str) -> str:
     prepared = prepare(settings(), ingredients())
-    return make(prepared, folder, watcher, name)
+    return make(prepared, folder, display, name)
 
 
 def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedkeel.engine.process.forking.start_method", lambda: "spawn")
     wanted = [RunRequest(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]
-    watcher = Listens()
-    assert [len(made.rows) for made in run_all(wanted, 2, watcher)] == [4, 4]
-    assert watcher.ends == {"a": FINISHED, "b": FINISHED}
+    display = Listens()
+    assert [len(made.rows) for made in run_all(wanted, 2, display)] == [4, 4]
+    assert display.ends == {"a": FINISHED, "b": FINISHED}
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -312,18 +312,18 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         for lr in RATES
         for out in [tmp_path / str(lr)]
     ]
-    watcher = Listens()
-    assert all(made.error is None for made in run_all(wanted, 3, watcher))
-    assert watcher.ends == dict.fromkeys(("one", "one (again)", "one (again) (again)"), FINISHED)
+    display = Listens()
+    assert all(made.error is None for made in run_all(wanted, 3, display))
+    assert display.ends == dict.fromkeys(("one", "one (again)", "one (again) (again)"), FINISHED)
 
 
-class Hears(Silent):
+class Hears(ProgressDisplay):
     """Counts words on clients, and writes down those on rounds."""
 
     def __init__(self) -> None:
         self.ticks, self.heard = 0, []
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, count: int) -> None:
         self.ticks += 1
 
     def row(self, run: str, row: RoundRecord) -> None:
@@ -332,10 +332,10 @@ class Hears(Silent):
 
 def test_rounds_are_told_however_many_clients_there_are(tmp_path: Path) -> None:
     """Words on clients come many times a second, and would take every turn."""
-    watcher = Hears()
-    made_of([settings(rounds=6)], ingredients(partial(Slow, 0.02)), tmp_path, 2, watcher)
-    assert watcher.ticks > 3
-    assert len(watcher.heard) >= 4
+    display = Hears()
+    made_of([settings(rounds=6)], ingredients(partial(Slow, 0.02)), tmp_path, 2, display)
+    assert display.ticks > 3
+    assert len(display.heard) >= 4
 
 
 def test_an_interrupt_in_the_last_round_stops_what_would_follow(tmp_path: Path) -> None:
@@ -344,10 +344,10 @@ def test_an_interrupt_in_the_last_round_stops_what_would_follow(tmp_path: Path) 
             if (run, row.round) == ("run 0", 3):
                 signal.raise_signal(signal.SIGINT)
 
-    watcher = Ends()
-    [made] = made_of([settings(lr) for lr in RATES], ingredients(), tmp_path, 1, watcher)
+    display = Ends()
+    [made] = made_of([settings(lr) for lr in RATES], ingredients(), tmp_path, 1, display)
     assert made.error is None
-    assert (len(made.rows), watcher.stopped) == (4, 1)
+    assert (len(made.rows), display.stopped) == (4, 1)
 
 
 def test_a_second_polite_signal_does_not_hurry_a_process(tmp_path: Path, before: set[int]) -> None:
@@ -379,7 +379,7 @@ def begun(out: Path) -> bool:
 def test_what_ends_all_is_told_at_once(tmp_path: Path) -> None:
     """And the others save what they have."""
 
-    def fails(watcher: Watcher, name: str) -> str:
+    def fails(display: ProgressDisplay, name: str) -> str:
         eventually(lambda: begun(tmp_path))
         raise ConfigError("no such file")
 

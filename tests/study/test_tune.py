@@ -24,7 +24,7 @@ from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, T
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import gather, prepare
-from fedkeel.runner.progress import REUSED, Silent
+from fedkeel.runner.progress import REUSED, ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.compare import compare
 from fedkeel.study.tune import tune
@@ -63,7 +63,7 @@ def tuned(
     return tune(settings(**more), ingredients(), methods, space, out)
 
 
-class Counts(Silent):
+class Counts(ProgressDisplay):
     """Counts what is planned, begun from the start, continued, and read; may stop in between."""
 
     def __init__(self, stop_at: int | None = None) -> None:
@@ -199,11 +199,11 @@ def test_on_the_test_set_where_that_is_asked_for(tmp_path: Path) -> None:
     """The runs are those of a comparison, and are taken from one."""
     compared = compare(settings(), ingredients(), ["fedavg"], 2, tmp_path)
     space = Space(space={"local.lr": (0.05, 0.5)}, on="test", seeds=2)
-    watcher = Seen()
-    found = tune(settings(), ingredients(), ["fedavg"], space, tmp_path, watcher=watcher)
+    display = Seen()
+    found = tune(settings(), ingredients(), ["fedavg"], space, tmp_path, display=display)
     assert found.trials[0].values == tuple(result.best for result in compared.results)
-    assert watcher.ends == [True, True, False, False]
-    assert watcher.accuracies
+    assert display.ends == [True, True, False, False]
+    assert display.accuracies
     assert (found.validation_examples, found.rows[0].on) == (None, "test")
     last = tune(settings(), ingredients(), ["fedavg"], _with(space, metric="last"), tmp_path)
     assert last.trials[0].values == tuple(result.last for result in compared.results)
@@ -213,7 +213,7 @@ def _with(space: Space, **more: object) -> Space:
     return space.model_copy(update=more)
 
 
-class Seen(Silent):
+class Seen(ProgressDisplay):
     """Sees accuracies, and which runs were read."""
 
     def __init__(self) -> None:
@@ -250,8 +250,8 @@ def test_nobody_can_hold_out_anything(tmp_path: Path) -> None:
 
 def test_what_was_made_is_used_again(tmp_path: Path) -> None:
     first, again = Counts(), Counts()
-    one = tune(settings(), ingredients(), METHODS, TPE, tmp_path, watcher=first)
-    two = tune(settings(), ingredients(), METHODS, TPE, tmp_path, watcher=again)
+    one = tune(settings(), ingredients(), METHODS, TPE, tmp_path, display=first)
+    two = tune(settings(), ingredients(), METHODS, TPE, tmp_path, display=again)
     assert one == two
     assert (first.planned, first.begun, first.reused) == (12, 12, 0)
     assert (again.planned, again.begun, again.reused) == (12, 0, 12)
@@ -260,7 +260,7 @@ def test_what_was_made_is_used_again(tmp_path: Path) -> None:
 def test_a_larger_budget_goes_on_from_a_smaller_one(tmp_path: Path) -> None:
     tuned(tmp_path, ["fedavg"], _with(TPE, trials=4))
     more = Counts()
-    tune(settings(), ingredients(), ["fedavg"], _with(TPE, trials=6), tmp_path, watcher=more)
+    tune(settings(), ingredients(), ["fedavg"], _with(TPE, trials=6), tmp_path, display=more)
     assert (more.reused, more.begun) == (4, 2)
 
 
@@ -273,9 +273,9 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not(
     whole = tune(one, ingredients(), METHODS, space, tmp_path / "whole")
     out = tmp_path / "killed"
     with pytest.raises(Kill):
-        tune(one, ingredients(), METHODS, space, out, watcher=Counts(stop_at))
+        tune(one, ingredients(), METHODS, space, out, display=Counts(stop_at))
     rest = Counts()
-    again = tune(one, ingredients(), METHODS, space, out, watcher=rest)
+    again = tune(one, ingredients(), METHODS, space, out, display=rest)
     assert (again.rows, again.trials) == (whole.rows, whole.trials)
     assert rest.reused == (stop_at - 1) // 3
     assert rest.begun == 11 - rest.reused
@@ -291,7 +291,7 @@ def test_an_interrupt_in_the_last_round_of_a_wave_counts(tmp_path: Path, run: in
             if self.begun == run and row.round == 3:
                 signal.raise_signal(signal.SIGINT)
 
-    found = tune(settings(), ingredients(), METHODS, TPE, tmp_path, watcher=Presses())
+    found = tune(settings(), ingredients(), METHODS, TPE, tmp_path, display=Presses())
     assert (found.complete, len(found.trials)) == (run == 12, run)
 
 

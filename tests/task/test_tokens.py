@@ -12,7 +12,7 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.errors import CompositionError, DataError, FedkeelError, ModelError
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from fedkeel.task.models import make
 
 SIGNS, LENGTH = 7, 5

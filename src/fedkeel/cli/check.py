@@ -57,7 +57,7 @@ def check(
         + f"{size(needs.server_state)} at the server"
     )
     for told in record.warnings:
-        print(f"hint         {told}")
+        print(f"warning      {told}")
     print("everything fits together; nothing was trained")
 
 

@@ -45,7 +45,7 @@ def compare(
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import watcher
+    from fedkeel.runner.progress import progress_display
     from fedkeel.study.compare import compare as play
 
     chosen = experiment(path, preset, settings)
@@ -54,9 +54,9 @@ def compare(
     console = stderr()
     ingredients = gather(chosen)
     try:
-        with watcher(console, quiet) as watching:
+        with progress_display(console, quiet) as display:
             number = seeds or chosen.compare.seeds
-            found = play(chosen, ingredients, expressions, number, out, watching)
+            found = play(chosen, ingredients, expressions, number, out, display)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
@@ -69,7 +69,7 @@ def compare(
         say(console, sentence)
     hints = [hint for one in found.results for hint in one.record.warnings]
     for hint in dict.fromkeys(hints) if quiet else ():
-        say(console, f"hint: {hint}")
+        say(console, f"warning: {hint}")
     say(console, f"runs    {out}")
     say(console, f"report  {page}")
     if found.others:

@@ -41,7 +41,7 @@ def up(
     from fedkeel.flower.data_on_nodes import is_on_nodes
     from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
     from fedkeel.report.page import write_report
-    from fedkeel.runner.progress import watcher
+    from fedkeel.runner.progress import progress_display
 
     chosen = experiment(path, preset, settings)
     out = Path("runs") / chosen.name if out is None else out
@@ -55,7 +55,7 @@ def up(
         )
     configs = data_configs(data) if data else shared_configs(nodes)
     try:
-        with watcher(console, quiet) as progress:
+        with progress_display(console, quiet) as progress:
             result = run_locally(chosen, out, configs, progress, resume, secure)
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")

@@ -85,7 +85,7 @@ def _reproduce(
     from fedkeel.reproduce.pages import TablePage, line_prefix
     from fedkeel.reproduce.plan import TableRequest, table_runs
     from fedkeel.reproduce.run_cells import CellOutcomes, run_cells
-    from fedkeel.runner.progress import watcher
+    from fedkeel.runner.progress import progress_display
 
     table, request, console = catalogue.load(name), TableRequest(out, **version), stderr()
     prefix = line_prefix(table, request)
@@ -95,14 +95,14 @@ def _reproduce(
             settings = tuning.read_tuned_settings(request.folder(table))
             request = replace(request, tuned_settings=settings)
         elif request.tuned and jobs is not None:
-            with watcher(console, quiet) as watching:
+            with progress_display(console, quiet) as watching:
                 search = tuning.search(table, request, jobs, watching)
             if not search.complete:
                 raise KeyboardInterrupt
             request = replace(request, tuned_settings=search.settings)
         runs = table_runs(table, request)
         if jobs is not None:
-            outcomes = run_cells(runs, jobs, watcher(console, quiet, prefix))
+            outcomes = run_cells(runs, jobs, progress_display(console, quiet, prefix))
     except KeyboardInterrupt:
         say(console, f"{prefix}stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None

@@ -34,8 +34,9 @@ def run(
     from fedkeel.report.alerts import problems
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
+    from fedkeel.runner.interrupts import interrupts
     from fedkeel.runner.prepare import gather, prepare
-    from fedkeel.runner.progress import watcher
+    from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start
 
     chosen = experiment(path, preset, settings)
@@ -44,8 +45,8 @@ def run(
     console = stderr()
     prepared = prepare(chosen, gather(chosen))
     try:
-        with watcher(console, quiet) as watching:
-            result = start(prepared, out, resume, watching)
+        with progress_display(console, quiet) as display, interrupts(display.stopping):
+            result = start(prepared, out, resume, [display.follow(run_name(chosen))])
     except KeyboardInterrupt:
         say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
         raise typer.Exit(130) from None
@@ -73,7 +74,7 @@ def run(
     for sentence in problems(load_runs([out])):
         say(console, sentence)
     for hint in result.record.warnings if quiet else ():
-        say(console, f"hint: {hint}")
+        say(console, f"warning: {hint}")
     if result.record.engine.asked != "auto":
         for reason in result.record.engine.reasons:
             say(console, f"slower than asked for: {reason}")

@@ -49,7 +49,7 @@ def tune(
 
     from fedkeel.method.grammar import split
     from fedkeel.runner.prepare import gather
-    from fedkeel.runner.progress import watcher
+    from fedkeel.runner.progress import progress_display
     from fedkeel.study.tune import tune as search
     from fedkeel.study.tuning_result import experiment_files
     from fedkeel.study.tuning_table import tuning_table
@@ -62,8 +62,8 @@ def tune(
     console = stderr()
     ingredients = gather(chosen)
     try:
-        with watcher(console, quiet) as watching:
-            found = search(chosen, ingredients, expressions, chosen.tune, out, jobs, watching)
+        with progress_display(console, quiet) as display:
+            found = search(chosen, ingredients, expressions, chosen.tune, out, jobs, display)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None

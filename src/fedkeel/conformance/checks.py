@@ -32,8 +32,8 @@ from fedkeel.method.docs.docstring import read
 from fedkeel.method.local_loop import LocalState
 from fedkeel.method.round_values import Server, reply_state, uploaded_state
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.loop import Result
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.callbacks import Callback, GlobalModel
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.tree import State, Tree, walk
 from fedkeel.user_code import one_line
@@ -207,12 +207,12 @@ def _shapes(stand: Stand) -> str:
     return ""
 
 
-class _Stop(Exception):  # noqa: N818 - never leaves this module
+class _Stop(BaseException):
     """Ends a run as a kill would: nothing is tidied up."""
 
 
-class _Killer(Silent):
-    def row(self, run: str, row: RoundRecord) -> None:
+class _Killer(Callback):
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         """End the run after its second round, before that round is saved."""
         if row.round == 2:
             raise _Stop
@@ -222,7 +222,7 @@ def _resumes(stand: Stand) -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with suppress(_Stop):
-            start(stand.prepared, out, watcher=_Killer())
+            start(stand.prepared, out, callbacks=[_Killer()])
         result = start(stand.prepared, out, resume=True)
     rows = [row.round for row in result.rows]
     if rows != list(range(ROUNDS + 1)):

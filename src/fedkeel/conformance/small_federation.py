@@ -29,8 +29,8 @@ from fedkeel.method.server_memory import copy_memory, initial_table_row
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.method.survey import add_mean_answers, client_survey
 from fedkeel.rng import generator
-from fedkeel.runner.loop import Result
 from fedkeel.runner.prepare import prepare
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.task.network import Batch
 from fedkeel.task.task import Task

@@ -5,6 +5,7 @@
       run.json        what ran: method, citations, data, model, environment, engine, status
       rounds.jsonl    one row a round
       model.safetensors  the trained model, once the run is finished: the module's whole state dict
+      model-best.safetensors  the model of the best round, which run.json names
       checkpoint/     round-00000120/: arrays.safetensors and state.json, written aside and
                       renamed
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
@@ -43,6 +44,9 @@ Arrays = dict[str, NDArray[Any]]
 
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
+
+BEST_MODEL = "model-best.safetensors"
+"""File in a run folder with the model of the round that run.json names as `best_model`."""
 
 _LEFT = ("rounds.jsonl", "checkpoint", "state", "report.html")
 """What a run writes beside run.json and config.toml before it is finished."""
@@ -163,7 +167,7 @@ class RunFolder:
         if not self.exists():
             return
         try:
-            for name in (*_LEFT, MODEL):
+            for name in (*_LEFT, MODEL, BEST_MODEL):
                 path = self.path / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         except OSError as error:
@@ -317,18 +321,19 @@ class RunFolder:
             _synchronise(file)
         os.replace(aside, final)
 
-    def save_model(self, arrays: Arrays) -> None:
-        """Write the trained model."""
-        aside = self.path / f".{MODEL}.{os.getpid()}"
+    def save_model(self, arrays: Arrays, name: str = MODEL) -> None:
+        """Write a model."""
+        aside = self.path / f".{name}.{os.getpid()}"
         with self._writing():
-            _save_arrays({name: one.copy(order="C") for name, one in arrays.items()}, aside)
+            _save_arrays({key: array.copy(order="C") for key, array in arrays.items()}, aside)
             _synchronise(aside)
-            os.replace(aside, self.path / MODEL)
+            os.replace(aside, self.path / name)
 
     def drop_model(self) -> None:
-        """Remove model and checkpoint of a run of which the rows are wanted alone."""
+        """Remove models and checkpoint of a run of which only the rows are needed."""
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
-        (self.path / MODEL).unlink(missing_ok=True)
+        for name in (MODEL, BEST_MODEL):
+            (self.path / name).unlink(missing_ok=True)
 
     def load(self) -> Checkpoint | None:
         """Read the newest checkpoint, or None where there is none."""

@@ -17,7 +17,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
 from fedkeel.reproduce.plan import TableRun
 from fedkeel.runner.prepare import gather, prepare
-from fedkeel.runner.progress import Silent, Watcher
+from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.compare import create_folder
 from fedkeel.study.pool import RunRequest, can_fork, run_all, single_process
@@ -40,7 +40,9 @@ class CellOutcomes:
     complete: bool = True
 
 
-def run_cells(runs: Sequence[TableRun], jobs: int, watcher: Watcher | None = None) -> CellOutcomes:
+def run_cells(
+    runs: Sequence[TableRun], jobs: int, display: ProgressDisplay | None = None
+) -> CellOutcomes:
     """Make the runs that are not finished, several at a time, each with one thread.
 
     The first interrupt lets each run finish its round and save; the second ends them at once.
@@ -48,12 +50,12 @@ def run_cells(runs: Sequence[TableRun], jobs: int, watcher: Watcher | None = Non
     Args:
         runs: the runs; those with the same folder are made once, those without data left out.
         jobs: runs at a time.
-        watcher: follows the runs.
+        display: follows the runs.
 
     Raises:
         RunError: the folder cannot be written to.
     """
-    watcher = watcher or Silent()
+    display = display or ProgressDisplay()
     unique: dict[Path, TableRun] = {}
     for run in runs:
         if not run.absent:
@@ -63,9 +65,9 @@ def run_cells(runs: Sequence[TableRun], jobs: int, watcher: Watcher | None = Non
     if not unfinished:
         return CellOutcomes(reused=reused)
     create_folder(unfinished[0].folder.parent)
-    with watcher:
-        watcher.plan(len(unfinished), sum(run.experiment.rounds for run in unfinished))
-        outcomes = run_all(map(_Requests(), unfinished), jobs, watcher)
+    with display:
+        display.plan(len(unfinished), sum(run.experiment.rounds for run in unfinished))
+        outcomes = run_all(map(_Requests(), unfinished), jobs, display)
     ended = [outcome for outcome in outcomes if outcome is not None]
     failures = {end.folder.name: end.error.what for end in ended if end.error is not None}
     finished = sum(end.error is None for end in ended)
@@ -99,12 +101,12 @@ def _run(
     experiment: config.Experiment,
     ingredients: Ingredients | None,
     folder: Path,
-    watcher: Watcher,
+    display: ProgressDisplay,
     name: str,
 ) -> Status:
     """Make or continue a run; a process that was not forked loads the data itself."""
     prepared = prepare(experiment, ingredients or gather(experiment))
-    status = start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
+    status = start(prepared, folder, resume=True, callbacks=[display.follow(name)]).record.status
     if status == "finished":
         RunFolder(folder).drop_model()
     return status

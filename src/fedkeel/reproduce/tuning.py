@@ -16,7 +16,7 @@ from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, tabl
 from fedkeel.reproduce.table import Table
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather
-from fedkeel.runner.progress import Watcher
+from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.tune import tune
 
 TUNED = "tuned.json"
@@ -39,17 +39,17 @@ class TableSearch:
     complete: bool
 
 
-def search(table: Table, request: TableRequest, jobs: int, watcher: Watcher) -> TableSearch:
+def search(table: Table, request: TableRequest, jobs: int, display: ProgressDisplay) -> TableSearch:
     """Search for each method in each setting, or read what was found before.
 
     Methods with different settings in the table are searched separately, each with the whole
-    budget. A cell whose trials all fail is left out, and the watcher shows that.
+    budget. A cell whose trials all fail is left out, and the display shows that.
 
     Args:
         table: the table.
         request: which part of it is wanted, and where.
         jobs: runs at a time.
-        watcher: follows the runs.
+        display: follows the runs.
 
     Raises:
         ConfigError: the table has no settings of a search.
@@ -61,7 +61,7 @@ def search(table: Table, request: TableRequest, jobs: int, watcher: Watcher) -> 
     folder = request.folder(table)
     settings = read_tuned_settings(folder)
     failure: TrainingError | None = None
-    with interrupts(watcher.stopping) as stop:  # one may come with the last run of a search
+    with interrupts(display.stopping) as stop:  # one may come with the last run of a search
         for group in _groups(table_runs(table, request)):
             if stop.is_set():
                 break
@@ -70,7 +70,7 @@ def search(table: Table, request: TableRequest, jobs: int, watcher: Watcher) -> 
             out = request.out / "tune" / f"{table.id}-{_search_digest(experiment, table.tune)}"
             try:
                 result = tune(
-                    experiment, gather(experiment), methods, table.tune, out, jobs, watcher
+                    experiment, gather(experiment), methods, table.tune, out, jobs, display
                 )
             except TrainingError as error:  # no trial of any of these methods
                 chosen, failure = {}, error
@@ -86,7 +86,7 @@ def search(table: Table, request: TableRequest, jobs: int, watcher: Watcher) -> 
                     settings[run.key] = chosen[run.experiment.method]
                 else:
                     text = "no trial could be finished; it is left out of the tuned table"
-                    watcher.hint(run.label, f"{run.row.name}, {run.column.name}: {text}")
+                    display.warn(run.label, f"{run.row.name}, {run.column.name}: {text}")
             _write(folder, settings)
         if failure is not None and not settings:
             raise failure

@@ -1,7 +1,8 @@
-"""The server as named arrays, and back, so that a run goes on with the same bits."""
+"""Checkpoints: saving all state of a run between rounds, and restoring it to the bit."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +11,69 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.engine.base import Engine
 from fedkeel.errors import RunError
 from fedkeel.method.round_values import Server
+from fedkeel.records.folder import Checkpoint, RunFolder
+from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.best_model import BestModelKeeper
+from fedkeel.runner.server_table import ServerTable
 from fedkeel.tree import State, substate, substates, tensors, walk
 
 PREFIX = "server/"
+"""What the names of the server's arrays in a checkpoint begin with."""
+
+
+class Checkpoints:
+    """Saves and restores a run: the server, the clients' state, the server's table, the best model.
+
+    Args:
+        folder: the run folder.
+        key: digest of all that decides the numbers of the run.
+        engine: has the clients' state.
+        table: the server's rows of clients.
+        best: the best model.
+    """
+
+    def __init__(
+        self, folder: RunFolder, key: str, engine: Engine, table: ServerTable, best: BestModelKeeper
+    ) -> None:
+        self._folder, self._key = folder, key
+        self._engine, self._table, self._best = engine, table, best
+        self._saved_at = time.monotonic()
+
+    def restore(self, server: Server) -> tuple[Server, list[RoundRecord]] | None:
+        """Return the server and the rows of the newest checkpoint, None where there is none.
+
+        Raises:
+            RunError: the checkpoint belongs to another run, or cannot be read.
+        """
+        saved = self._folder.load()
+        if saved is None:
+            return None
+        if saved.state["key"] != self._key:
+            raise RunError(f"The checkpoint in {self._folder} belongs to another run.")
+        server = unpacked(saved.arrays, server, saved.round)
+        self._engine.restore(saved.arrays)
+        self._table.restore(saved.arrays)
+        rows = self._folder.keep_rows(saved.round)
+        self._best.restore(saved.arrays, rows)
+        return server, rows
+
+    def save(self, server: Server, min_age: float = 0.0) -> None:
+        """Save a checkpoint, unless the last one is younger than `min_age` seconds."""
+        if time.monotonic() - self._saved_at < min_age:
+            return
+        arrays = {
+            **packed(server),
+            **self._engine.state(),
+            **self._table.snapshot(),
+            **self._best.snapshot(),
+        }
+        self._folder.save(Checkpoint(server.round, arrays, {"key": self._key}))
+        self._engine.saved()
+        self._table.saved()
+        self._saved_at = time.monotonic()
 
 
 def packed(server: Server) -> dict[str, NDArray[Any]]:
@@ -27,7 +86,7 @@ def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Se
 
     Args:
         arrays: what `packed` returned, among others.
-        like: a server of the same run, whose form the arrays have to fit.
+        like: a server of the same run, whose names, shapes and types the arrays have to fit.
         round: rounds completed.
 
     Raises:
@@ -37,24 +96,10 @@ def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Se
     def fill(state: Mapping[str, Tensor | State], prefix: str) -> State:
         out: State = {}
         for name, value in state.items():  # in this order: sums over tensors depend on it
-            if not isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                out[name] = _tensor(arrays, prefix + name, value)
+            else:
                 out[name] = fill(value, f"{prefix}{name}/")
-                continue
-            found = arrays.get(prefix + name)
-            if found is None or found.shape != tuple(value.shape):
-                raise RunError(
-                    f"The checkpoint does not fit the run at {prefix}{name}.",
-                    got="nothing" if found is None else f"shape {list(found.shape)}",
-                    expected=f"shape {list(value.shape)}",
-                )
-            array = torch.from_numpy(np.array(found))
-            if array.dtype != value.dtype:
-                raise RunError(
-                    f"The checkpoint does not fit the run at {prefix}{name}.",
-                    got=str(found.dtype),
-                    expected=str(value.dtype),
-                )
-            out[name] = torch.empty_like(value).copy_(array)
         return out
 
     state = fill(_state(like), PREFIX)
@@ -64,6 +109,20 @@ def unpacked(arrays: Mapping[str, NDArray[Any]], like: Server, round: int) -> Se
         memory=substates(substate(state, "memory")),
         round=round,
     )
+
+
+def _tensor(arrays: Mapping[str, NDArray[Any]], path: str, like: Tensor) -> Tensor:
+    """Return an array of a checkpoint as a tensor, or refuse one that does not fit `like`."""
+    array = arrays.get(path)
+    got, expected = "nothing", f"shape {list(like.shape)}"
+    if array is not None and array.shape == tuple(like.shape):
+        tensor = torch.from_numpy(np.array(array))
+        if tensor.dtype == like.dtype:
+            return torch.empty_like(like).copy_(tensor)
+        got, expected = str(array.dtype), str(like.dtype)
+    elif array is not None:
+        got = f"shape {list(array.shape)}"
+    raise RunError(f"The checkpoint does not fit the run at {path}.", got=got, expected=expected)
 
 
 def _state(server: Server) -> State:

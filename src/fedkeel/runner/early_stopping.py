@@ -1,4 +1,4 @@
-"""Ending a run before its last round, by what its rows say: the same wherever it is taken up."""
+"""Early stopping: a run ends before its last round because of its test scores."""
 
 from __future__ import annotations
 
@@ -6,56 +6,71 @@ import math
 
 from fedkeel.config import Stop
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.callbacks import Callback
 
 
-def least(share: float, count: int) -> int:
-    """Return the smallest whole number that is this share of so many, or more.
+def smallest_count(share: float, count: int) -> int:
+    """Return the smallest whole number that is at least this share of `count`.
 
-    >>> least(0.5, 3), least(0.56, 25)
+    >>> smallest_count(0.5, 3), smallest_count(0.56, 25)
     (2, 14)
     """
     return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14
 
 
-class Early:
-    """Looks at each row, and knows from when on a run has no more to do.
+def score_on_test(row: RoundRecord, sources_needed: int = 1) -> float | None:
+    """Return the test accuracy of a round, None where it was not evaluated on enough examples.
+
+    Args:
+        row: the round.
+        sources_needed: how many sources of the test set have to be measured. In a federation whose
+            nodes have their own test data, this is the quorum.
+    """
+    measured = sum(score.examples > 0 for score in row.sources.values())
+    if row.test is None or not row.test.examples or (row.sources and measured < sources_needed):
+        return None
+    return row.test.top1
+
+
+class EarlyStopping(Callback):
+    """Ends a run at a target, or when the test accuracy has not improved for some rounds.
+
+    The decision depends on the rows alone, so a continued run ends with the same round.
 
     Args:
         settings: when a run ends.
-        needed: sources of the test set that have to be measured for a score to be looked at: in a
-            federation with data of its own per node, the quorum.
+        sources_needed: as in `score_on_test`.
     """
 
-    def __init__(self, settings: Stop, needed: int = 1) -> None:
-        self._settings, self._needed = settings, needed
-        self._best, self._round = -math.inf, 0
-        self.reason = ""
+    def __init__(self, settings: Stop, sources_needed: int = 1) -> None:
+        self._settings, self._sources_needed = settings, sources_needed
+        self._best, self._best_round = -math.inf, 0
+        self._reason = ""
 
-    def see(self, row: RoundRecord) -> bool:
-        """Look at the next row, and return whether the run ends with it; `reason` says why.
+    def stop_reason(self, row: RoundRecord) -> str:
+        """Return why the run ends with this round; the initial model is scored and ends nothing."""
+        score = score_on_test(row, self._sources_needed)
+        if score is not None and not self._reason:
+            self._reason = self._reason_at(row.round, score)
+        return self._reason
 
-        The untrained model's row is the one to rise from, and ends nothing.
-        """
-        measured = sum(score.examples > 0 for score in row.sources.values())
-        few = bool(row.sources) and measured < self._needed
-        if row.test is not None and row.test.examples and not few and not self.reason:
-            self._look(row.round, row.test.top1)
-        return bool(self.reason)
-
-    def _look(self, round: int, accuracy: float) -> None:
+    def _reason_at(self, round: int, accuracy: float) -> str:
         settings = self._settings
-        if accuracy > self._best + (settings.min_delta if math.isfinite(self._best) else 0.0):
-            self._best, self._round = accuracy, round
+        min_delta = settings.min_delta if math.isfinite(self._best) else 0.0
+        if accuracy > self._best + min_delta:
+            self._best, self._best_round = accuracy, round
         if round == 0:
-            return
+            return ""
         if settings.target is not None and accuracy >= settings.target:
-            self.reason = (
+            return (
                 f"ended early after round {round}: the test accuracy {accuracy:.4g} "
                 f"has reached stop.target {settings.target:g}"
             )
-        elif settings.patience is not None and round - self._round >= settings.patience:
+        if settings.patience is not None and round - self._best_round >= settings.patience:
             more = f"by more than {settings.min_delta:g} " if settings.min_delta else ""
-            self.reason = (
+            return (
                 f"ended early after round {round}: the test accuracy has not risen {more}above "
-                f"{self._best:.4g} since round {self._round} (stop.patience {settings.patience})"
+                f"{self._best:.4g} since round {self._best_round} "
+                f"(stop.patience {settings.patience})"
             )
+        return ""

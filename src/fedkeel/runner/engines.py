@@ -1,7 +1,10 @@
-"""The engine of a run, made as `choose` has decided."""
+"""Making the engine of a run, and the folder of its client state."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedkeel.engine.base import Engine
@@ -11,6 +14,7 @@ from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.engine.workers import Workers
 from fedkeel.method.server_round import server_message
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice
 
 
@@ -58,3 +62,22 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
     if kind == "workers" or count > 1:
         return Workers(setup, spec, capacity, message, count, file=file, codec=codec)
     return Sequential(setup, spec, capacity, file=file, codec=codec)
+
+
+@contextmanager
+def state_folder(
+    prepared: Prepared, folder: RunFolder | None, resume: bool
+) -> Iterator[Path | None]:
+    """Give the folder of client state, None where it lives in memory.
+
+    A run that began with its state on disk leaves it there. Without a run folder it is a temporary
+    one.
+    """
+    on_disk = prepared.state == "disk"
+    if folder is not None:
+        yield folder.state if on_disk or (resume and folder.state.exists()) else None
+    elif on_disk:
+        with tempfile.TemporaryDirectory(prefix="fedkeel-") as temporary:
+            yield Path(temporary)
+    else:
+        yield None

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run cleanly: the first one after the round at hand, the second at once."""
+"""Interrupts: the first Ctrl-C or SIGTERM ends a run after its round, the second at once."""
 
 from __future__ import annotations
 
@@ -7,64 +7,77 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
 POLITE = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask for an end."""
 
-_open: list[threading.Event] = []
-"""Those who wait for an interrupt, the outermost first."""
 
-_patient = False
+@dataclass(eq=False)
+class _Waiting:
+    """Work that ends after an interrupt, and what is called at the first one."""
+
+    on_interrupt: Callable[[], None] | None
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
-def be_patient() -> None:
-    """Take no second interrupt for haste from now on: whoever is in haste kills this process."""
-    global _patient
-    _patient = True
-    _open.clear()  # of the process that this one was forked from
+_waiting: list[_Waiting] = []
+"""The work of this process that waits for an interrupt, the outermost first."""
+
+_ignores_second = False
+
+
+def ignore_second_interrupt() -> None:
+    """Let a second interrupt mean no more than the first; the parent may kill this process."""
+    global _ignores_second
+    _ignores_second = True
+    _waiting.clear()  # of the process that this one was forked from
 
 
 @contextmanager
-def interrupts(told: Callable[[], None]) -> Iterator[threading.Event]:
-    """Turn the first interrupt into an event that is set, and the second into an exception.
+def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threading.Event]:
+    """Turn the first interrupt into an event that is set, and the second into KeyboardInterrupt.
 
-    One within another sets the events of both, and begins with its event set where the outer one's
-    is: what has been asked to end begins nothing more.
+    Within another `interrupts`, an interrupt sets the events of both, and this one begins with its
+    event set where the outer one's is: work that was asked to end begins nothing more.
 
     Args:
-        told: called at the first one, in a thread of its own: the interrupt may have come in the
-            middle of another line of what it writes to.
+        on_interrupt: called at the first interrupt, in a thread of its own, because the interrupt
+            may have come in the middle of a line that it writes too. Where it is None, that of the
+            `interrupts` around this one is called.
     """
-    stop = threading.Event()
+    work = _Waiting(on_interrupt)
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield work.stop
         return
 
     parent = os.getpid()
-    telling: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            if not _patient:
+        if work.stop.is_set():
+            if not _ignores_second:
                 raise KeyboardInterrupt
             return
-        for one in _open:
-            one.set()
-        if os.getpid() == parent:  # and not in a worker, which a polite kill may reach too
-            telling.append(threading.Thread(target=told, daemon=True))
-            telling[-1].start()
+        for outer in _waiting:
+            outer.stop.set()
+        work.stop.set()
+        callback = next((w.on_interrupt for w in reversed(_waiting) if w.on_interrupt), None)
+        if callback and os.getpid() == parent:  # a signal may reach a forked worker too
+            threads.append(threading.Thread(target=callback, daemon=True))
+            threads[-1].start()
 
-    if any(one.is_set() for one in _open):
-        stop.set()
-    before = {s: signal.signal(s, handle) for s in POLITE}
-    _open.append(stop)
+    if any(outer.stop.is_set() for outer in _waiting):
+        work.stop.set()
+    before = {number: signal.signal(number, handle) for number in POLITE}
+    _waiting.append(work)
     try:
-        yield stop
+        yield work.stop
     finally:
-        if stop in _open:
-            _open.remove(stop)
+        if work in _waiting:
+            _waiting.remove(work)
         for number, handler in before.items():
             signal.signal(number, handler)
-        for thread in telling:
+        for thread in threads:
             thread.join(1.0)

@@ -31,7 +31,7 @@ from fedkeel.records.run_record import (
     RunRecord,
     Scale,
 )
-from fedkeel.runner.warnings import hints
+from fedkeel.runner.warnings import find_warnings
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 
@@ -81,7 +81,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         engine=engine or choose(prepared),
         environment=environment(),
         estimate=estimate(prepared),
-        warnings=hints(prepared),
+        warnings=find_warnings(prepared),
     )
 
 

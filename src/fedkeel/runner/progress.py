@@ -1,10 +1,10 @@
-"""How long work shows that it is alive: bars on a terminal, plain lines elsewhere, or nothing."""
+"""Showing the progress of runs: bars on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,17 +18,20 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedkeel import config
 from fedkeel.records.rows import RoundRecord
+from fedkeel.runner.callbacks import Callback, GlobalModel, RunInfo
+from fedkeel.runner.result import Result
 
 FINISHED = "finished"
 REUSED = "taken from an earlier run"
 STOPPING = "stopping after this round; a second interrupt stops at once and loses it"
 
 
-class Watcher(Protocol):
-    """Follows the runs of a piece of work, one after the other or side by side.
+class ProgressDisplay:
+    """Shows the progress of runs, one after the other or side by side; this one shows nothing.
 
-    A run is known by what it is called, which no other one is at the same time.
+    A run is known by its name, which no other run has at the same time.
     """
 
     def plan(self, runs: int, rounds: int) -> None:
@@ -37,10 +40,10 @@ class Watcher(Protocol):
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Say that a run of `rounds` rounds begins, `done` of them made before."""
 
-    def hint(self, run: str, text: str) -> None:
-        """Say what is to be known of a run before its rounds."""
+    def warn(self, run: str, message: str) -> None:
+        """Show a warning about a run."""
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, count: int) -> None:
         """Say how many clients of the round have been trained."""
 
     def row(self, run: str, row: RoundRecord) -> None:
@@ -52,34 +55,9 @@ class Watcher(Protocol):
     def stopping(self) -> None:
         """Say that the runs will end after the rounds at hand."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def plan(self, runs: int, rounds: int) -> None:
-        """Show nothing."""
-
-    def begin(self, run: str, rounds: int, done: int) -> None:
-        """Show nothing."""
-
-    def hint(self, run: str, text: str) -> None:
-        """Show nothing."""
-
-    def clients(self, run: str, trained: int, of: int) -> None:
-        """Show nothing."""
-
-    def row(self, run: str, row: RoundRecord) -> None:
-        """Show nothing."""
-
-    def end(self, run: str, how: str) -> None:
-        """Show nothing."""
-
-    def stopping(self) -> None:
-        """Show nothing."""
+    def follow(self, run: str) -> Callback:
+        """Return the callback that shows the progress of a run under this name."""
+        return _RunProgress(self, run)
 
     def __enter__(self) -> Self:
         return self
@@ -87,113 +65,138 @@ class Silent:
     def __exit__(self, *error: object) -> None: ...
 
 
-class Blind(Silent):
-    """Shows no accuracy on the test set.
+class _RunProgress(Callback):
+    """Shows the progress of one run on a display."""
+
+    def __init__(self, display: ProgressDisplay, run: str) -> None:
+        self._display, self._run, self._is_reused = display, run, False
+
+    def on_run_begin(self, run: RunInfo) -> None:
+        self._is_reused = run.is_finished
+        self._display.begin(self._run, run.record.rounds, run.rounds_done)
+        for message in () if run.is_finished else run.record.warnings:
+            self._display.warn(self._run, message)
+
+    def on_clients_trained(self, trained: int, count: int) -> None:
+        self._display.clients(self._run, trained, count)
+
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
+        self._display.row(self._run, row)
+
+    def on_run_end(self, result: Result) -> None:
+        if self._is_reused:
+            self._display.row(self._run, result.rows[-1])
+        if result.record.status != "failed":  # the error says why
+            self._display.end(self._run, REUSED if self._is_reused else result.record.status)
+
+
+class WithoutScores(ProgressDisplay):
+    """Shows all but the scores on the test set.
 
     Args:
-        watcher: what shows all else.
+        display: shows the rest.
     """
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, display: ProgressDisplay) -> None:
+        self._display = display
 
     def plan(self, runs: int, rounds: int) -> None:
         """Pass it on."""
-        self._watcher.plan(runs, rounds)
+        self._display.plan(runs, rounds)
 
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Pass it on."""
-        self._watcher.begin(run, rounds, done)
+        self._display.begin(run, rounds, done)
 
-    def hint(self, run: str, text: str) -> None:
+    def warn(self, run: str, message: str) -> None:
         """Pass it on."""
-        self._watcher.hint(run, text)
+        self._display.warn(run, message)
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, count: int) -> None:
         """Pass it on."""
-        self._watcher.clients(run, trained, of)
+        self._display.clients(run, trained, count)
 
     def row(self, run: str, row: RoundRecord) -> None:
         """Pass it on, without accuracy."""
-        self._watcher.row(run, replace(row, test=None))
+        self._display.row(run, replace(row, test=None))
 
     def end(self, run: str, how: str) -> None:
         """Pass it on."""
-        self._watcher.end(run, how)
+        self._display.end(run, how)
 
     def stopping(self) -> None:
         """Pass it on."""
-        self._watcher.stopping()
+        self._display.stopping()
 
 
-class Bars:
+class ProgressBars(ProgressDisplay):
     """A bar for each run at work, and where there are several, one for the rounds of all.
 
     Args:
         console: a terminal.
-        mark: what every line begins with.
+        prefix: what every line begins with.
     """
 
-    def __init__(self, console: Console, mark: str = "") -> None:
+    def __init__(self, console: Console, prefix: str = "") -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[text]}"),
             console=console,
             transient=True,
         )
-        self._mark = mark
+        self._prefix = prefix
         self._all: TaskID | None = None
-        self._runs = self._over = 0
+        self._runs = self._ended = 0
         self._tasks: dict[str, _Bar] = {}
-        self._seen = 0.0
-        self._told: set[str] = set()
+        self._moved_at = 0.0
+        self._warned: set[str] = set()
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show the bar of all runs."""
         if self._all is not None:  # of an earlier piece of work
             self._progress.remove_task(self._all)
             self._all = None
-        self._runs, self._over = runs, 0
+        self._runs, self._ended = runs, 0
         if runs > 1:
             self._all = self._progress.add_task(
-                f"{escape(self._mark)}{runs} runs", total=rounds, note=""
+                f"{escape(self._prefix)}{runs} runs", total=rounds, text=""
             )
 
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Show the bar of a run."""
-        text = escape(self._mark + run)
-        task = self._progress.add_task(text, total=rounds, completed=done, note="")
+        text = escape(self._prefix + run)
+        task = self._progress.add_task(text, total=rounds, completed=done, text="")
         self._tasks[run] = _Bar(task, rounds)
         self._move(run, done)
 
-    def hint(self, run: str, text: str) -> None:
-        """Show it above the bars, once however many runs it is true of."""
-        if text not in self._told:
-            self._told.add(text)
-            self._print(f"hint: {text}")
+    def warn(self, run: str, message: str) -> None:
+        """Show it above the bars, once for all runs."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self._print(f"warning: {message}")
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, count: int) -> None:
         """Move the bar by the share of the round that is done."""
         now = time.monotonic()
-        if now - self._seen > 0.1:  # a tiny round has thousands of clients a second
-            self._seen = now
+        if now - self._moved_at > 0.1:  # a tiny round has thousands of clients a second
+            self._moved_at = now
             bar = self._tasks[run]
-            self._progress.update(bar.task, completed=bar.done + min(trained / of, 0.99))
+            self._progress.update(bar.task, completed=bar.done + min(trained / count, 0.99))
 
     def row(self, run: str, row: RoundRecord) -> None:
         """Move the bars by a round, and show the accuracy where there is one."""
         self._move(run, row.round)
         if row.test is not None:
-            note = f"test {100 * row.test.top1:.1f} %"
-            self._progress.update(self._tasks[run].task, note=note)
+            text = f"test {100 * row.test.top1:.1f} %"
+            self._progress.update(self._tasks[run].task, text=text)
 
     def end(self, run: str, how: str) -> None:
         """Take the bar of a run away, and say so where it is not finished."""
-        self._over += 1
+        self._ended += 1
         bar = self._tasks.pop(run, None)
         if bar is not None:
             if self._all is not None:
@@ -201,7 +204,7 @@ class Bars:
                 self._progress.advance(self._all, left)  # it may have ended early
             self._progress.remove_task(bar.task)
         if self._all is not None:
-            self._progress.update(self._all, note=f"{self._over} of {self._runs} runs")
+            self._progress.update(self._all, text=f"{self._ended} of {self._runs} runs")
         if how not in (FINISHED, REUSED):
             self._print(f"{run}: {how}")
 
@@ -210,7 +213,7 @@ class Bars:
         self._print(STOPPING)
 
     def _print(self, text: str) -> None:
-        _print(self._progress.console, self._mark + text)
+        _print(self._progress.console, self._prefix + text)
 
     def _move(self, run: str, done: int) -> None:
         bar = self._tasks[run]
@@ -229,27 +232,27 @@ class Bars:
 
 @dataclass
 class _Bar:
-    """The bar of a run, and how far it is."""
+    """The bar of a run, and how many rounds it shows."""
 
     task: TaskID
     rounds: int
     done: int = 0
 
 
-class Lines:
+class ProgressLines(ProgressDisplay):
     """A line for each run every so many seconds, and when it ends.
 
     Args:
         console: where the lines go.
-        mark: what every line begins with.
+        prefix: what every line begins with.
         seconds: time between lines of one run.
     """
 
-    def __init__(self, console: Console, mark: str = "", seconds: float = 10.0) -> None:
-        self._console, self._mark, self._seconds = console, mark, seconds
+    def __init__(self, console: Console, prefix: str = "", seconds: float = 10.0) -> None:
+        self._console, self._prefix, self._seconds = console, prefix, seconds
         self._runs, self._begun = 1, 0
-        self._at: dict[str, _Line] = {}
-        self._told: set[str] = set()
+        self._lines: dict[str, _Line] = {}
+        self._warned: set[str] = set()
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show how much there is to do, where it is more than one run."""
@@ -261,57 +264,52 @@ class Lines:
         """Remember the run."""
         self._begun += 1
         now = time.monotonic()
-        self._at[run] = _Line(self._begun, rounds, now, now, done)
+        self._lines[run] = _Line(self._begun, rounds, now, now, done)
 
-    def hint(self, run: str, text: str) -> None:
-        """Show a line, once however many runs it is true of."""
-        if text not in self._told:
-            self._told.add(text)
-            self._print(f"hint: {text}")
+    def warn(self, run: str, message: str) -> None:
+        """Show a line, once for all runs."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self._print(f"warning: {message}")
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, count: int) -> None:
         """Show a line where a single round takes long."""
-        self._say(run, f"round {self._at[run].done + 1}: {trained}/{of} clients")
+        self._say(run, f"round {self._lines[run].done + 1}: {trained}/{count} clients")
 
     def row(self, run: str, row: RoundRecord) -> None:
         """Show a line where it is time for one."""
-        self._at[run].row, self._at[run].done = row, row.round
-        self._say(run, f"round {row.round}/{self._at[run].rounds}{_accuracy(row)}")
+        self._lines[run].row, self._lines[run].done = row, row.round
+        self._say(run, f"round {row.round}/{self._lines[run].rounds}{_accuracy(row)}")
 
     def end(self, run: str, how: str) -> None:
         """Show how the run ended."""
-        at = self._at.pop(run, None)
-        if at is None:  # it ended before it began
+        line = self._lines.pop(run, None)
+        if line is None:  # it ended before it began
             self._print(f"{run}: {how}")
             return
-        shown = f"{time.monotonic() - at.began:.1f} s" if how == FINISHED else how.rstrip(".")
-        self._print(f"{self._count(at)}{run}: {shown}{_accuracy(at.row)}")
+        shown = f"{time.monotonic() - line.began:.1f} s" if how == FINISHED else how.rstrip(".")
+        self._print(f"{self._count(line)}{run}: {shown}{_accuracy(line.row)}")
 
     def stopping(self) -> None:
         """Show a line."""
         self._print(STOPPING)
 
     def _say(self, run: str, text: str) -> None:
-        at = self._at[run]
-        if time.monotonic() - at.last >= self._seconds:
-            at.last = time.monotonic()
-            self._print(f"{self._count(at)}{run}: {text}")
+        line = self._lines[run]
+        if time.monotonic() - line.last >= self._seconds:
+            line.last = time.monotonic()
+            self._print(f"{self._count(line)}{run}: {text}")
 
-    def _count(self, at: _Line) -> str:
-        return f"[{at.number}/{self._runs}] " if self._runs > 1 else ""
+    def _count(self, line: _Line) -> str:
+        return f"[{line.number}/{self._runs}] " if self._runs > 1 else ""
 
     def _print(self, text: str) -> None:
-        _print(self._console, self._mark + text)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
+        _print(self._console, self._prefix + text)
 
 
 @dataclass
 class _Line:
-    """What there is to say of a run."""
+    """How far a run is, and when it was last shown."""
 
     number: int
     rounds: int
@@ -329,14 +327,20 @@ def _accuracy(row: RoundRecord | None) -> str:
     return "" if row is None or row.test is None else f", test {100 * row.test.top1:.1f} %"
 
 
-def watcher(console: Console, quiet: bool = False, mark: str = "") -> Watcher:
-    """Return bars on a terminal, lines elsewhere, and nothing where quiet is asked for.
+def run_name(settings: config.Run) -> str:
+    """Return the name under which a run is shown."""
+    return f"{settings.method} seed {settings.seed}"
+
+
+def progress_display(console: Console, quiet: bool = False, prefix: str = "") -> ProgressDisplay:
+    """Return bars on a terminal, lines elsewhere, and nothing with `quiet`.
 
     Args:
         console: where they are shown.
         quiet: whether nothing is shown.
-        mark: what every line begins with.
+        prefix: what every line begins with.
     """
     if quiet:
-        return Silent()
-    return Bars(console, mark) if console.is_terminal else Lines(console, mark)
+        return ProgressDisplay()
+    kind = ProgressBars if console.is_terminal else ProgressLines
+    return kind(console, prefix)

@@ -1,8 +1,9 @@
-"""Making a run: a new one, one that was interrupted as if it had not been, or one that is there."""
+"""Starting a run: making a new one, continuing an unfinished one, or reading a finished one."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeel import config
@@ -14,10 +15,11 @@ from fedkeel.errors import RunError
 from fedkeel.method.plugins import fingerprint
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice, RunRecord
+from fedkeel.runner.callbacks import Callback, RunInfo
 from fedkeel.runner.checkpoint import unpacked
-from fedkeel.runner.loop import Result, Run
+from fedkeel.runner.loop import Run
 from fedkeel.runner.manifest import describe_run
-from fedkeel.runner.progress import REUSED, Silent, Watcher
+from fedkeel.runner.result import Result
 from fedkeel.version import __version__
 
 
@@ -25,87 +27,52 @@ def start(
     prepared: Prepared,
     out: Path | None = None,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
     engine: Engine | None = None,
     choice: EngineChoice | None = None,
-    name: str = "",
 ) -> Result:
-    """Make a run, take it up again, or return it where it has been made before.
+    """Make a run, continue it, or return it where it was finished before.
 
     Args:
         prepared: the run, checked.
-        out: its folder, None to keep it in memory.
-        resume: whether to go on with an unfinished run that is there.
-        watcher: follows it.
-        engine: what runs the clients in place of an engine on this machine.
+        out: the run folder, None to stay in memory.
+        resume: whether to continue an unfinished run that is there.
+        callbacks: follow the run.
+        engine: runs the clients in place of an engine on this machine.
         choice: what the record says of that engine.
-        name: what the watcher is told that it is called; method and seed where nothing is given.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
-            another process is at work on it.
+            another process is writing into it.
         TrainingError: training cannot go on.
     """
-    watcher = watcher or Silent()
-    name = name or f"{prepared.settings.method} seed {prepared.settings.seed}"
     if out is None:
         check_disk(prepared, None)
-        record = describe_run(prepared, choice)
-        return Run(prepared, None, watcher, name, engine).execute(record, resume=False)
+        return Run(prepared, describe_run(prepared, choice), None, callbacks, engine).make()
     folder = RunFolder(out)
     text = config.to_toml(prepared.settings)
-    found = _found(folder, prepared)
-    if found is None:
+    before = _run_in(folder, prepared)
+    if before is not None and before.status == "finished":
+        return _finished(folder, before, prepared, callbacks)
+    if before is None:
         check_disk(prepared, out)
         if not folder.exists():
             folder.check_free(text)
-    elif found.status == "finished":
-        return _reused(folder, found, prepared, watcher, name)
     with folder.alone():
-        found = _found(folder, prepared)  # once more: another process may have been at it
-        if found is None:
+        before = _run_in(folder, prepared)  # once more: another process may have written
+        if before is None:
             record = describe_run(prepared, choice)
             folder.clear()
             folder.start(record, text)
-            return Run(prepared, folder, watcher, name, engine).execute(record, resume=False)
-        if found.status == "finished":
-            return _reused(folder, found, prepared, watcher, name)
+            return Run(prepared, record, folder, callbacks, engine).make()
+        if before.status == "finished":
+            return _finished(folder, before, prepared, callbacks)
         if not resume:
-            done = len([row for row in folder.rows() if row.round > 0])
-            raise RunError(
-                f"{out} holds this run, unfinished.",
-                got=f"{done} of {found.rounds} rounds, {found.status}",
-                do="add --resume (resume=True in Python, resume=true in 'flwr run -c') to go on "
-                f"with it, or {ANOTHER}",
-            )
+            raise _unfinished(folder, before)
         check_disk(prepared, out)
-        asked = prepared.settings.engine
-        measured = (
-            asked.kind == "vectorized" == found.engine.kind and asked.parallel_clients is None
-        )
-        again = None
-        if asked.kind == "auto" or measured:  # a new choice might round differently
-            again = begun_with(found.engine, asked)
-        record = describe_run(prepared, choice or again)
+        record = describe_run(prepared, choice or _same_engine(before, prepared.settings.engine))
         folder.write_run(record)
-        return Run(prepared, folder, watcher, name, engine).execute(record, resume=True)
-
-
-def _found(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
-    """Return this run as it stands in the folder, None where there is none.
-
-    One that failed before it had a round is none: there is nothing in it to lose.
-    """
-    if not folder.exists():
-        return None
-    found = folder.read_run()
-    if found.key != prepared.key:
-        if _began_nothing(folder, found):
-            return None
-        raise _another(
-            folder, found, _difference(folder, prepared.settings) or _no_setting(found, prepared)
-        )
-    return found
+        return Run(prepared, record, folder, callbacks, engine).make(resume=True)
 
 
 def check_settings(out: Path, settings: config.Run) -> None:
@@ -116,62 +83,95 @@ def check_settings(out: Path, settings: config.Run) -> None:
     """
     folder = RunFolder(out)
     if folder.exists() and (difference := _difference(folder, settings)):
-        found = folder.read_run()
-        if not _began_nothing(folder, found):
-            raise _another(folder, found, difference)
+        before = folder.read_run()
+        if not _failed_at_once(folder, before):
+            raise _other_run(folder, before, difference)
 
 
-def _began_nothing(folder: RunFolder, found: RunRecord) -> bool:
-    return found.status == "failed" and len(folder.rows(2)) < 2
+def _run_in(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
+    """Return the record of this run in the folder, None where there is none that has begun."""
+    if not folder.exists():
+        return None
+    record = folder.read_run()
+    if record.key == prepared.key:
+        return record
+    if _failed_at_once(folder, record):
+        return None
+    difference = _difference(folder, prepared.settings) or _other_difference(record, prepared)
+    raise _other_run(folder, record, difference)
 
 
-def _another(folder: RunFolder, found: RunRecord, difference: str) -> RunError:
+def _failed_at_once(folder: RunFolder, record: RunRecord) -> bool:
+    """Return whether a run failed before its first round, so that nothing of it can be lost."""
+    return record.status == "failed" and len(folder.rows(2)) < 2
+
+
+def _same_engine(before: RunRecord, asked: config.Engine) -> EngineChoice | None:
+    """Return the engine that was measured before; a new choice might round differently."""
+    is_measured = asked.kind == "vectorized" and asked.parallel_clients is None
+    if asked.kind == "auto" or (is_measured and before.engine.kind == "vectorized"):
+        return begun_with(before.engine, asked)
+    return None
+
+
+def _unfinished(folder: RunFolder, record: RunRecord) -> RunError:
+    done = sum(row.round > 0 for row in folder.rows())
+    return RunError(
+        f"{folder} holds this run, unfinished.",
+        got=f"{done} of {record.rounds} rounds, {record.status}",
+        do="add --resume (resume=True in Python, resume=true in 'flwr run -c') to go on "
+        f"with it, or {ANOTHER}",
+    )
+
+
+def _other_run(folder: RunFolder, record: RunRecord, difference: str) -> RunError:
     return RunError(
         f"{folder} holds another run.",
-        got=f"{found.method}, seed {found.seed}, {found.rounds} rounds, {found.status}",
+        got=f"{record.method}, seed {record.seed}, {record.rounds} rounds, {record.status}",
         why=f"{difference}; nothing is written over",
         do=f"{ANOTHER}, or with the command another name (-s name=...)",
     )
 
 
 def _difference(folder: RunFolder, settings: config.Run) -> str:
-    """Return which settings are not those of the run in the folder, in words; "" none."""
+    """Return which settings differ from those of the run in the folder, "" where none does."""
     before, now = folder.deciding(), deciding(config.to_toml(settings))
-    told = [
+    if not before:
+        return ""
+    differences = [
         f"{key} is {now.get(key, 'not set')}, there {before.get(key, 'not set')}"
         for key in dict.fromkeys([*now, *before])
         if now.get(key) != before.get(key)
     ]
-    if not before:
-        return ""
-    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
-    return "; ".join(told[:3]) + more
+    more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
+    return "; ".join(differences[:3]) + more
 
 
-def _no_setting(found: RunRecord, prepared: Prepared) -> str:
-    """Return what may set a run apart from one of the same settings, in words."""
-    version = found.environment.fedkeel
+def _other_difference(record: RunRecord, prepared: Prepared) -> str:
+    """Return what differs from a run of the same settings."""
+    version = record.environment.fedkeel
     if version != __version__:
         return f"the version is {__version__}, there {version}"
-    if found.data.fingerprint != prepared.setup.federation.data.fingerprint():
+    if record.data.fingerprint != prepared.setup.federation.data.fingerprint():
         return "the training data differ"
     files = [f"{module.replace('.', '/')}.py" for module in fingerprint(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""
-    return f"{method}the model or how it is written, the division or the test data differ"
+    return f"{method}the model or its code, the division or the test data differ"
 
 
-def _reused(
-    folder: RunFolder, found: RunRecord, prepared: Prepared, watcher: Watcher, name: str
+def _finished(
+    folder: RunFolder, record: RunRecord, prepared: Prepared, callbacks: Sequence[Callback]
 ) -> Result:
-    """Return a run that has been made before."""
+    """Return a run that was finished before."""
     saved = folder.load()
     if saved is None:
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")
     server = unpacked(saved.arrays, prepared.server, saved.round)
     rows = folder.rows_to(saved.round)
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
-    watcher.begin(name, found.rounds, saved.round)
-    watcher.row(name, rows[-1])
-    watcher.end(name, REUSED)
     module = prepared.setup.training.network.state_dict(server.params, server.buffers)
-    return Result(found, rows, server.params, server.buffers, module, folder.path)
+    result = Result(record, rows, server.params, server.buffers, module, folder.path)
+    for callback in callbacks:
+        callback.on_run_begin(RunInfo(record, saved.round, is_finished=True))
+        callback.on_run_end(result)
+    return result

@@ -36,7 +36,7 @@ HEAVY = 1_000_000_000
 """Bytes that a server remembers from which it is said before a run."""
 
 
-def hints(prepared: Prepared) -> list[str]:
+def find_warnings(prepared: Prepared) -> list[str]:
     """Return what is to be known before a run, none in a federation whose data nobody sees."""
     federation = prepared.setup.federation
     if federation.how["kind"] == "nodes":

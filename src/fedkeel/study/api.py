@@ -15,10 +15,11 @@ from fedkeel.data.dataset import Dataset, Federation, dataset
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.method.grammar import split
+from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.loop import Result
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Watcher, watcher
+from fedkeel.runner.progress import ProgressDisplay, progress_display, run_name
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study.compare import Comparison
 from fedkeel.study.compare import compare as _compare
@@ -46,6 +47,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = True,
     progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train one method on clients' data.
 
@@ -67,14 +69,16 @@ def run(
         out: run folder; None keeps the run in memory.
         resume: whether an unfinished run in `out` is continued.
         progress: whether to show progress on standard error; None does so on a terminal.
+        callbacks: follow the run, see `Callback`.
 
     Returns:
         Rows, parameters, and what ran. A run that was finished before is read, not made again.
 
     Raises:
         FedkeelError: with what was given, what was expected, why, and what to do.
-        KeyboardInterrupt: after Ctrl-C or a polite kill, when the round at hand has ended and, with
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when the round at hand has ended and, with
             `out`, everything is saved: the same call goes on there. A second one ends it at once.
+        Exception: whatever a callback raises; see `Callback`.
     """
     settings = _settings(
         method=method,
@@ -83,13 +87,15 @@ def run(
         weights=weights,
         local=local,
         cohort=_cohort(cohort, participation, clients_per_round),
-        evaluation=evaluation or config.Evaluation(),
-        stop=stop or config.Stop(),
-        engine=engine or config.Engine(),
+        evaluation=evaluation,
+        stop=stop,
+        engine=engine,
     )
+    _check_callbacks(callbacks)
     prepared = prepare(settings, _ingredients(task, clients, test))
-    with _following(progress) as watching:
-        return start(prepared, _folder(out), resume, watching)
+    with _shown(progress) as display:
+        following = [*callbacks, display.follow(run_name(settings))]
+        return start(prepared, _folder(out), resume, following)
 
 
 def compare(
@@ -111,6 +117,7 @@ def compare(
     cohort: config.Cohort | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Comparison:
     """Train several methods with several seeds, everything else the same.
 
@@ -133,13 +140,16 @@ def compare(
         cohort: as in `run`.
         out: folder of the comparison, for which `report` writes a page; None keeps it in memory.
         progress: as in `run`.
+        callbacks: as in `run`. All runs call the same ones, one run after the other in this
+            process; `on_run_begin` says which run begins. What a callback raises ends the
+            comparison.
 
     Raises:
         FedkeelError: as in `run`, before anything has run.
         KeyboardInterrupt: as in `run`; the same call takes the runs that are there in `out`.
     """
-    given = split(methods) if isinstance(methods, str) else methods
-    wanted = config.build(config.Compare, {"methods": given, "seeds": seeds}, "compare")
+    expressions = split(methods) if isinstance(methods, str) else methods
+    wanted = config.build(config.Compare, {"methods": expressions, "seeds": seeds}, "compare")
     settings = _settings(
         method="fedavg",
         rounds=rounds,
@@ -147,13 +157,16 @@ def compare(
         weights=weights,
         local=local,
         cohort=_cohort(cohort, participation, clients_per_round),
-        evaluation=evaluation or config.Evaluation(),
-        stop=stop or config.Stop(),
-        engine=engine or config.Engine(),
+        evaluation=evaluation,
+        stop=stop,
+        engine=engine,
     )
-    ingredients = _ingredients(task, clients, test)
-    with _following(progress) as watching:
-        return _compare(settings, ingredients, wanted.methods, wanted.seeds, _folder(out), watching)
+    _check_callbacks(callbacks)
+    ingredients, folder = _ingredients(task, clients, test), _folder(out)
+    with _shown(progress) as display:
+        return _compare(
+            settings, ingredients, wanted.methods, wanted.seeds, folder, display, callbacks
+        )
 
 
 _TABLES: dict[str, tuple[type[config.Settings], str]] = {
@@ -167,43 +180,43 @@ _TABLES: dict[str, tuple[type[config.Settings], str]] = {
 
 
 def _settings(**values: object) -> config.Run:
+    for name in ("evaluation", "stop", "engine"):
+        values[name] = {} if values[name] is None else values[name]
     for name, (kind, example) in _TABLES.items():
         if not isinstance(values[name], (kind, Mapping)):
             raise ConfigError(
                 f"{name!r} is no fedkeel.{kind.__name__}.",
-                got=_shown(values[name]),
+                got=_described(values[name]),
                 do=f"write e.g. {name}=fedkeel.{kind.__name__}({example})",
             )
     return config.build(config.Run, values, "run")
 
 
 def _cohort(
-    given: config.Cohort | None, participation: float | None, clients: int | None
+    cohort: config.Cohort | None, participation: float | None, clients: int | None
 ) -> config.Cohort:
     values = {"participation": participation, "clients": clients}
-    if given is not None:
-        doubled = [name for name, value in values.items() if value is not None]
-        if doubled:
-            name = {"clients": "clients_per_round"}.get(doubled[0], doubled[0])
+    if cohort is None:
+        return config.build(config.Cohort, values, "run")
+    for key, name in (("participation", "participation"), ("clients", "clients_per_round")):
+        if values[key] is not None:
             raise ConfigError(
                 f"'cohort' and {name!r} both say who takes part.",
-                got=values[doubled[0]],
-                do=f"leave out {name!r}, or write cohort=fedkeel.Cohort({doubled[0]}=...)",
+                got=values[key],
+                do=f"leave out {name!r}, or write cohort=fedkeel.Cohort({key}=...)",
             )
-        return given
-    return config.build(config.Cohort, values, "run")
+    return cohort
 
 
 def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
     if not isinstance(task, Task):
         name = task.__name__ if isinstance(task, type) else "model"
-        raise ConfigError(
-            "'task' is no fedkeel.Task.", got=_shown(task), do=f"write task=fedkeel.Task({name})"
-        )
+        do = f"write task=fedkeel.Task({name})"
+        raise ConfigError("'task' is no fedkeel.Task.", got=_described(task), do=do)
     if not isinstance(clients, Federation):
         raise DataError(
             "'clients' is no federation.",
-            got=_shown(clients),
+            got=_described(clients),
             expected="a fedkeel.Federation",
             do="divide the arrays: clients=fedkeel.iid(x, y, clients=10), or by fedkeel.dirichlet, "
             "by_classes or by_client; of clients' own arrays fedkeel.from_clients({'a': (x, y)})",
@@ -212,7 +225,7 @@ def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
         if not isinstance(test, (tuple, list)) or len(test) != 2:
             raise DataError(
                 "'test' is no test set.",
-                got=_shown(test),
+                got=_described(test),
                 expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
                 do="keep some examples from the clients, and give test=(x_test, y_test)",
             )
@@ -223,27 +236,38 @@ def _ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
     return Ingredients(task, lambda seed: clients, test, name)
 
 
-def _shown(given: object) -> str:
-    """Return what was given, in a few words."""
-    if isinstance(given, type):
-        return f"the class {given.__name__}"
-    if given is None or isinstance(given, (str, int, float)):
-        return repr(given)
-    return f"an object of type {type(given).__name__}"
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    wrong: list[object] = [callbacks]
+    if isinstance(callbacks, (list, tuple)):
+        wrong = [callback for callback in callbacks if not isinstance(callback, Callback)]
+    if wrong:
+        raise ConfigError(
+            "'callbacks' is no list of fedkeel.Callback.",
+            got=_described(wrong[0]),
+            do="write a subclass of fedkeel.Callback, and give callbacks=[MyCallback()]",
+        )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
+    return f"an object of type {type(value).__name__}"
 
 
 def _folder(out: str | Path | None) -> Path | None:
     if out is None or isinstance(out, (str, Path)):
         return None if out is None else Path(out)
-    raise ConfigError("'out' is no folder.", got=_shown(out), expected="a path, or None")
+    raise ConfigError("'out' is no folder.", got=_described(out), expected="a path, or None")
 
 
 @contextmanager
-def _following(progress: bool | None) -> Iterator[Watcher]:
-    """Give what follows a call; an interrupt that the call has ended on cleanly is raised then."""
+def _shown(progress: bool | None) -> Iterator[ProgressDisplay]:
+    """Show the progress of a call, and raise KeyboardInterrupt where one has ended it."""
     console = Console(stderr=True)
     quiet = not (console.is_terminal if progress is None else progress)
-    with watcher(console, quiet=quiet) as watching, interrupts(watching.stopping) as stop:
-        yield watching
+    with progress_display(console, quiet) as display, interrupts(display.stopping) as stop:
+        yield display
     if stop.is_set():
         raise KeyboardInterrupt

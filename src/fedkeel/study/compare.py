@@ -23,10 +23,11 @@ from fedkeel.report.alerts import differences, problems
 from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import ResultRow, markdown_table, result_rows
+from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Silent, Watcher
+from fedkeel.runner.progress import ProgressDisplay, run_name
 from fedkeel.runner.start import start
 
 
@@ -105,7 +106,8 @@ def compare(
     methods: Sequence[str],
     seeds: int,
     out: Path | None = None,
-    watcher: Watcher | None = None,
+    display: ProgressDisplay | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Comparison:
     """Run every method with every seed.
 
@@ -115,13 +117,14 @@ def compare(
         methods: expressions.
         seeds: number of seeds.
         out: folder of the comparison, None to keep it in memory.
-        watcher: follows it.
+        display: shows the progress.
+        callbacks: follow each run, one run after the other.
 
     Raises:
         FedkeelError: a method cannot be composed or run on this task; nothing has been run then.
         TrainingError: no run could be finished.
     """
-    watcher = watcher or Silent()
+    display = display or ProgressDisplay()
     if not methods:
         raise ConfigError(
             "There is nothing to compare.",
@@ -143,8 +146,8 @@ def compare(
         for seed in seed_range
         for of_method in by_expression.values()
     ]
-    watcher.plan(len(runs), len(runs) * settings.rounds)
-    comparison = _Runs(settings.name, ingredients, out, watcher)
+    display.plan(len(runs), len(runs) * settings.rounds)
+    comparison = _Runs(settings.name, ingredients, out, display, callbacks)
     try:
         comparison.make(runs)
     except BaseException:  # such as a full disk, or a second Ctrl-C
@@ -161,13 +164,20 @@ class _Runs:
         name: name of the experiment.
         ingredients: data and model.
         out: folder of the comparison; None to keep it in memory.
-        watcher: follows the runs.
+        display: shows the progress.
+        callbacks: follow each run.
     """
 
     def __init__(
-        self, name: str, ingredients: Ingredients, out: Path | None, watcher: Watcher
+        self,
+        name: str,
+        ingredients: Ingredients,
+        out: Path | None,
+        display: ProgressDisplay,
+        callbacks: Sequence[Callback],
     ) -> None:
-        self._name, self._ingredients, self._out, self._watcher = name, ingredients, out, watcher
+        self._name, self._ingredients, self._out = name, ingredients, out
+        self._display, self._callbacks = display, callbacks
         self._folders: dict[str, list[str]] = {}  # by method
         self._results: dict[str, list[Result]] = {}
         self._failed: list[Result] = []
@@ -178,7 +188,7 @@ class _Runs:
         """Make the runs one after the other, until an interrupt comes."""
         for settings in runs:
             self._folders[settings.method], self._results[settings.method] = [], []
-        with interrupts(self._watcher.stopping) as stop:
+        with interrupts(self._display.stopping) as stop:
             for settings in runs:
                 was_interrupted = self._make(settings)
                 is_last = settings is runs[-1]
@@ -192,10 +202,12 @@ class _Runs:
         folder = None if self._out is None else self._out / run_folder_name(prepared)
         if folder is not None:
             self._folders[settings.method].append(folder.name)
+        name = run_name(settings)
+        callbacks = [*self._callbacks, self._display.follow(name)]
         try:
-            result = start(prepared, folder, resume=True, watcher=self._watcher)
+            result = start(prepared, folder, resume=True, callbacks=callbacks)
         except TrainingError as error:
-            self._watcher.end(f"{settings.method} seed {settings.seed}", error.what)
+            self._display.end(name, error.what)
             self._failures.append(f"{settings.method}, seed {settings.seed}: {error.what}")
             if isinstance(error.result, Result):
                 self._failed.append(error.result)

@@ -36,8 +36,8 @@ from fedkeel.errors import FedkeelError, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import Status
-from fedkeel.runner.interrupts import POLITE, be_patient, interrupts
-from fedkeel.runner.progress import REUSED, Silent, Watcher
+from fedkeel.runner.interrupts import POLITE, ignore_second_interrupt, interrupts
+from fedkeel.runner.progress import REUSED, ProgressDisplay
 
 POLL_SECONDS = 0.2
 """Seconds between two looks for an interrupt, and between two progress messages of a run."""
@@ -53,13 +53,13 @@ class RunRequest:
     Args:
         name: label of the run while it goes on; no other run has it at the same time.
         folder: its run folder.
-        run: makes or continues the run, and reports to the watcher under the given name. It is
+        run: makes or continues the run, and reports to the display under the given name. It is
             pickled for several jobs where processes are not forked.
     """
 
     name: str
     folder: Path
-    run: Callable[[Watcher, str], Status]
+    run: Callable[[ProgressDisplay, str], Status]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RunOutcome:
 def run_all(
     requests: Iterable[RunRequest],
     jobs: int = 1,
-    watcher: Watcher | None = None,
+    display: ProgressDisplay | None = None,
     may_continue: Callable[[RunOutcome], bool] = lambda outcome: True,
 ) -> list[RunOutcome | None]:
     """Make new runs, continue unfinished ones, and read finished ones.
@@ -94,20 +94,20 @@ def run_all(
     Args:
         requests: the runs; each is taken when its turn comes.
         jobs: runs at a time, each in its own process; a single job runs in this process.
-        watcher: follows the runs; the caller calls its `plan`.
+        display: follows the runs; the caller calls its `plan`.
         may_continue: whether the other runs continue after this outcome. If not, they end as after
             an interrupt.
 
     Returns:
         One outcome for each request that was taken, in this order; None for an interrupted run.
     """
-    watcher = watcher or Silent()
+    display = display or ProgressDisplay()
     if jobs > 1:
-        return _Pool(iter(requests), jobs, watcher, may_continue).run()
+        return _Pool(iter(requests), jobs, display, may_continue).run()
     outcomes: list[RunOutcome | None] = []
-    with interrupts(watcher.stopping) as stop:
+    with interrupts(display.stopping) as stop:
         for request in requests:
-            outcome = _read_finished(request, watcher) or _run_here(request, watcher)
+            outcome = _read_finished(request, display) or _run_here(request, display)
             outcomes.append(outcome)
             if outcome is None or stop.is_set() or not may_continue(outcome):
                 break
@@ -125,7 +125,7 @@ def single_process(engine: config.Engine) -> config.Engine:
     return engine.model_copy(update={"kind": kind, "workers": 1, "address": None})
 
 
-def _read_finished(request: RunRequest, watcher: Watcher) -> RunOutcome | None:
+def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome | None:
     """Return the outcome of a finished run; None where it is unfinished or has lost its rows."""
     folder = RunFolder(request.folder)
     record = folder.read_run() if folder.exists() else None
@@ -134,29 +134,29 @@ def _read_finished(request: RunRequest, watcher: Watcher) -> RunOutcome | None:
     rows = folder.rows()
     if not rows:
         return None
-    watcher.begin(request.name, record.rounds, rows[-1].round)
-    watcher.row(request.name, rows[-1])
-    watcher.end(request.name, REUSED)
+    display.begin(request.name, record.rounds, rows[-1].round)
+    display.row(request.name, rows[-1])
+    display.end(request.name, REUSED)
     return RunOutcome(request.folder)
 
 
-def _run_here(request: RunRequest, watcher: Watcher) -> RunOutcome | None:
+def _run_here(request: RunRequest, display: ProgressDisplay) -> RunOutcome | None:
     """Make a run in this process; None where it was interrupted."""
     try:
-        status = request.run(watcher, request.name)
+        status = request.run(display, request.name)
     except FedkeelError as error:
-        return _failure(request, error, watcher)
+        return _failure(request, error, display)
     return None if status == "interrupted" else RunOutcome(request.folder)
 
 
-def _failure(request: RunRequest, error: FedkeelError, watcher: Watcher) -> RunOutcome:
-    watcher.end(request.name, error.what)
+def _failure(request: RunRequest, error: FedkeelError, display: ProgressDisplay) -> RunOutcome:
+    display.end(request.name, error.what)
     return RunOutcome(request.folder, error)
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """Message of a run's process: call this method of the watcher with these arguments."""
+    """Message of a run's process: call this method of the display with these arguments."""
 
     method: str
     arguments: tuple[object, ...]
@@ -186,10 +186,10 @@ class _Pool:
         self,
         requests: Iterator[RunRequest],
         jobs: int,
-        watcher: Watcher,
+        display: ProgressDisplay,
         may_continue: Callable[[RunOutcome], bool],
     ) -> None:
-        self._requests, self._jobs, self._watcher = requests, jobs, watcher
+        self._requests, self._jobs, self._display = requests, jobs, display
         self._may_continue = may_continue
         self._outcomes: list[RunOutcome | None] = []
         self._children: list[_Child] = []
@@ -199,7 +199,7 @@ class _Pool:
         if can_fork():  # imported once here, and not in every process
             importlib.import_module("fedkeel.engine.vectorized.engine")
         is_terminated = False
-        with interrupts(self._watcher.stopping) as stop:
+        with interrupts(self._display.stopping) as stop:
             try:
                 while (not stop.is_set() and self._fill(stop)) or self._children:
                     if stop.is_set() and not is_terminated:
@@ -235,7 +235,7 @@ class _Pool:
             names = {child.request.name for child in self._children}
             while request.name in names:
                 request = replace(request, name=f"{request.name} (again)")
-            self._outcomes.append(_read_finished(request, self._watcher))
+            self._outcomes.append(_read_finished(request, self._display))
             if self._outcomes[-1] is None:
                 self._start(request)
         return bool(self._children)
@@ -252,13 +252,13 @@ class _Pool:
         self._children.append(_Child(len(self._outcomes) - 1, request, process))
 
     def _receive(self, child: _Child, stop: threading.Event) -> None:
-        """Forward a message to the watcher, or record how the run ended."""
+        """Forward a message to the display, or record how the run ended."""
         try:
             message = child.process.pipe.recv()
         except (EOFError, OSError):
             message = None  # the process died
         if isinstance(message, _Progress):
-            getattr(self._watcher, message.method)(child.request.name, *message.arguments)
+            getattr(self._display, message.method)(child.request.name, *message.arguments)
             return
         self._children.remove(child)
         child.process.join()
@@ -275,7 +275,7 @@ class _Pool:
     def _outcome(self, request: RunRequest, result: object) -> RunOutcome | None:
         """Return the outcome of a run that ended; None where it was interrupted."""
         if isinstance(result, FedkeelError):
-            return _failure(request, result, self._watcher)
+            return _failure(request, result, self._display)
         if isinstance(result, Exception):
             raise result
         return RunOutcome(request.folder) if result == "finished" else None
@@ -315,7 +315,7 @@ def _interrupts_blocked() -> Iterator[None]:
 # ---- in the process of a run --------------------------------------------------------------------
 
 
-class _PipeWatcher(Silent):
+class _PipeDisplay(ProgressDisplay):
     """Sends the progress of a run through a pipe; the run ends where nobody reads it any more."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -327,15 +327,15 @@ class _PipeWatcher(Silent):
         """Send how far the run is."""
         self._send("begin", rounds, done)
 
-    def hint(self, run: str, text: str) -> None:
+    def warn(self, run: str, message: str) -> None:
         """Send a warning."""
-        self._send("hint", text)
+        self._send("warn", message)
 
-    def clients(self, run: str, trained: int, of: int) -> None:
+    def clients(self, run: str, trained: int, count: int) -> None:
         """Send the number of trained clients now and then, after a row that waits."""
         if self._is_due():
             self._send_row()
-            self._send("clients", trained, of)
+            self._send("clients", trained, count)
 
     def row(self, run: str, row: RoundRecord) -> None:
         """Send the newest row now and then, and at the end."""
@@ -368,7 +368,7 @@ def _child_main(request: RunRequest, parent: int, pipe: Connection) -> None:
     """Make a run in this process, and send the parent how it ended."""
     for number in POLITE:
         signal.signal(number, signal.SIG_DFL)
-    be_patient()
+    ignore_second_interrupt()
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     end_with_parent(parent)
@@ -378,7 +378,7 @@ def _child_main(request: RunRequest, parent: int, pipe: Connection) -> None:
     keep_freed_memory()
     known = autotune.measured_engines()
     try:
-        result: Status | Exception = request.run(_PipeWatcher(pipe), request.name)
+        result: Status | Exception = request.run(_PipeDisplay(pipe), request.name)
     except FedkeelError as error:
         result = portable_error(error)
     except Exception:

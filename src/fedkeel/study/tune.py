@@ -21,7 +21,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import Blind, Silent, Watcher
+from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
 from fedkeel.study.compare import create_folder, run_folder_name
 from fedkeel.study.pool import RunOutcome, RunRequest, can_fork, run_all, single_process
@@ -63,7 +63,7 @@ def tune(
     space: Space,
     out: Path,
     jobs: int = 1,
-    watcher: Watcher | None = None,
+    display: ProgressDisplay | None = None,
 ) -> TuningResult:
     """Search for the best settings of each method.
 
@@ -74,14 +74,14 @@ def tune(
         space: the choices, the budget and the score.
         out: folder of the search. Finished runs in it are used again, unfinished ones continued.
         jobs: runs at a time, each in a process of one thread; a single job runs in this process.
-        watcher: follows the runs.
+        display: follows the runs.
 
     Raises:
         FedkeelError: something cannot be searched or run; nothing has been run then.
         TrainingError: no trial of any method could be finished.
     """
-    watcher = watcher or Silent()
-    watcher = watcher if space.on == "test" else Blind(watcher)
+    display = display or ProgressDisplay()
+    display = display if space.on == "test" else WithoutScores(display)
     methods = list(dict.fromkeys(methods))
     if not methods:
         raise ConfigError(
@@ -101,13 +101,13 @@ def tune(
     for method in methods:
         axes = search_axes(method, space)
         searches.append(_Search(method, axes, make_sampler(axes, space, settings.seed)))
-    trial_runs = _TrialRuns(score, out, range(first_seed, first_seed + space.seeds), jobs, watcher)
+    trial_runs = _TrialRuns(score, out, range(first_seed, first_seed + space.seeds), jobs, display)
     trial_runs.check(searches)
     create_folder(out)
     runs = sum(search.sampler.trials for search in searches) * space.seeds
-    watcher.plan(runs, runs * settings.rounds)
+    display.plan(runs, runs * settings.rounds)
     complete = True
-    with interrupts(watcher.stopping) as stop:  # one may come with the last run of a wave
+    with interrupts(display.stopping) as stop:  # one may come with the last run of a wave
         while complete and (wave := [(s, point) for s in searches for point in s.sampler.ask()]):
             complete = not stop.is_set() and trial_runs.make(wave)
     rows = [choose_best(s.method, s.axes, s.trials, s.sampler.size, space) for s in searches]
@@ -143,7 +143,7 @@ class _TrialRuns:
     out: Path
     seeds: range
     jobs: int
-    watcher: Watcher
+    display: ProgressDisplay
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
         settings = settings_at(point, search.axes, search.method, self.score.settings)
@@ -164,7 +164,7 @@ class _TrialRuns:
         outcomes = run_all(
             (self._request(*request) for request in requests),
             self.jobs,
-            self.watcher,
+            self.display,
             _can_be_scored,
         )
         for outcome in outcomes:
@@ -210,5 +210,5 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _run(prepared: Prepared, folder: Path, watcher: Watcher, name: str) -> Status:
-    return start(prepared, folder, resume=True, watcher=watcher, name=name).record.status
+def _run(prepared: Prepared, folder: Path, display: ProgressDisplay, name: str) -> Status:
+    return start(prepared, folder, resume=True, callbacks=[display.follow(name)]).record.status

@@ -27,7 +27,7 @@ from fedkeel.engine.vectorized.low_rank import (
 )
 from fedkeel.errors import RunError
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.progress import Silent
+from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start
 from toys import prepared, same
 
@@ -347,13 +347,13 @@ def test_what_older_rounds_have_a_share_in_is_kept_as_it_is(kinds: list[bool]) -
     assert not any(kinds)
 
 
-class StopAfter(Silent):
+class StopAfter(Callback):
     """Interrupts a run after a round."""
 
     def __init__(self, round: int) -> None:
         self.round = round
 
-    def row(self, run: str, row: RoundRecord) -> None:
+    def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
         if row.round == self.round:
             raise KeyboardInterrupt
 
@@ -363,7 +363,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(where: str, tmp_path: P
     expected = start(ready(state=where))
     for last in (2, 3, 5):
         with pytest.raises(KeyboardInterrupt):
-            start(ready(state=where), tmp_path / "run", resume=True, watcher=StopAfter(last))
+            start(ready(state=where), tmp_path / "run", resume=True, callbacks=[StopAfter(last)])
     assert same(start(ready(state=where), tmp_path / "run", resume=True), expected)
 
 
@@ -371,7 +371,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(where: str, tmp_path: P
 def test_another_engine_may_go_on(where: str, tmp_path: Path) -> None:
     expected = start(ready(kind="sequential"))
     with pytest.raises(KeyboardInterrupt):
-        start(ready(state=where), tmp_path / "run", watcher=StopAfter(3))
+        start(ready(state=where), tmp_path / "run", callbacks=[StopAfter(3)])
     found = start(ready(kind="sequential", state=where), tmp_path / "run", resume=True)
     for name, one in found.params.items():
         torch.testing.assert_close(one, expected.params[name], rtol=0, atol=1e-12)

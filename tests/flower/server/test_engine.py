@@ -20,7 +20,7 @@ from fedkeel.flower.export import export
 from fedkeel.flower.server import serve as server
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.runner.early_stopping import least
-from fedkeel.runner.loop import Result
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, changed, header_of, make_nodes, run_on_nodes
 from toys import MARK, Net, federation, prepared, same

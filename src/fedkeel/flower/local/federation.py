@@ -25,8 +25,8 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather, prepare
-from fedkeel.runner.progress import Watcher
-from fedkeel.runner.warnings import hints
+from fedkeel.runner.progress import ProgressDisplay
+from fedkeel.runner.warnings import find_warnings
 
 STATUS_SECONDS = 10.0
 """Time between questions to Flower whether the run is still alive. They are slow to answer."""
@@ -67,7 +67,7 @@ def run_locally(
     experiment: Experiment,
     out: Path,
     configs: Sequence[str],
-    watcher: Watcher,
+    display: ProgressDisplay,
     resume: bool = False,
     secure: bool = False,
 ) -> LocalResult:
@@ -79,7 +79,7 @@ def run_locally(
         experiment: what runs.
         out: the run folder.
         configs: the configuration of each SuperNode, see `shared_configs` and `data_configs`.
-        watcher: shows the progress.
+        display: shows the progress.
         resume: whether to go on with an unfinished run that is there.
         secure: whether to use TLS and node keys, as a federation of several machines does.
 
@@ -100,7 +100,7 @@ def run_locally(
         for config in configs:
             make_node(experiment, parse_config_args([config]))
     else:
-        warnings = hints(prepare(experiment, gather(experiment)))
+        warnings = find_warnings(prepare(experiment, gather(experiment)))
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes
         app = flower_folder / "app"
         _remove_leftovers(flower_folder)
@@ -109,8 +109,8 @@ def run_locally(
         with Federation(flower_folder, configs, secure) as federation:
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
             for warning in warnings:
-                watcher.hint(f"flower run {run}", warning)
-            return _Follower(federation, run, folder, watcher).follow(experiment.rounds)
+                display.warn(f"flower run {run}", warning)
+            return _Follower(federation, run, folder, display).follow(experiment.rounds)
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -136,13 +136,13 @@ class _Follower:
         federation: where it runs.
         run: Flower's number of the run.
         folder: its folder.
-        watcher: shows the progress.
+        display: shows the progress.
     """
 
     federation: Federation
     run: int
     folder: RunFolder
-    watcher: Watcher
+    display: ProgressDisplay
 
     @property
     def _name(self) -> str:
@@ -158,12 +158,12 @@ class _Follower:
         Raises:
             RunError: the run has failed.
         """
-        self.watcher.begin(self._name, rounds, 0)
-        with interrupts(self.watcher.stopping) as stop:
+        self.display.begin(self._name, rounds, 0)
+        with interrupts(self.display.stopping) as stop:
             rows = self._wait(stop)
         outcome = Outcome.read(self.federation.folder)
         has_failed = outcome.status == "failed"
-        self.watcher.end(self._name, outcome.what if has_failed else outcome.status)
+        self.display.end(self._name, outcome.what if has_failed else outcome.status)
         if has_failed:
             raise RunError(outcome.what, got=outcome.got, do=outcome.do)
         return LocalResult(rows, outcome.status, self.folder.read_run().message)
@@ -178,7 +178,7 @@ class _Follower:
             has_ended = self._has_ended  # before the rows are read, so that none is missed
             rows = self.folder.rows() if self.folder.exists() else []
             for row in rows[shown:]:
-                self.watcher.row(self._name, row)
+                self.display.row(self._name, row)
             shown = len(rows)
             if has_ended:
                 return rows

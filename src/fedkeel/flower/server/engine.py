@@ -51,7 +51,7 @@ from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecor
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unpack
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
-from fedkeel.runner.early_stopping import least
+from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
 
 STATE_ROUND, STATE_DIGEST = "nodes/state_round", "nodes/state_digest"
@@ -109,7 +109,7 @@ class NodeClients:
             TrainingError: fewer than the quorum replied before the deadline.
         """
         jobs = {job.client: job for job in self._buffers.begin(clients)}
-        enough = least(self._settings.enough, len(clients))
+        enough = smallest_count(self._settings.enough, len(clients))
         received: dict[int, TrainedClient] = {}
         lost: list[int] = []
         self._traffic.begin_round(message.round)
@@ -249,7 +249,7 @@ class NodeClients:
 
     def _check_quorum(self, message: Message, selected: int, replied: int) -> None:
         """Refuse a round with too few replies; that of a client with lost state is one of them."""
-        needed = least(self._settings.quorum, selected)
+        needed = smallest_count(self._settings.quorum, selected)
         if replied >= needed:
             return
         faults = "; ".join(f"{key}: {clients}" for key, clients in self._traffic.faults.items())

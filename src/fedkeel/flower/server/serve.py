@@ -24,10 +24,11 @@ from fedkeel.method.grammar import parse
 from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
-from fedkeel.runner.early_stopping import least
-from fedkeel.runner.loop import Result
+from fedkeel.runner.early_stopping import smallest_count
+from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather, prepare
-from fedkeel.runner.progress import Lines
+from fedkeel.runner.progress import ProgressLines, run_name
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import check_settings, start
 from fedkeel.task.models import builder
 
@@ -135,7 +136,7 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
         digest = federation.data.fingerprint()
         data = {k: ClientData(int(size), digest) for k, size in enumerate(federation.sizes)}
     membership.require(data, Agreement.of(prepared))
-    quorum = least(settings.quorum, prepared.population.clients)
+    quorum = smallest_count(settings.quorum, prepared.population.clients)
     membership.wait_for_clients(lambda count: count >= quorum, f"at least {quorum} clients")
     choice = EngineChoice(
         kind="flower",
@@ -143,17 +144,19 @@ def serve(grid: Grid, experiment: Experiment, options: RunOptions) -> Result:
         dtype=experiment.engine.dtype,
         asked="flower",
     )
-    return start(
-        prepared,
-        options.out,
-        options.resume,
-        watcher=LinesWithFaults(Console()),
-        engine=NodeClients(prepared, connection, membership, descriptions),
-        choice=choice,
-    )
+    display = LinesWithFaults(Console())
+    with display, interrupts(display.stopping):
+        return start(
+            prepared,
+            options.out,
+            options.resume,
+            [display.follow(run_name(experiment))],
+            NodeClients(prepared, connection, membership, descriptions),
+            choice,
+        )
 
 
-class LinesWithFaults(Lines):
+class LinesWithFaults(ProgressLines):
     """Progress lines for the user who submitted the run, and one for each fault of a round."""
 
     def row(self, run: str, row: RoundRecord) -> None:

@@ -1,0 +1,103 @@
+"""The best model of a run, by its score over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel import config
+from fedkeel.data.dataset import Federation
+from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import BestModel
+from fedkeel.runner.callbacks import Callback, GlobalModel
+from fedkeel.runner.early_stopping import score_on_test
+
+PREFIX = "best/"
+"""What the names of the best model's arrays in a checkpoint begin with."""
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best row so far, and its model: None where a checkpoint of an old version lacks it."""
+
+    row: BestModel
+    module: dict[str, Tensor] | None
+
+
+class BestModelKeeper(Callback):
+    """Keeps the model of the round with the best score; of equal scores the first one.
+
+    The score is that on the examples that clients hold out, where they hold any out and are
+    evaluated during the run, else that on the test set. It depends on the rows alone, so a
+    continued run chooses the same round.
+
+    Args:
+        federation: the clients.
+        evaluation: when the model is evaluated.
+        sources_needed: as in `score_on_test`.
+    """
+
+    def __init__(
+        self, federation: Federation, evaluation: config.Evaluation, sources_needed: int = 1
+    ) -> None:
+        held = federation.holdout_rows is not None and len(federation.holdout_rows) > 0
+        self._chosen_on: Literal["held-out clients", "test set"] = (
+            "held-out clients" if held and evaluation.clients_every else "test set"
+        )
+        self._sources_needed = sources_needed
+        self._best: _Best | None = None
+
+    @property
+    def record(self) -> BestModel | None:
+        """The round of the best model, None where there is none."""
+        return None if self._best is None or self._best.module is None else self._best.row
+
+    @property
+    def module(self) -> dict[str, Tensor] | None:
+        """The state dict of the best model, None where there is none."""
+        return None if self._best is None else self._best.module
+
+    def on_evaluation(self, row: RoundRecord, model: GlobalModel) -> None:
+        """Keep the model where it is the best so far."""
+        if (better := self._better(row)) is not None:
+            self._best = _Best(better, model.state_dict())
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that a checkpoint needs."""
+        module = self.module or {}
+        return {PREFIX + name: tensor.contiguous().numpy() for name, tensor in module.items()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], rows: Sequence[RoundRecord]) -> None:
+        """Take the best of the rows so far, with its model from a checkpoint."""
+        module = {
+            name.removeprefix(PREFIX): torch.from_numpy(array.copy())
+            for name, array in arrays.items()
+            if name.startswith(PREFIX)
+        }
+        for row in rows:
+            if (better := self._better(row)) is not None:
+                self._best = _Best(better, module or None)
+
+    def _better(self, row: RoundRecord) -> BestModel | None:
+        """Return the record of a row that is better than the best so far, else None."""
+        if self._chosen_on == "test set":
+            score = score_on_test(row, self._sources_needed)
+        else:
+            score = score_on_clients(row)
+        if score is None or (self._best is not None and score <= self._best.row.score):
+            return None
+        return BestModel(row.round, score, self._chosen_on)
+
+
+def score_on_clients(row: RoundRecord) -> float | None:
+    """Return the accuracy over all examples of all clients, None where they were not evaluated."""
+    columns = row.per_client or {}
+    pairs = zip(columns.get("examples", ()), columns.get("top1", ()), strict=True)
+    counted = [(count, top1) for count, top1 in pairs if count and top1 is not None]
+    total = sum(count for count, _ in counted)
+    return sum(count * top1 for count, top1 in counted) / total if total else None

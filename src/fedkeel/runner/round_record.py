@@ -1,0 +1,71 @@
+"""Making the record of a round: who took part, what was sent, and the diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedkeel.data.cohort import Selection
+from fedkeel.engine.base import RemoteReport, TrainedCohort
+from fedkeel.method.context import Message
+from fedkeel.method.round_values import RoundResult
+from fedkeel.records.rows import RoundRecord
+from fedkeel.tree import nbytes
+
+
+def round_record(
+    cohort: Selection,
+    message: Message,
+    trained: TrainedCohort,
+    result: RoundResult,
+    bytes_up: Mapping[str, int],
+) -> RoundRecord:
+    """Return the record of a round, without scores and seconds.
+
+    Args:
+        cohort: the clients that were chosen.
+        message: what they received.
+        trained: what they replied.
+        result: the server after the round.
+        bytes_up: estimated bytes of a reply, by part.
+    """
+    replied = trained.replies.clients
+    is_used = ~np.isin(replied, result.excluded)
+    silent = np.setdiff1d(cohort.clients, replied)
+    traffic = trained.remote or _traffic(message, cohort, len(replied), bytes_up)
+    losses = trained.loss[is_used]
+    diagnostics = {
+        name: float(values[is_used].mean())
+        for name, values in trained.diagnostics.items()
+        if is_used.any()
+    }
+    return RoundRecord(
+        round=result.server.round,
+        lr=message.lr,
+        clients=[int(k) for k in replied[is_used]],
+        dropped=sorted(int(k) for k in (*cohort.dropped, *silent)),
+        excluded=result.excluded,
+        examples=int(trained.replies.processed.sum()),
+        steps=int(trained.steps.sum()),
+        train_loss=float(losses.mean()) if len(losses) else None,
+        bytes_down=traffic.down,
+        bytes_up=traffic.up,
+        diagnostics={**diagnostics, **result.diagnostics},
+        faults=traffic.faults,
+    )
+
+
+def _traffic(
+    message: Message, cohort: Selection, replied: int, bytes_up: Mapping[str, int]
+) -> RemoteReport:
+    """Return what was sent, where every client receives and sends the same."""
+    selected = len(cohort.clients) + len(cohort.dropped)
+    down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
+    down.update({part: nbytes(state) for part, state in message.broadcast.items()})
+    return RemoteReport(
+        down={part: size * selected for part, size in down.items()},
+        up={part: size * replied for part, size in bytes_up.items()},
+        faults={},
+        lost=[],
+    )
