@@ -97,7 +97,7 @@ def test_nor_is_one_of_which_every_trial_fails(tmp_path: Path) -> None:
         told = ""
 
         def warn(self, run: str, message: str) -> None:
-            self.told += text
+            self.told += message
 
     table = read(tiny(tmp_path, FAILS + SEARCH))
     request, display = (

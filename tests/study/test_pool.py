@@ -23,7 +23,7 @@ from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import prepare
-from fedkeel.runner.progress import FINISHED, REUSED, ProgressDisplay, ProgressDisplay
+from fedkeel.runner.progress import FINISHED, REUSED, ProgressDisplay
 from fedkeel.runner.start import start
 from fedkeel.study.pool import RunOutcome, RunRequest, run_all, single_process
 from fedkeel.study.tune import tune

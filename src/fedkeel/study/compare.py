@@ -25,9 +25,9 @@ from fedkeel.report.summary import summarise
 from fedkeel.report.tables import ResultRow, markdown_table, result_rows
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.interrupts import interrupts
-from fedkeel.runner.result import Result
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, run_name
+from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 
 
