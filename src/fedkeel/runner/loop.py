@@ -18,8 +18,8 @@ from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
-from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.round_values import RoundResult
+from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.server_round import raw_weights, server_message, server_round
 from fedkeel.method.survey import add_mean_answers
 from fedkeel.records.folder import RunFolder
