@@ -45,9 +45,7 @@ def group_count(width: int, groups: int, min_size: int = 1) -> int:
     >>> group_count(64, 32), group_count(100, 32), group_count(7, 4), group_count(32, 32, 2)
     (32, 25, 1, 16)
     """
-    fits = (
-        n for n in range(min(groups, width), 1, -1) if width % n == 0 and width // n >= min_size
-    )
+    divisors = (n for n in range(min(groups, width), 1, -1) if width % n == 0)
     return next((n for n in divisors if width // n >= min_size), 1)
 
 
