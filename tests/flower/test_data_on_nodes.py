@@ -150,7 +150,10 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("lie", [1.5, -0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "lie",
+    [1.5, float("nan"), *(pytest.param(x, marks=pytest.mark.slow) for x in (-0.1, float("inf")))],
+)
 def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
     files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
     grid = nodes_with(tmp_path, own(), [str(f) for f in files])
@@ -167,7 +170,9 @@ def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
     assert [who for words, who in last.faults.items() if "no share of hits" in words] == [[0]]
 
 
-@pytest.mark.parametrize(("silent", "after"), [(0, 1), (1, 1), (2, 4)])
+@pytest.mark.parametrize(
+    ("silent", "after"), [pytest.param(0, 1, marks=pytest.mark.slow), (1, 1), (2, 4)]
+)
 def test_a_score_of_fewer_than_the_quorum_ends_no_run(
     tmp_path: Path, silent: int, after: int
 ) -> None:

@@ -82,14 +82,27 @@ class Odd(nn.Module):
         return self.outer(inner * self.scale)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "topk+scaffold"])
-@pytest.mark.parametrize("model", [Transposed, Odd, lambda: Net(dropout=0.3)])
+def dropout_net() -> nn.Module:
+    return Net(dropout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        (Transposed, "fedavg"),
+        (Odd, "topk+scaffold"),
+        (dropout_net, "fedavg"),
+        pytest.param(Transposed, "topk+scaffold", marks=pytest.mark.slow),
+        pytest.param(Odd, "fedavg", marks=pytest.mark.slow),
+        pytest.param(dropout_net, "topk+scaffold", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_bits(tmp_path: Path, model: Callable[[], nn.Module], method: str) -> None:
     policy = "average" if model is Odd else "refuse"
     both(lambda: prepared(method, model, rounds=2, buffers=policy), tmp_path)
 
 
-@pytest.mark.parametrize("policy", ["average", "local"])
+@pytest.mark.parametrize("policy", ["average", pytest.param("local", marks=pytest.mark.slow)])
 def test_batch_normalisation(tmp_path: Path, policy: str) -> None:
     local = fk.Local(lr=0.05, epochs=1, batch_size=4, drop_last="single")
     both(
@@ -147,7 +160,7 @@ def test_buffers_that_are_sent_may_begin_as_they_like(tmp_path: Path) -> None:
     assert result.rows[1].faults == {}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fednova"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fednova"])
 def test_steps_that_go_on_across_short_batches(tmp_path: Path, method: str) -> None:
     """What a client has to do in a round depends on where its last one ended."""
     local = fk.Local(lr=0.05, steps=3, batch_size=4, sampling="continue")
@@ -156,7 +169,7 @@ def test_steps_that_go_on_across_short_batches(tmp_path: Path, method: str) -> N
     both(lambda: prepared(method, clients=clients, rounds=5, local=local), tmp_path)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "mime"])
+@pytest.mark.parametrize("method", ["scaffold", pytest.param("mime", marks=pytest.mark.slow)])
 def test_a_round_from_which_everybody_drops(tmp_path: Path, method: str) -> None:
     cohort = fk.Cohort(clients=2, dropout=0.7)
     both(lambda: prepared(method, rounds=6, cohort=cohort), tmp_path)

@@ -13,8 +13,34 @@ from toys import prepared, same
 
 PAIRS = ["scaffold+momentum", "fedcurv+mime", "fedprox+gcfed"]
 
+FAST = {
+    "fedavg",
+    "fedprox",
+    "fednova",
+    "scaffold",
+    "feddyn",
+    "moon",
+    "gradma",
+    "fedvarp",
+    "mime",
+    "fedgc",
+    "topk",
+    "quantise",
+    "median",
+    "fedadam",
+    "fedsgd",
+    "scaffold+momentum",
+}
+"""One method of each kind of message: with client state, surveys, codecs, server memory, diagnostics,
+or none of them, and a pair. The other methods are slow tests of the same check."""
 
-@pytest.mark.parametrize("method", [*REGISTRY, *PAIRS])
+METHODS = [
+    pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
+    for method in [*REGISTRY, *PAIRS]
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method(tmp_path: Path, method: str) -> None:
     run = prepared(method, dtype="float64", per_round=4)
     near = run_on_nodes(run, InProcessGrid(make_nodes(run, tmp_path)))

@@ -247,6 +247,7 @@ def test_the_example_runs_as_it_is_submitted(federation: Federation, patience: f
     assert scores[1] > 0.1
 
 
+@pytest.mark.slow
 def test_the_example_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own client and its own strategy, through Flower's records."""
     monkeypatch.syspath_prepend(str(EXAMPLE))

@@ -45,7 +45,7 @@ app(Message(RecordDict(), 1, "train", ttl=0.5), Context(1, 1, {{}}, RecordDict()
 """
 
 
-@pytest.mark.parametrize("way", ["sleeps", "holds_on"])
+@pytest.mark.parametrize("way", [pytest.param("sleeps", marks=pytest.mark.slow), "holds_on"])
 def test_a_process_that_hangs_is_ended_when_its_message_has_lived(tmp_path: Path, way: str) -> None:
     """Also where the time passes in code that lets nobody else run."""
     done = subprocess.run(

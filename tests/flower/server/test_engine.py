@@ -54,7 +54,10 @@ def alone(made: Prepared, root: Path) -> InProcessGrid:
     return InProcessGrid(make_nodes(made, root, nodes=made.population.clients))
 
 
-@pytest.mark.parametrize("method", ["scaffold", "feddyn", "fedcurv"])
+@pytest.mark.parametrize(
+    "method",
+    ["scaffold", *(pytest.param(m, marks=pytest.mark.slow) for m in ("feddyn", "fedcurv"))],
+)
 def test_where_the_server_holds_a_sum_one_loss_begins_all_anew(tmp_path: Path, method: str) -> None:
     """The round after it is the first round of the method, from the model that there is."""
     made = run(method, rounds=3)
@@ -149,7 +152,7 @@ def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -
         assert held.abs().max() > 0
 
 
-@pytest.mark.parametrize("method", ["moon", "gradma.w"])
+@pytest.mark.parametrize("method", ["moon", pytest.param("gradma.w", marks=pytest.mark.slow)])
 def test_where_there_is_no_sum_the_client_begins_anew_alone(tmp_path: Path, method: str) -> None:
     made = run(method, rounds=2)
     grid = alone(made, tmp_path)
