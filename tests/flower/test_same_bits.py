@@ -31,7 +31,7 @@ FAST = {
     "fedsgd",
     "scaffold+momentum",
 }
-"""One method of each kind of message: with client state, surveys, codecs, server memory, diagnostics,
+"""One method of each kind of message: client state, surveys, codecs, server memory, diagnostics,
 or none of them, and a pair. The other methods are slow tests of the same check."""
 
 METHODS = [
