@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from types import FrameType
 
 POLITE = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask for an end."""
+
+HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)
+"""The signal of a terminal that closes; Windows has none."""
 
 
 @dataclass(eq=False)
@@ -81,3 +85,37 @@ def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threa
             signal.signal(number, handler)
         for thread in threads:
             thread.join(1.0)
+
+
+@contextmanager
+def hold_signals(deliver: bool = False) -> Iterator[None]:
+    """Hold signals that ask for an end; drop them, or `deliver` them afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = {s: signal.signal(s, lambda n, _: received.append(n)) for s in {*POLITE, HANGUP}}
+    try:
+        yield
+    finally:
+        for held, handler in before.items():
+            signal.signal(held, handler)
+        for number in received if deliver else ():
+            signal.raise_signal(number)
+
+
+@contextmanager
+def exit_when_killed() -> Iterator[None]:
+    """Turn a kill, or the end of the terminal, into `SystemExit`, so that contexts are left.
+
+    A signal that is ignored, as ``nohup`` does it, remains ignored.
+    """
+    signals = [s for s in (signal.SIGTERM, HANGUP) if signal.getsignal(s) != signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        signals = []
+    before = {s: signal.signal(s, lambda n, _: sys.exit(128 + n)) for s in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,16 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
 from fedkeel.flower.node import resident
+from fedkeel.runner.interrupts import exit_when_killed, hold_signals
 
 NAME = "here"
 """Name of the SuperLink in Flower's own configuration."""
@@ -53,7 +53,7 @@ class Federation:
     ) -> None:
         self.folder, self.nodes, self.secure, self._patience = folder, list(nodes), secure, patience
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._handlers: dict[signal.Signals, Any] = {}  # those before
+        self._on_exit = ExitStack()
         self.port = free_port()
         self.keys = folder / "keys"
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,11 +77,9 @@ class Federation:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for kill in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal closes
-                if signal.getsignal(kill) != signal.SIG_IGN:  # nohup ignores it
-                    self._handlers[kill] = signal.signal(kill, lambda n, _: sys.exit(128 + n))
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(exit_when_killed())
+            stack.callback(self._stop_all)
             self._kill_marked()  # processes of an earlier command that was killed
             if self.secure and not self.keys.exists():
                 keys.make(self.keys, ["127.0.0.1", "localhost"], len(self.nodes))
@@ -93,18 +91,16 @@ class Federation:
                 if self.secure:
                     self.flwr("supernode", "register", str(self.keys / f"node-{number}.pub"), NAME)
                 self.start_node(number)
-        except BaseException:
-            self.__exit__()
-            raise
+            self._on_exit = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        with _signals_held():
+        self._on_exit.close()
+
+    def _stop_all(self) -> None:
+        with hold_signals():
             for name in list(self._processes):
                 self.stop(name)
-        for kill, handler in self._handlers.items():
-            signal.signal(kill, handler)
-        self._handlers = {}
 
     def _write_config(self) -> None:
         home = self.folder / "home"
@@ -168,7 +164,7 @@ class Federation:
             environment: additional environment variables.
         """
         # an interrupt waits until the process is on record, or nobody could end it
-        with (self.folder / f"{name}.log").open("ab") as log, _signals_held(deliver=True):
+        with (self.folder / f"{name}.log").open("ab") as log, hold_signals(deliver=True):
             self._processes[name] = subprocess.Popen(
                 command,
                 env={**self.environment, **(environment or {}), MARK: self._mark(name)},
@@ -272,24 +268,6 @@ class Federation:
         """Return Flower's status of a run, such as ``running`` or ``finished:completed``."""
         output = self.flwr("list", NAME, "--run-id", str(run), "--format", "json")
         return str(json.loads(output[output.index("{") :])["runs"][0]["status"])
-
-
-@contextmanager
-def _signals_held(deliver: bool = False) -> Iterator[None]:
-    """Hold signals that ask for an end, and drop them or `deliver` them afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {n: signal.signal(n, lambda number, _: received.append(number)) for n in signals}
-    try:
-        yield
-    finally:
-        for held, handler in handlers.items():
-            signal.signal(held, handler)
-        for number in received if deliver else ():
-            signal.raise_signal(number)
 
 
 def free_port() -> int:
