@@ -326,7 +326,7 @@ def test_a_method_that_failed_at_once_has_no_score_and_is_named(tmp_path: Path) 
         assert "failed: fedprox(mu=1e300), seed 0: Training diverged in round 1" in text
         for row in found.rows[1:]:
             assert (row["best"], row["last"], row["failed"]) == (None, None, 2)
-            assert "fedprox(mu=1e300): 2 runs failed, for training could not go on." in text
+            assert "fedprox(mu=1e300): training failed in 2 runs." in text
         assert found.rows[0]["best"] is not None
         assert found.rows[0]["failed"] == 0
 
@@ -354,8 +354,8 @@ def test_a_method_that_learns_nothing_is_named_beside_the_table() -> None:
             return Net.forward(self, x) * 0.0
 
     found = compare(settings(rounds=6), replace(ingredients(), task=fk.Task(Dead)), ["fedavg"], 1)
-    assert "fedavg, seed 0: nothing was learnt in 6 rounds. The best accuracy is" in str(found)
-    assert "nothing was learnt" not in str(compared(["fedavg"], 1, rounds=6))
+    assert "fedavg, seed 0: the model learnt nothing in 6 rounds. Its best accuracy is" in str(found)
+    assert "learnt nothing" not in str(compared(["fedavg"], 1, rounds=6))
 
 
 def test_a_refusal_names_the_method() -> None:
