@@ -82,6 +82,9 @@ def test_the_first_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(torch.equal(module.state_dict()[k], v) for k, v in result.params.items())
     exec(block("python", 0, page("simulation")), {})
     assert "scaffold" in capsys.readouterr().out
+    guide = (ROOT / "docs" / "guides" / "callbacks.md").read_text(encoding="utf-8")
+    exec(block("python", 0, guide), {})
+    assert capsys.readouterr().out.startswith("[(0, ")
 
 
 def test_the_readme_is_short() -> None:
