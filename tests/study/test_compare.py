@@ -354,7 +354,7 @@ def test_a_method_that_learns_nothing_is_named_beside_the_table() -> None:
             return Net.forward(self, x) * 0.0
 
     found = compare(settings(rounds=6), replace(ingredients(), task=fk.Task(Dead)), ["fedavg"], 1)
-    assert "fedavg, seed 0: the model learnt nothing in 6 rounds. Its best accuracy is" in str(found)
+    assert "fedavg, seed 0: the model learnt nothing in 6 rounds." in str(found)
     assert "learnt nothing" not in str(compared(["fedavg"], 1, rounds=6))
 
 
