@@ -15,7 +15,7 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.runner.start import start
-from fedkeel.runner.warnings import hints
+from fedkeel.runner.warnings import find_warnings
 from fedkeel.study.tune import tune
 from toys import Net, federation, held, prepared, same
 
@@ -237,7 +237,7 @@ def test_what_all_clients_receive_is_changed_by_none_of_them(how: str) -> None:
 )
 def test_a_step_that_does_not_repeat_is_told(how: str, told: int) -> None:
     """Engines would not agree. What torch draws is drawn anew from the run's seed."""
-    found = hints(prepared(f"mine:Bend(how='{how}')"))
+    found = find_warnings(prepared(f"mine:Bend(how='{how}')"))
     assert len(found) == told
     assert all(one.startswith("the same step of the same client") for one in found)
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import CompositionError, ConfigError, DataError, ModelError, RunError
 from fedkeel.records.folder import RunFolder
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.result import Result
 from fedkeel.study.compare import Comparison
 from toys import Net, federation, held, same

@@ -31,10 +31,10 @@ def run(
     """Train one method, and write a run folder."""
     from rich.console import Console
 
+    from fedkeel.engine.process.interrupts import interrupts
     from fedkeel.report.alerts import problems
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
-    from fedkeel.runner.interrupts import interrupts
     from fedkeel.runner.prepare import gather, prepare
     from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start

@@ -9,7 +9,6 @@ when the whole round is done.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from fedkeel.engine.process.forking import (
     start_child,
     start_method,
 )
+from fedkeel.engine.process.interrupts import ignore_ctrl_c
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.engine.process.numerics import set_numerics
 from fedkeel.engine.process.shared_memory import fork_shared_memory, shared_segment
@@ -255,7 +255,7 @@ class Workers:
 
 def _serve(shared: _Shared, pipe: Connection) -> None:
     """Do work items until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_ctrl_c()
     set_numerics(shared.setup.precision)
     keep_freed_memory()
     parent = os.getppid()

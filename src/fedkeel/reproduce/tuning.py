@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import config
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, RunError, TrainingError, counted
 from fedkeel.records.folder import write_text
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
 from fedkeel.reproduce.table import Table
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.study.tune import tune

@@ -15,6 +15,7 @@ from fedkeel.data.cohort import Selection, select
 from fedkeel.engine.base import Engine, TrainedCohort
 from fedkeel.engine.evaluation import split_examples
 from fedkeel.engine.prepared import Prepared, learning_rate
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.errors import FedkeelError, RunError, TrainingError
 from fedkeel.method.context import Message
@@ -32,7 +33,6 @@ from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
 from fedkeel.runner.engines import make, state_folder
 from fedkeel.runner.evaluate import with_client_scores, with_test_scores
 from fedkeel.runner.finish import ended, finish
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
 from fedkeel.runner.server_table import ServerTable

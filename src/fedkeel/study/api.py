@@ -13,10 +13,10 @@ from torch import Tensor
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation, dataset
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.method.grammar import split
 from fedkeel.runner.callbacks import Callback
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, progress_display, run_name
 from fedkeel.runner.result import Result

@@ -16,6 +16,7 @@ from typing import Any
 from fedkeel.config import Run as RunSettings
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
 from fedkeel.records.comparison import runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder
@@ -24,7 +25,6 @@ from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import ResultRow, markdown_table, result_rows
 from fedkeel.runner.callbacks import Callback
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, run_name
 from fedkeel.runner.result import Result

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,12 +29,16 @@ from fedkeel.engine.process.forking import (
     portable_error,
     start_child,
 )
+from fedkeel.engine.process.interrupts import (
+    interrupts,
+    interrupts_blocked,
+    take_interrupts_from_parent,
+)
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.errors import FedkeelError, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import Status
-from fedkeel.runner.interrupts import POLITE, ignore_second_interrupt, interrupts
 from fedkeel.runner.progress import REUSED, ProgressDisplay
 
 POLL_SECONDS = 0.2
@@ -241,7 +243,7 @@ class _Pool:
         return bool(self._children)
 
     def _start(self, request: RunRequest) -> None:
-        with _interrupts_blocked():
+        with interrupts_blocked():
             process = start_child(
                 _child_main,
                 [request, os.getpid()],
@@ -299,19 +301,6 @@ def _died(child: _Child) -> RunError:
     )
 
 
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block interrupts, so that a new process receives none before it is ready."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # ---- in the process of a run --------------------------------------------------------------------
 
 
@@ -366,14 +355,8 @@ class _PipeDisplay(ProgressDisplay):
 
 def _child_main(request: RunRequest, parent: int, pipe: Connection) -> None:
     """Make a run in this process, and send the parent how it ended."""
-    for number in POLITE:
-        signal.signal(number, signal.SIG_DFL)
-    ignore_second_interrupt()
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
+    take_interrupts_from_parent()
     end_with_parent(parent)
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C reaches the parent alone, which tells its children
     torch.set_num_threads(1)
     keep_freed_memory()
     known = autotune.measured_engines()

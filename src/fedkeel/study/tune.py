@@ -16,10 +16,10 @@ from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Status
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start

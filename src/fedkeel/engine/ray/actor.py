@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from fedkeel.engine.buffers import Buffers, RowBytes
 from fedkeel.engine.evaluation import evaluate_shard
 from fedkeel.engine.message_state import message_from_state
+from fedkeel.engine.process.interrupts import ignore_ctrl_c
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.engine.process.numerics import set_numerics
 from fedkeel.engine.process.shared_memory import allocate_aligned, private_memory
@@ -77,8 +77,8 @@ class Actor:
         capacity: int,
         parallel_clients: int | None,
     ) -> None:
-        with suppress(ValueError):  # Ctrl-C is for the process that gives out the work
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with suppress(ValueError):  # not in the main thread
+            ignore_ctrl_c()
         keep_freed_memory()
         self._setup = unpickled(setup)
         set_numerics(self._setup.precision)

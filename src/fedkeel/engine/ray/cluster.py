@@ -9,11 +9,9 @@ import json
 import logging
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.process.interrupts import handlers_kept
 from fedkeel.errors import RunError
 
 ANSWER_SECONDS = 5.0
@@ -69,7 +68,7 @@ def connected(address: str | None, workers: int) -> Iterator[Any]:
         yield ray
         return
     try:
-        with _signal_handlers_kept(), warnings.catch_warnings():
+        with handlers_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _connect(ray, address, workers)
             gc.collect()  # Ray leaves files open, which Python would warn of later
@@ -113,20 +112,6 @@ def _connect(ray: Any, address: str | None, workers: int) -> None:  # noqa: ANN4
         _node_ip_address="127.0.0.1",
         **common,
     )
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Keep this process's signal handlers: those of Ray would end it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def cluster_cores(address: str) -> int:

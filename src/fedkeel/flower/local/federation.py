@@ -15,6 +15,7 @@ from pathlib import Path
 from flwr.common.config import parse_config_args
 
 from fedkeel.config import Experiment
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.export import export
@@ -23,7 +24,6 @@ from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, Outcome
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.warnings import find_warnings

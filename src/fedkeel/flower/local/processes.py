@@ -14,10 +14,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from fedkeel.engine.process.interrupts import exit_when_killed, hold_signals
 from fedkeel.errors import RunError
 from fedkeel.flower.local import keys
 from fedkeel.flower.node import resident
-from fedkeel.runner.interrupts import exit_when_killed, hold_signals
 
 NAME = "here"
 """Name of the SuperLink in Flower's own configuration."""

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from fedkeel.config import Experiment
+from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import FedkeelError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.protocol import Agreement, NodeDescription
@@ -25,7 +26,6 @@ from fedkeel.records.folder import RunFolder, write_text
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.runner.early_stopping import smallest_count
-from fedkeel.runner.interrupts import interrupts
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressLines, run_name
 from fedkeel.runner.result import Result

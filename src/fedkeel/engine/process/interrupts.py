@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-POLITE = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask for an end."""
 
 HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)
@@ -30,13 +30,6 @@ _waiting: list[_Waiting] = []
 """The work of this process that waits for an interrupt, the outermost first."""
 
 _ignores_second = False
-
-
-def ignore_second_interrupt() -> None:
-    """Let a second interrupt mean no more than the first; the parent may kill this process."""
-    global _ignores_second
-    _ignores_second = True
-    _waiting.clear()  # of the process that this one was forked from
 
 
 @contextmanager
@@ -74,7 +67,7 @@ def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threa
 
     if any(outer.stop.is_set() for outer in _waiting):
         work.stop.set()
-    before = {number: signal.signal(number, handle) for number in POLITE}
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     _waiting.append(work)
     try:
         yield work.stop
@@ -94,7 +87,7 @@ def hold_signals(deliver: bool = False) -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    before = {s: signal.signal(s, lambda n, _: received.append(n)) for s in {*POLITE, HANGUP}}
+    before = {s: signal.signal(s, lambda n, _: received.append(n)) for s in {*SIGNALS, HANGUP}}
     try:
         yield
     finally:
@@ -119,3 +112,51 @@ def exit_when_killed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block interrupts, so that a child process which is started here receives none too early."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Keep this process's handlers of interrupts, whatever a library sets meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def take_interrupts_from_parent() -> None:
+    """Prepare a child process in which runs are made: its parent interrupts it, once.
+
+    A second interrupt means no more than the first, because the parent may kill this process.
+    """
+    global _ignores_second
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    _ignores_second = True
+    _waiting.clear()  # of the process that this one was forked from
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C reaches the parent alone, which tells its children
+
+
+def ignore_ctrl_c() -> None:
+    """Ignore Ctrl-C in a worker process: it is for the process that gives out the work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
