@@ -130,14 +130,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Follower:
-    """Follows a run by its folder.
-
-    Args:
-        federation: where it runs.
-        run: Flower's number of the run.
-        folder: its folder.
-        display: shows the progress.
-    """
+    """Follows a run, known by Flower's number, through its folder, and displays its progress."""
 
     federation: Federation
     run: int

@@ -154,13 +154,10 @@ class NodeConnection:
         check_alive: Callable[[], None] | None = None,
         seconds: float | None = None,
     ) -> T:
-        """Return the result of a call of the grid, which retries for ever without an answer.
+        """Return the result of a call of the grid, which by itself retries for ever.
 
-        Args:
-            call: what is called.
-            check_alive: for a call that may take longer: raises where the SuperLink does not
-                answer.
-            seconds: that it may take; None for a minute more than a round's deadline.
+        The call may take `seconds`, None for a minute more than a round's deadline; or longer, as
+        long as `check_alive` finds that the SuperLink answers.
 
         Raises:
             RunError: it has not returned by then, or Flower raised an error.

@@ -105,7 +105,9 @@ class Membership:
             is_enough: whether the connected nodes, by client, are enough.
         """
         connected = self.forget_disconnected()
-        self._refused = {node: one for node, one in self._refused.items() if node in connected}
+        self._refused = {
+            node: refusal for node, refusal in self._refused.items() if node in connected
+        }
         retry = time.monotonic() - RETRY_SHARE * self._settings.deadline_seconds
         resting = {node for node, refusal in self._refused.items() if refusal.time > retry}
         waiting, self._waiting = self._waiting, {}
@@ -132,13 +134,15 @@ class Membership:
     def forget_disconnected(self) -> set[int]:
         """Forget nodes that are gone, and return the ids of those that are connected."""
         connected = set(self._connection.connected_nodes())
-        self._members = {node: one for node, one in self._members.items() if node in connected}
+        self._members = {
+            node: member for node, member in self._members.items() if node in connected
+        }
         self._silent = {node: reason for node, reason in self._silent.items() if node in connected}
         return connected
 
     def absence_reason(self, client: int) -> str:
         """Return why a client is absent: its node was refused, or is not connected."""
-        reasons = (one.reason for one in self._refused.values() if client in one.clients)
+        reasons = (item.reason for item in self._refused.values() if client in item.clients)
         return next(reasons, "not connected")
 
     def _add_fault(self, reason: str) -> None:
@@ -239,7 +243,7 @@ class Membership:
     def _missing(self) -> tuple[str, str]:
         """Return which clients are absent and why, and what would help."""
         nodes, conflicts = self.node_by_client(), self._conflicts()
-        refused = [f"node {node} was {one.reason}" for node, one in self._refused.items()]
+        refused = [f"node {node} was {item.reason}" for node, item in self._refused.items()]
         idle = [*refused, *self._silent.values()]
         absent = [str(k) for k in range(self._clients) if k not in nodes]
         names = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
@@ -250,7 +254,9 @@ class Membership:
         if conflicts:
             remedy = "give each SuperNode a partition-id of its own"
         elif idle:
-            remedy = "mend what is said of these nodes (node.log in a node's 'state' says more)"
+            remedy = (
+                "fix the problems of these nodes (node.log in a node's 'state' folder says more)"
+            )
         else:
             facts.append("no other node is connected")
             remedy = f"start the SuperNodes that play {names}"
@@ -272,7 +278,7 @@ class Membership:
 
     def node_by_client(self) -> dict[int, int]:
         """Return the node of each client that is connected."""
-        return {k: node for node, one in self._members.items() for k in one.client_ids}
+        return {k: node for node, member in self._members.items() for k in member.client_ids}
 
     def clients_by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Return which of the clients each node plays, without those that are not connected."""
@@ -285,4 +291,4 @@ class Membership:
 
     def descriptions(self) -> dict[int, NodeDescription]:
         """Return the description of each connected node, by client."""
-        return {k: one for one in self._members.values() for k in one.client_ids}
+        return {k: member for member in self._members.values() for k in member.client_ids}
