@@ -1,4 +1,4 @@
-"""What every method has to do, checked: for entries of the registry and for one's own."""
+"""Checks that every method must pass: those of the registry and those of users."""
 
 from fedkeel.conformance.checks import CHECKS, Check, ConformanceError, check_method, run_checks
 

@@ -1,16 +1,17 @@
-"""What every method has to do, checked: for entries of the registry and for one's own.
+"""Checks that every method must pass: those of the registry and those of users.
 
-`check_method` runs a method on a small federation, in float64, in every way that it can be run, and
-says by name what does not hold. It is the suite that every registry entry passes in our own tests.
+`check_method` runs a method on a small federation in float64, with every engine, and names each
+check that fails. Every method of the registry passes all checks.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, Stand
+from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, SmallFederation
 from fedkeel.cost.memory import estimate
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.message_state import message_state
@@ -38,27 +39,26 @@ from fedkeel.runner.start import start
 from fedkeel.tree import State, Tree, walk
 from fedkeel.user_code import one_line
 
-BESIDE = 1e-9
-"""Largest difference, in float64, after a round of clients that train side by side by recorded
-steps: their rounding is within 1e-12 for most methods, and FedReg divides by squared slopes that
-may be small."""
+GROUP_TOLERANCE = 1e-9
+"""Largest difference in float64 after a round of clients that the vectorized engine trains side by
+side. Most methods stay within 1e-12; FedReg divides by squared slopes that may be small."""
 
-GROWN = 1e-7
-"""The same after several rounds: constraints that just hold or just do not, as FedGC's, turn the
-last digit of one round into more in the next."""
+RUN_TOLERANCE = 1e-7
+"""The same after several rounds: a constraint near its bound, as in FedGC, turns the last digit of
+one round into more in the next."""
 
 
 class ConformanceError(FedkeelError):
-    """A method does not do what every method has to do."""
+    """A method fails at least one check."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked.
+    """The result of one check.
 
     Args:
-        name: what has to hold.
-        failure: what does not hold, "" where it does.
+        name: what must hold.
+        failure: what does not hold; "" where the check passes.
     """
 
     name: str
@@ -66,20 +66,19 @@ class Check:
 
 
 def check_method(expression: str, weights: Weights | None = None) -> list[Check]:
-    """Check that a method does what every method has to do.
+    """Run all checks on a method.
 
     Args:
         expression: e.g. ``"fedprox(mu=0.1)+gcfed"``.
-        weights: how clients count, where the parts state different ones.
+        weights: how clients count, where the parts state different weights.
 
     Returns:
-        What was checked; all of it holds.
+        All checks; each one passes.
 
     Raises:
-        ConformanceError: names every check that failed.
+        ConformanceError: names every check that fails.
         CompositionError: the method cannot be composed.
-        TrainingError: it cannot take a first step, or what it keeps for a client has another form
-            after it.
+        TrainingError: its first step fails, or changes the shape of its client state.
     """
     checks = run_checks(expression, weights)
     failed = [check for check in checks if check.failure]
@@ -91,96 +90,104 @@ def check_method(expression: str, weights: Weights | None = None) -> list[Check]
     return checks
 
 
-def run_checks(expression: str, weights: Weights | None = None) -> list[Check]:
-    """Return what `check_method` checks, also where something does not hold."""
+def run_checks(
+    expression: str, weights: Weights | None = None, names: Iterable[str] | None = None
+) -> list[Check]:
+    """Run checks on a method, and return their results, also those of failed checks.
+
+    Args:
+        expression: as in `check_method`.
+        weights: as in `check_method`.
+        names: the names of some of `CHECKS`; None runs all.
+    """
     with use_numerics("float32"):  # tiny tensors: more threads only wait for each other
-        stand = Stand(expression, weights)
-        return [Check(name, _failure(check, stand)) for name, check in CHECKS.items()]
+        federation = SmallFederation(expression, weights)
+        return [Check(name, _failure(CHECKS[name], federation)) for name in names or CHECKS]
 
 
-def _failure(check: Callable[[Stand], str | None], stand: Stand) -> str:
+def _failure(check: Callable[[SmallFederation], str | None], federation: SmallFederation) -> str:
     try:
-        return check(stand) or ""
+        return check(federation) or ""
     except CompositionError:
         raise
     except FedkeelError as error:
         return f"{error.what} Got {error.got}" if error.got else error.what
-    except Exception as error:  # a check that raises has failed, whatever it raises
+    except Exception as error:  # a check that raises has failed
         return one_line(error)
 
 
-def _differ(a: Tree, b: Tree, tolerance: float = 0.0) -> str:
-    """Return how far two trees are apart, "" where that is within the tolerance."""
-    worst = max(float((a[k] - b[k]).abs().max()) for k in a)
-    return "" if worst <= tolerance else f"parameters differ by {worst:.1e}"
+def _difference(first: Tree, second: Tree, tolerance: float = 0.0) -> str:
+    """Return how far parameters are apart; "" where that is within the tolerance."""
+    largest = max(float((first[name] - second[name]).abs().max()) for name in first)
+    return "" if largest <= tolerance else f"parameters differ by {largest:.1e}"
 
 
-def _engines(stand: Stand) -> str:
-    result = start(stand.prepare(kind="workers", workers=2))
-    return _differ(stand.reference.params, result.params)
+def _check_workers(federation: SmallFederation) -> str:
+    result = start(federation.prepare(kind="workers", workers=2))
+    return _difference(federation.reference.params, result.params)
 
 
-def _repeats(stand: Stand) -> str:
-    return _differ(stand.reference.params, start(stand.prepare()).params)
+def _check_repetition(federation: SmallFederation) -> str:
+    return _difference(federation.reference.params, start(federation.prepare()).params)
 
 
-def _order(stand: Stand) -> str:
-    server = stand.prepared.server
-    one = stand.aggregate(server, stand.replies(server, [0, 2, 5]))
-    other = stand.aggregate(server, stand.replies(server, [5, 0, 2]))
-    return _differ(one.params, other.params)
+def _check_reply_order(federation: SmallFederation) -> str:
+    server = federation.prepared.server
+    ordered = federation.aggregate(server, federation.replies(server, [0, 2, 5]))
+    shuffled = federation.aggregate(server, federation.replies(server, [5, 0, 2]))
+    return _difference(ordered.params, shuffled.params)
 
 
-def _padding(stand: Stand) -> str:
-    server = stand.prepared.server
-    for k in (0, 4):
-        plain, _, _ = stand.reply(server, k)
-        padded, _, _ = stand.reply(server, k, padded=3)
-        found = _differ(plain.update, padded.update)
-        if found:
-            return f"padded steps: {found}"
+def _check_padding(federation: SmallFederation) -> str:
+    server = federation.prepared.server
+    for client in (0, 4):
+        plain = federation.reply(server, client)
+        padded = federation.reply(server, client, padded=3)
+        if difference := _difference(plain.update, padded.update):
+            return f"padded steps: {difference}"
     return ""
 
 
-def _weightless(stand: Stand) -> str:
-    server = stand.prepared.server
-    replies = stand.replies(server, [1, 2, 4])
-    zero = np.array([0, 1, 1])
-    light = replace(replies, examples=replies.examples * zero, processed=replies.processed * zero)
-    alone = stand.aggregate(server, stand.replies(server, [2, 4]))
-    return _differ(alone.params, stand.aggregate(server, light).params)
+def _check_zero_weight(federation: SmallFederation) -> str:
+    server = federation.prepared.server
+    replies = federation.replies(server, [1, 2, 4])
+    mask = np.array([0, 1, 1])
+    masked = replace(replies, examples=replies.examples * mask, processed=replies.processed * mask)
+    without = federation.aggregate(server, federation.replies(server, [2, 4]))
+    return _difference(without.params, federation.aggregate(server, masked).params)
 
 
-def _pure(stand: Stand) -> str:
-    server = stand.prepared.server
-    data = stand.prepared.setup.federation.data
-    message = stand.message(server)
-    client_state = stand.reply(server, 3)[0].client_state
-    watched: list[State] = [message_state(message), {"x": data.x, "y": data.y}, dict(client_state)]
-    before = [tree.map_tensors(torch.clone, state) for state in watched]
-    stand.reply(server, 3, client_state)
-    replies = stand.replies(server, [0, 3, 5])
-    uploaded: State = {"update": dict(replies.update), "uploads": dict(replies.uploads)}
-    copies = tree.map_tensors(torch.clone, uploaded)
-    stand.aggregate(server, replies)
-    return _changed([*watched, uploaded], [*before, copies]) or _in_steps(stand, client_state)
+def _check_purity(federation: SmallFederation) -> str:
+    server = federation.prepared.server
+    data = federation.prepared.setup.federation.data
+    client_state = federation.reply(server, 3).client_state
+    message = message_state(federation.message(server))
+    inputs: list[State] = [message, {"x": data.x, "y": data.y}, dict(client_state)]
+    copies = [tree.map_tensors(torch.clone, state) for state in inputs]
+    federation.reply(server, 3, client_state)
+    replies = federation.replies(server, [0, 3, 5])
+    replied: State = {"update": dict(replies.update), "uploads": dict(replies.uploads)}
+    copy_of_replied = tree.map_tensors(torch.clone, replied)
+    federation.aggregate(server, replies)
+    changed = _changed([*inputs, replied], [*copies, copy_of_replied])
+    return changed or _check_purity_of_steps(federation, client_state)
 
 
-def _in_steps(stand: Stand, client_state: ByPart) -> str:
-    """Return what a step, or the end of a round, changes of what came before; "" if nothing."""
-    seen: list[State] = []
+def _check_purity_of_steps(federation: SmallFederation, client_state: ByPart) -> str:
+    """Return what a step, or the end of a round, changes of the values before it."""
+    states: list[State] = []
     copies: list[State] = []
 
-    def before(progress: LocalState) -> None:
-        seen.append({"params": dict(progress.params), "carry": dict(progress.carry)})
-        copies.append(tree.map_tensors(torch.clone, seen[-1]))
+    def before(local: LocalState) -> None:
+        states.append({"params": dict(local.params), "carry": dict(local.carry)})
+        copies.append(tree.map_tensors(torch.clone, states[-1]))
 
-    stand.reply(stand.prepared.server, 3, client_state, before=before)
-    return _changed(seen, copies)
+    federation.reply(federation.prepared.server, 3, client_state, before=before)
+    return _changed(states, copies)
 
 
 def _changed(states: list[State], copies: list[State]) -> str:
-    """Return the first tensor that differs from its copy, in words; "" if none does."""
+    """Return the first tensor that differs from its copy; "" where none does."""
     for state, copy in zip(states, copies, strict=True):
         for (path, now), (_, then) in zip(walk(state), walk(copy), strict=True):
             if not torch.equal(now.nan_to_num(), then.nan_to_num()):
@@ -188,27 +195,31 @@ def _changed(states: list[State], copies: list[State]) -> str:
     return ""
 
 
-def _shapes(stand: Stand) -> str:
-    server = stand.prepared.server
-    first = stand.reply(server, 3)[0]
-    second = stand.reply(server, 3, first.client_state)[0]
-    pairs: list[tuple[Mapping[str, Tensor | State], Mapping[str, Tensor | State]]]
-    pairs = [(first.client_state, second.client_state), (first.uploads, second.uploads)]
-    after = stand.aggregate(server, stand.replies(server, [0, 3, 5]))
-    again = stand.aggregate(after, stand.replies(after, [1, 3, 4]))
-    pairs += [(server.memory, after.memory), (after.memory, again.memory)]
-    states = [message_state(stand.message(one)) for one in (server, after, again)]
-    pairs += [(states[0], states[1]), (states[1], states[2])]
-    for one, other in pairs:
-        a = {path: (t.shape, t.dtype) for path, t in walk(dict(one))}
-        b = {path: (t.shape, t.dtype) for path, t in walk(dict(other))}
-        if a != b:
-            return f"state changes its form: {sorted(a.items() ^ b.items(), key=str)[:2]}"
+def _check_shapes(federation: SmallFederation) -> str:
+    server = federation.prepared.server
+    first = federation.reply(server, 3)
+    second = federation.reply(server, 3, first.client_state)
+    after_one = federation.aggregate(server, federation.replies(server, [0, 3, 5]))
+    after_two = federation.aggregate(after_one, federation.replies(after_one, [1, 3, 4]))
+    servers = (server, after_one, after_two)
+    sequences: list[Sequence[Mapping[str, Tensor | State]]] = [
+        (first.client_state, second.client_state),
+        (first.uploads, second.uploads),
+        [server.memory for server in servers],
+        [message_state(federation.message(server)) for server in servers],
+    ]
+    for states in sequences:
+        for one, other in pairwise(states):
+            shapes = {path: (t.shape, t.dtype) for path, t in walk(dict(one))}
+            others = {path: (t.shape, t.dtype) for path, t in walk(dict(other))}
+            if shapes != others:
+                changes = sorted(shapes.items() ^ others.items(), key=str)
+                return f"state changes its form: {changes[:2]}"
     return ""
 
 
 class _Stop(BaseException):
-    """Ends a run as a kill would: nothing is tidied up."""
+    """Ends a run as a kill does, without any cleaning up."""
 
 
 class _Killer(Callback):
@@ -218,47 +229,54 @@ class _Killer(Callback):
             raise _Stop
 
 
-def _resumes(stand: Stand) -> str:
+def _check_resuming(federation: SmallFederation) -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         with suppress(_Stop):
-            start(stand.prepared, out, callbacks=[_Killer()])
-        result = start(stand.prepared, out, resume=True)
+            start(federation.prepared, out, callbacks=[_Killer()])
+        result = start(federation.prepared, out, resume=True)
     rows = [row.round for row in result.rows]
     if rows != list(range(ROUNDS + 1)):
         return f"rounds recorded after a kill: {rows}"
-    return _differ(stand.reference.params, result.params)
+    return _difference(federation.reference.params, result.params)
 
 
-def _wire(stand: Stand) -> str:
-    """Compare what is recorded with what a serialised message and reply carry."""
-    prepared, server = stand.prepared, stand.prepared.server
-    message = stand.message(server)
-    reply = stand.reply(server, 2)[0]
-    sent: State = {
-        "answers": dict(stand.survey(message, 2)),
-        **uploaded_state(prepared.plan, reply),
-    }
+def _check_bytes(federation: SmallFederation) -> str:
+    """Compare the recorded bytes with those of a serialised message and reply."""
+    prepared, server = federation.prepared, federation.prepared.server
+    message = federation.message(server)
+    reply = federation.reply(server, 2)
+    answers: State = {"answers": dict(federation.survey(message, 2))}
     codec = prepared.plan.codec
     if codec is not None:
         decoded = codec.decode(reply.uploads[codec.name], server.params)
-        if _differ(decoded, reply.update):
+        if _difference(decoded, reply.update):
             return "the update is not what its upload decodes to"
-    needs, rows = estimate(prepared), stand.reference.rows[1:]
-    for name, state, recorded, expected in (
-        ("down", message_state(message), [row.bytes_down for row in rows], needs.down),
-        ("up", sent, [row.bytes_up for row in rows], needs.up),
-    ):
-        wire = _payload(state)
-        if wire != sum(expected.values()):
-            return f"{name}: {wire} bytes on the wire, {expected} expected"
-        for one in recorded:
-            if sum(one.values()) != PER_ROUND * wire:
-                return f"{name}: {wire} bytes on the wire, {one} recorded for {PER_ROUND} clients"
+    expected, rows = estimate(prepared), federation.reference.rows[1:]
+    down = [row.bytes_down for row in rows]
+    up = [row.bytes_up for row in rows]
+    return _compare_bytes("down", message_state(message), expected.down, down) or _compare_bytes(
+        "up", {**answers, **uploaded_state(prepared.plan, reply)}, expected.up, up
+    )
+
+
+def _compare_bytes(
+    direction: str,
+    state: State,
+    expected: Mapping[str, int],
+    recorded: Sequence[Mapping[str, int]],
+) -> str:
+    count = _payload_bytes(state)
+    wire = f"{direction}: {count} bytes on the wire"
+    if count != sum(expected.values()):
+        return f"{wire}, {expected} expected"
+    for of_round in recorded:
+        if sum(of_round.values()) != PER_ROUND * count:
+            return f"{wire}, {of_round} recorded for {PER_ROUND} clients"
     return ""
 
 
-def _payload(state: State) -> int:
+def _payload_bytes(state: State) -> int:
     """Return the bytes of a serialised state, without its header."""
     blob = safetensors.torch.save({path: t.contiguous().clone() for path, t in walk(state)})
     header = int.from_bytes(blob[:8], "little")
@@ -267,55 +285,57 @@ def _payload(state: State) -> int:
     return max(ends, default=0)
 
 
-def _vectorises(stand: Stand) -> str:
-    """Train clients side by side by recorded steps, for a round; then a run of one at a time."""
+def _check_vectorized(federation: SmallFederation) -> str:
+    """Train a client group by compiled steps for a round, then run groups of one client."""
     from fedkeel.engine.vectorized.engine import VectorizedTrainer  # a slow import
 
-    server, setup = stand.prepared.server, stand.prepared.setup
-    message = stand.message(server)
-    jobs = [ClientJob(row, k, 0) for row, k in enumerate((1, 3, 5))]
-    chunks = VectorizedTrainer(setup, len(jobs))
-    for _ in range(2):  # the second time by the recordings of the first
-        for done in chunks(message, jobs, lambda _: None):
-            found = _apart(stand, server, done)
-            if found:
-                return f"{len(jobs)} side by side: {found}"
-    if chunks.reasons:
-        return chunks.reasons[0]
-    result = start(stand.prepare(kind="vectorized", workers=1, parallel_clients=1))
+    server, setup = federation.prepared.server, federation.prepared.setup
+    message = federation.message(server)
+    jobs = [ClientJob(row, client, 0) for row, client in enumerate((1, 3, 5))]
+    trainer = VectorizedTrainer(setup, len(jobs))
+    for _ in range(2):  # the second pass uses the traces of the first
+        for trained in trainer(message, jobs, lambda _: None):
+            if difference := _group_difference(federation, server, trained):
+                return f"{len(jobs)} side by side: {difference}"
+    if trainer.reasons:
+        return trainer.reasons[0]
+    result = start(federation.prepare(kind="vectorized", workers=1, parallel_clients=1))
     if reasons := result.record.engine.reasons:
         return str(reasons[0])
-    return _differ(stand.reference.params, result.params, GROWN)
+    return _difference(federation.reference.params, result.params, RUN_TOLERANCE)
 
 
-def _apart(stand: Stand, server: Server, done: TrainedClients) -> str:
-    """Return how far clients are from what they reply when each trains by itself."""
-    for lane, job in enumerate(done.jobs):
-        expected = dict(walk(reply_state(stand.reply(server, job.client)[0])))
-        replies: State = {**done.state, "client_state": dict(done.client_state.state)}
-        found = {path: t[lane] for path, t in walk(replies)}
-        if found.keys() != expected.keys():
-            return f"client {job.client} replies {sorted(found.keys() ^ expected.keys())[:2]}"
-        for path, one in expected.items():
-            if one.dtype != found[path].dtype or one.shape != found[path].shape:
-                return f"client {job.client}: {path} has another form"
-            worst = float((one.double() - found[path].double()).abs().max()) if one.numel() else 0.0
-            if not worst <= BESIDE:
-                return f"client {job.client}: {path} differs by {worst:.1e}"
+def _group_difference(federation: SmallFederation, server: Server, trained: TrainedClients) -> str:
+    """Return how far clients of a group are from their replies when each trains alone."""
+    for index, job in enumerate(trained.jobs):
+        client = f"client {job.client}"
+        alone = dict(walk(reply_state(federation.reply(server, job.client))))
+        replies: State = {**trained.state, "client_state": dict(trained.client_state.state)}
+        in_group = {path: tensor[index] for path, tensor in walk(replies)}
+        if in_group.keys() != alone.keys():
+            return f"{client} replies {sorted(in_group.keys() ^ alone.keys())[:2]}"
+        for path, tensor in alone.items():
+            other = in_group[path]
+            if tensor.dtype != other.dtype or tensor.shape != other.shape:
+                return f"{client}: {path} has another form"
+            distances = (tensor.double() - other.double()).abs()
+            largest = float(distances.max()) if distances.numel() else 0.0
+            if not largest <= GROUP_TOLERANCE:
+                return f"{client}: {path} differs by {largest:.1e}"
     return ""
 
 
-def _learns(stand: Stand) -> str:
-    """The loss of softmax regression, a convex problem, has to fall."""
-    result: Result = start(stand.prepare(Linear, rounds=12, lr=0.02))
+def _check_learning(federation: SmallFederation) -> str:
+    """Check that the loss of softmax regression, a convex problem, falls."""
+    result: Result = start(federation.prepare(Linear, rounds=12, lr=0.02))
     scores = [row.test for row in result.rows if row.test is not None]
     if not scores[-1].loss < scores[0].loss - 0.05:
         return f"test loss went from {scores[0].loss:.3f} to {scores[-1].loss:.3f}"
     return ""
 
 
-def _documented(stand: Stand) -> str:
-    for part in stand.plan.parts:
+def _check_docstrings(federation: SmallFederation) -> str:
+    for part in federation.plan.parts:
         try:
             read(type(part))
         except CompositionError as error:
@@ -323,18 +343,18 @@ def _documented(stand: Stand) -> str:
     return ""
 
 
-CHECKS: dict[str, Callable[[Stand], str]] = {
-    "a seed repeats bit for bit": _repeats,
-    "engines agree bit for bit": _engines,
-    "clients run side by side as one by one": _vectorises,
-    "the order of replies does not matter": _order,
-    "padded steps change nothing": _padding,
-    "clients without weight change nothing": _weightless,
-    "nothing is changed in place": _pure,
-    "state keeps its form": _shapes,
-    "a killed run goes on as if it had not been": _resumes,
-    "recorded bytes are the bytes on the wire": _wire,
-    "loss falls on a convex problem": _learns,
-    "its docstring says what it is": _documented,
+CHECKS: dict[str, Callable[[SmallFederation], str]] = {
+    "a seed repeats bit for bit": _check_repetition,
+    "engines agree bit for bit": _check_workers,
+    "clients run side by side as one by one": _check_vectorized,
+    "the order of replies does not matter": _check_reply_order,
+    "padded steps change nothing": _check_padding,
+    "clients without weight change nothing": _check_zero_weight,
+    "nothing is changed in place": _check_purity,
+    "state keeps its form": _check_shapes,
+    "a killed run goes on as if it had not been": _check_resuming,
+    "recorded bytes are the bytes on the wire": _check_bytes,
+    "loss falls on a convex problem": _check_learning,
+    "its docstring says what it is": _check_docstrings,
 }
-"""Every check by what has to hold. A check returns what does not hold, or ""."""
+"""Every check by what must hold. A check returns what does not hold, or ""."""

@@ -1,4 +1,4 @@
-"""A small federation on which a method is tried: unequal clients, few classes each, float64."""
+"""A small federation for checks of methods: unequal clients, few classes each, float64."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def _data(clients: int = CLIENTS) -> tuple[Federation, tuple[np.ndarray, np.ndar
     return federation(dataset(x, y, classes=3), lists), (held, test)
 
 
-class Stand:
+class SmallFederation:
     """A small federation, and a reference run of the method on it.
 
     Args:
         expression: the method.
-        weights: how clients count, None for what the parts state.
+        weights: how clients count; None for the weights that the parts state.
     """
 
     def __init__(self, expression: str, weights: Weights | None) -> None:
@@ -103,7 +103,7 @@ class Stand:
 
     @cached_property
     def reference(self) -> Result:
-        """A run of the method, in one process and from the start."""
+        """A run of the method by the sequential engine."""
         return start(self.prepared)
 
     def prepare(
@@ -115,7 +115,7 @@ class Stand:
         **engine: object,
     ) -> Prepared:
         """Return a run of the method on this federation."""
-        clients_data, test = _data(clients)
+        training_data, test = _data(clients)
         values = {"kind": "sequential", "dtype": "float64", "checkpoint_seconds": 0.0, **engine}
         settings = config.Run(
             method=self.expression,
@@ -125,29 +125,35 @@ class Stand:
             cohort=config.Cohort(clients=PER_ROUND),
             engine=config.build(config.Engine, values, "conformance"),
         )
-        held = dataset(*test, classes=3)
-        return prepare(settings, Ingredients(Task(model), lambda _: clients_data, held, "toy"))
+        test_data = dataset(*test, classes=3)
+        return prepare(
+            settings, Ingredients(Task(model), lambda _: training_data, test_data, "toy")
+        )
 
     @property
     def plan(self) -> Plan:
-        """The method."""
+        """The composed method."""
         return self.prepared.plan
 
     @property
     def training(self) -> LocalTraining:
-        """Method, model and local training."""
+        """Method, model and settings of local training."""
         return self.prepared.setup.training
 
-    def planned(self, k: int, round: int) -> list[np.ndarray]:
+    def batch_positions(self, k: int, round: int) -> list[np.ndarray]:
         """Return the positions of each mini-batch of a client's round."""
         n = len(self.prepared.setup.federation.client(k))
         return batches.plan(self.training.local, n, 0, round, k)
+
+    def processed(self, k: int, round: int) -> int:
+        """Return the number of examples that a client processes in a round."""
+        return sum(len(positions) for positions in self.batch_positions(k, round))
 
     def per_pass(self, k: int) -> int:
         """Return the number of mini-batches in one pass over a client's examples, or in a round."""
         n = len(self.prepared.setup.federation.client(k))
         passes = batches.batches_per_pass(self.training.local, n)
-        return max(1, min(len(self.planned(k, 0)), passes))
+        return max(1, min(len(self.batch_positions(k, 0)), passes))
 
     def batch(self, k: int, positions: np.ndarray) -> Batch:
         """Return a client's examples at some positions."""
@@ -159,16 +165,16 @@ class Stand:
         """Return what a client knows about itself."""
         return client_inputs.client_info(self.prepared.setup, k)
 
-    def everything(self, k: int) -> Batch:
+    def all_examples(self, k: int) -> Batch:
         """Return all examples of a client."""
         return self.batch(k, np.arange(len(self.prepared.setup.federation.client(k))))
 
     def noise(self, message: Message, k: int) -> Callable[[], Tree | None]:
-        """Return what gives the random numbers of each step of a client."""
+        """Return a function that gives the random numbers of a client's next step."""
         return client_inputs.noise_source(self.prepared.setup, message, k)
 
     def message(self, server: Server) -> Message:
-        """Return what clients receive; to what is asked before training, all clients answer."""
+        """Return the message to the clients, after all of them have answered a survey."""
         message = server_message(self.plan, server, self.training.local.lr)
         if not self.plan.surveys:
             return message
@@ -179,11 +185,11 @@ class Stand:
     def survey(self, message: Message, k: int) -> ByPart:
         """Return a client's answers before training."""
         return client_survey(
-            self.training, message, None, self.client_info(k), partial(self.everything, k)
+            self.training, message, None, self.client_info(k), partial(self.all_examples, k)
         )
 
-    def remembered(self, clients: list[int]) -> TableRows:
-        """Return what a server might remember of clients: of each something else."""
+    def table_rows(self, clients: list[int]) -> TableRows:
+        """Return server-side rows of clients, as after some rounds: different for each client."""
         fresh = initial_table_row(self.plan, self.prepared.server.params)
         rows = []
         for k in clients:
@@ -198,57 +204,66 @@ class Stand:
         client_state: ByPart | None = None,
         padded: int = 0,
         before: Callable[[LocalState], None] = lambda _: None,
-    ) -> tuple[Reply, int, int]:
-        """One client's round, with `padded` steps added that must change nothing.
+    ) -> Reply:
+        """Return a client's reply after a round.
 
-        `before` is told what there is before each step, and before the end of the round.
+        Args:
+            server: the server's state.
+            k: the client.
+            client_state: what it kept after its last round; None before its first.
+            padded: number of inactive steps at the end, which must change nothing.
+            before: called with the local state before each step and before the end of the round.
         """
         message = self.message(server)
-        normal = self.noise(message, k)
-        planned = self.planned(k, server.round)
+        next_noise = self.noise(message, k)
+        plan = self.batch_positions(k, server.round)
         with torch.no_grad():
             client, progress = client_start(
                 self.training,
                 message,
                 client_state,
                 self.client_info(k),
-                partial(self.everything, k),
+                partial(self.all_examples, k),
             )
-            for at, positions in enumerate(planned):
+            for number, positions in enumerate(plan):
                 rows = torch.from_numpy(positions)
-                first = torch.from_numpy(planned[at % self.per_pass(k)])
+                first = torch.from_numpy(plan[number % self.per_pass(k)])
                 before(progress)
                 step = partial(client_step, client)
-                progress = step(progress, self.batch(k, positions), rows, first, noise=normal())
-            no = torch.tensor(False)
+                progress = step(progress, self.batch(k, positions), rows, first, noise=next_noise())
+            inactive = torch.tensor(False)
             for _ in range(padded):
                 progress = step(
-                    progress, self.batch(k, positions), rows, first, active=no, noise=normal()
+                    progress,
+                    self.batch(k, positions),
+                    rows,
+                    first,
+                    active=inactive,
+                    noise=next_noise(),
                 )
             before(progress)
-            finished = client_finish(client, progress, len(planned))
-        return finished, len(planned), sum(len(p) for p in planned)
+            return client_finish(client, progress, len(plan))
 
     def replies(self, server: Server, clients: list[int], padded: int = 0) -> Replies:
-        """Return the replies of some clients, on a leading axis, in the order given."""
-        found = [self.reply(server, k, padded=padded) for k in clients]
+        """Return the replies of some clients on a leading axis, in the given order."""
+        replies = [self.reply(server, k, padded=padded) for k in clients]
         sizes = self.prepared.setup.federation.sizes
 
         def rows(pick: Callable[[Reply], State]) -> State:
-            return stack([pick(reply) for reply, _, _ in found])
+            return stack([pick(reply) for reply in replies])
 
         return Replies(
             clients=np.array(clients),
             examples=sizes[clients],
-            processed=np.array([seen for _, _, seen in found]),
-            finite=np.array([bool(reply.finite) for reply, _, _ in found]),
+            processed=np.array([self.processed(k, server.round) for k in clients]),
+            finite=np.array([bool(reply.finite) for reply in replies]),
             update=tensors(rows(lambda reply: dict(reply.update))),
             buffers=tensors(rows(lambda reply: dict(reply.buffers))),
             uploads=substates(rows(lambda reply: dict(reply.uploads))),
         )
 
     def aggregate(self, server: Server, replies: Replies) -> Server:
-        """Return the server after a round, and leave the one given as it is."""
+        """Return the server after a round; the given one stays as it is."""
         done = server_round(
             self.plan,
             copy_memory(server),
@@ -256,13 +271,13 @@ class Stand:
             replies,
             self.prepared.population,
             0,
-            self.remembered([int(k) for k in replies.clients]),
+            self.table_rows([int(k) for k in replies.clients]),
         )
         return done.server
 
 
 def _near(source: torch.Generator, tensor: Tensor) -> Tensor:
-    """Return a tensor of the same form with other, small numbers in it."""
+    """Return a tensor of the same shape and type with slightly different numbers."""
     if not tensor.is_floating_point():
         return tensor
     return tensor + 0.01 * torch.randn(tensor.shape, generator=source, dtype=tensor.dtype)

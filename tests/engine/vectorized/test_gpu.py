@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.vectorized.test_engine import ALIKE, Dropped, net, ready
-from fedkeel.conformance.small_federation import Stand
+from fedkeel.conformance.small_federation import SmallFederation
 from fedkeel.runner.start import start
 from fedkeel.tree import Tree
 from method.players import ENTRIES
@@ -27,10 +27,10 @@ def close(one: Tree, other: Tree, tolerance: float) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_method_on_a_gpu_is_the_sequential_one(entry: str) -> None:
-    stand = Stand(entry, None)
-    found = start(stand.prepare(**GPU, parallel_clients=2))
+    federation = SmallFederation(entry, None)
+    found = start(federation.prepare(**GPU, parallel_clients=2))
     assert not found.record.engine.reasons, found.record.engine.reasons
-    close(stand.reference.params, found.params, 1e-8)
+    close(federation.reference.params, found.params, 1e-8)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5])
