@@ -1,10 +1,10 @@
-"""Every method passes the suite that every method has to pass."""
+"""Every method of the registry passes the checks that every method must pass."""
 
 from __future__ import annotations
 
 import pytest
 
-from fedkeel.conformance import CHECKS, check_method
+from fedkeel.conformance import CHECKS, Check, check_method, run_checks
 from fedkeel.method.registry import ALIASES, REGISTRY
 
 GC = ("gcfed", "gcfed.global")
@@ -57,16 +57,42 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("expression", [*REGISTRY, *COMPOSITIONS, *OPTIONS])
-def test_method(expression: str) -> None:
-    checks = check_method(expression)
-    assert [check.name for check in checks] == list(CHECKS)
-    assert not any(check.failure for check in checks)
+FAST = ["fedavg", "scaffold", "fedmlb", "gradma.w+gradma.s", "fedcurv+mime", "fedprox+topk"]
+"""Methods that get all checks in the fast selection: server and client state, a table of clients,
+a survey, extra passes through the network, a codec."""
+
+SLOW_CHECKS = {
+    "a seed repeats bit for bit",
+    "clients run side by side as one by one",
+    "loss falls on a convex problem",
+}
+"""Checks that take two thirds of the time. In the fast selection, `tests/papers` compares every
+method with NumPy, and `tests/engine` compares the vectorized engine with the sequential one."""
+
+ALL = dict.fromkeys([*REGISTRY, *COMPOSITIONS, *OPTIONS])
+QUICK_CHECKS = [name for name in CHECKS if name not in SLOW_CHECKS]
 
 
-def test_a_choice_of_weights_is_checked_too() -> None:
+@pytest.mark.parametrize("expression", FAST)
+def test_a_telling_method_passes_all_checks(expression: str) -> None:
+    assert check_method(expression) == [Check(name) for name in CHECKS]
+
+
+@pytest.mark.parametrize("expression", [name for name in REGISTRY if name not in FAST])
+def test_every_method_of_the_registry_passes_the_quick_checks(expression: str) -> None:
+    assert run_checks(expression, names=QUICK_CHECKS) == [Check(name) for name in QUICK_CHECKS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", [name for name in ALL if name not in FAST])
+def test_every_method_passes_all_checks(expression: str) -> None:
+    assert check_method(expression) == [Check(name) for name in CHECKS]
+
+
+@pytest.mark.slow
+def test_other_weights_are_checked_too() -> None:
     assert len(check_method("fedgh", weights="processed")) == len(CHECKS)
 
 
-def test_every_alias_stands_for_an_entry() -> None:
+def test_every_alias_names_a_method_of_the_registry() -> None:
     assert set(ALIASES.values()) <= set(REGISTRY)

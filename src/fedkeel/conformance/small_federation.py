@@ -230,17 +230,12 @@ class SmallFederation:
                 first = torch.from_numpy(plan[number % self.per_pass(k)])
                 before(progress)
                 step = partial(client_step, client)
-                progress = step(progress, self.batch(k, positions), rows, first, noise=next_noise())
+                batch, noise = self.batch(k, positions), next_noise()
+                progress = step(progress, batch, rows, first, noise=noise)
             inactive = torch.tensor(False)
             for _ in range(padded):
-                progress = step(
-                    progress,
-                    self.batch(k, positions),
-                    rows,
-                    first,
-                    active=inactive,
-                    noise=next_noise(),
-                )
+                batch, noise = self.batch(k, positions), next_noise()
+                progress = step(progress, batch, rows, first, active=inactive, noise=noise)
             before(progress)
             return client_finish(client, progress, len(plan))
 
