@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,22 +47,19 @@ def reproduce(
 
 
 def _list(
-    out: Path, quick: bool, jobs: int, budget: float | None, as_json: bool, quiet: bool
+    out: Path, quick: bool, jobs: int, seconds: float | None, as_json: bool, quiet: bool
 ) -> None:
-    """Print all tables with data, time and state; `budget` is seconds, None without a limit."""
+    """Print all tables with data, time and state; `seconds` limits the measuring of times."""
     from fedkeel.reproduce.listing import list_lines, list_tables
     from fedkeel.reproduce.plan import TableRequest
 
-    console, deadline = stderr(), time.monotonic() + (budget or 0.0)
-
-    def may_continue() -> bool:
-        return budget is None or time.monotonic() < deadline
+    console = stderr()
 
     def show(text: str) -> None:
         if not quiet:
             say(console, text)
 
-    tables = list_tables(TableRequest(out, quick), jobs, may_continue, show)
+    tables = list_tables(TableRequest(out, quick), jobs, seconds, show)
     if as_json:
         document([asdict(table) for table in tables])
     else:

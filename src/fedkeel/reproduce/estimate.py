@@ -13,7 +13,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -283,11 +283,12 @@ def experiments_to_measure(
 
 
 def measure_speeds(
-    experiments: Sequence[config.Experiment], speeds: SpeedStore, may_continue: Callable[[], bool]
+    experiments: Sequence[config.Experiment], speeds: SpeedStore, seconds: float | None
 ) -> None:
-    """Measure speeds while `may_continue` returns true."""
+    """Measure speeds, and begin no further one after so many seconds; None measures all."""
+    begin = time.monotonic()
     for experiment in experiments:
-        if not may_continue():
+        if seconds is not None and time.monotonic() - begin > seconds:
             return
         speeds.measure(experiment)
 

@@ -78,7 +78,7 @@ class ListedTable:
 def list_tables(
     request: TableRequest,
     jobs: int,
-    may_continue: Callable[[], bool],
+    measuring_seconds: float | None,
     show: Callable[[str], None],
 ) -> list[ListedTable]:
     """Return all tables.
@@ -86,7 +86,7 @@ def list_tables(
     Args:
         request: where the runs are, and which version is wanted.
         jobs: runs at a time that times are for.
-        may_continue: whether there is time to measure another speed.
+        measuring_seconds: seconds to measure missing speeds in; None measures all.
         show: shows a line about what is going on.
     """
     request = replace(request, columns=())
@@ -98,7 +98,7 @@ def list_tables(
     if missing := experiments_to_measure(tables, speeds):
         show(f"{len(missing)} speeds of methods on models are not measured yet; Ctrl-C stops that")
     with suppress(KeyboardInterrupt):
-        measure_speeds(missing, speeds, may_continue)
+        measure_speeds(missing, speeds, measuring_seconds)
     return [_listed(table, runs, request, jobs, speeds) for table, runs in tables]
 
 
