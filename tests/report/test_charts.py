@@ -107,6 +107,13 @@ def test_losses_that_are_not_finite_leave_a_gap(make, tmp_path):
     assert curve_charts(load_runs(gone), "loss") == {}
 
 
+def test_an_accuracy_that_is_not_finite_leaves_a_gap(make, tmp_path):
+    rows = make.rows(rounds=4)
+    rows[2] = replace(rows[2], test=make.scores(math.nan))
+    (entry,) = load_runs([make.save(tmp_path, make.record(), rows)])
+    assert [point.round for point in points(entry)] == [0, 1, 3, 4]
+
+
 def test_the_mean_is_not_drawn_where_one_seed_is_not_finite(make, tmp_path):
     folders = [
         make.save(tmp_path, make.record(seed=s), make.rows(s, rounds=6, nan_from=4 + s))

@@ -1,1 +1,1 @@
-"""Tables, figures and the page: made from records alone, without torch and without an engine."""
+"""Tables, charts and pages made from records only, without torch and without an engine."""

@@ -72,6 +72,7 @@ class Curve:
 
 def learning_curve(method: MethodResults, metric: Metric) -> Curve:
     """Return a method's test scores over rounds, accuracy in percent."""
+    scale = 100.0 if metric == "top1" else 1.0
     scores: dict[int, dict[int, float | None]] = {}  # round -> place of the run -> score
     megabytes: dict[int, list[float]] = {}
     for place, run in enumerate(method.runs):
@@ -79,8 +80,9 @@ def learning_curve(method: MethodResults, metric: Metric) -> Curve:
         for row in run.rows:
             total += bytes_sent(row)
             if row.test is not None:
-                score = 100 * row.test.top1 if metric == "top1" else row.test.loss
-                scores.setdefault(row.round, {})[place] = finite_or_none(score)
+                score = finite_or_none(row.test.top1 if metric == "top1" else row.test.loss)
+                scaled = None if score is None else scale * score
+                scores.setdefault(row.round, {})[place] = scaled
                 megabytes.setdefault(row.round, []).append(total / 1e6)
     points = []
     for number in sorted(scores):
