@@ -272,5 +272,7 @@ def test_old_names_are_accepted_with_a_warning() -> None:
         assert Engine(chunk=8).parallel_clients == 8
     with pytest.warns(RenamedSetting, match="'vectorised' .* 'kind' is now called 'vectorized'"):
         assert Engine(kind="vectorised").kind == "vectorized"
+    with pytest.warns(RenamedSetting, match="'screen' is now called 'outlier_factor'"):
+        assert config.Flower(screen=50.0).outlier_factor == 50.0
     with pytest.raises(ConfigError, match="'chunk' is the old name of 'parallel_clients'"):
         Engine(chunk=8, parallel_clients=8)

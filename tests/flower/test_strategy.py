@@ -200,6 +200,19 @@ def test_who_is_left_out_is_named_and_its_metrics_with_it(caplog: pytest.LogCapt
     assert f"round 1: node {LAST} is left out: sent NaN or infinity" in caplog.text
 
 
+def test_the_outlier_factor_decides_what_is_left_out() -> None:
+    told = moves()
+    told[LAST] = {name: 50.0 * update for name, update in told[LAST].items()}
+    grid, arrays = Plain(told), ArrayRecord(dict(toy_network().params))
+    strategy = Method("fedavg", clients=3, outlier_factor=10.0)
+    with pytest.warns(FutureWarning, match="'screen' is now called 'outlier_factor'"):
+        old_name = Method("fedavg", clients=3, screen=10.0)
+    for method in (strategy, old_name):
+        sent = list(method.configure_train(1, arrays, ConfigRecord(), grid))
+        method.aggregate_train(1, [reply for message in sent for reply in grid._reply(message)])
+        assert "times as large as the median" in method.faults[1][LAST]
+
+
 def test_a_node_that_comes_back_takes_the_place_of_one_that_is_gone() -> None:
     told = moves()
     strategy, grid = Method("fedavg", clients=3), Plain(told)
