@@ -106,6 +106,6 @@ def single(M: Array, p: Array) -> tuple[Array, Array, Array, Array, float]:
     rows = {"w": torch.from_numpy(M).float()}
     point = {"w": torch.from_numpy(p).float()}
     one = span.Span(rows)
-    gram, inner = one.gram(["w"]), one.against(point, ["w"])
+    gram, inner = one.gram(["w"]), one.inner_products(point, ["w"])
     found = rows["w"].double().numpy(), point["w"].double().numpy()
-    return *found, gram, inner, span.noise(rows, ["w"])
+    return *found, gram, inner, span.relative_rounding(rows, ["w"])

@@ -75,15 +75,15 @@ def test_float32_products_are_good_to_the_noise_that_is_told(size: int, offset: 
     exact = (vectors.double() @ vectors.double().T).numpy()
     length = np.sqrt(np.diagonal(exact))
     error = np.abs(span.inner(tree, tree, ["w"]) - exact) / np.outer(length, length)
-    assert error.max() <= 2 * span.noise(tree, ["w"])
+    assert error.max() <= 2 * span.relative_rounding(tree, ["w"])
     assert error.max() < 1e-7 or size == 60_000
 
 
 def test_noise_is_that_of_the_worst_tensor() -> None:
     wide = {"a": torch.zeros(2, span.EXACT), "b": torch.zeros(2, span.EXACT + 1)}
-    assert span.noise(wide, ["a"]) == 1e-13
-    assert span.noise(wide, ["b"]) == span.noise(wide, ["a", "b"]) == 1e-7
-    assert span.noise({"b": wide["b"].double()}, ["b"]) == 1e-13
+    assert span.relative_rounding(wide, ["a"]) == 1e-13
+    assert span.relative_rounding(wide, ["b"]) == span.relative_rounding(wide, ["a", "b"]) == 1e-7
+    assert span.relative_rounding({"b": wide["b"].double()}, ["b"]) == 1e-13
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -113,14 +113,16 @@ def test_combine_does_not_read_rows_that_do_not_count() -> None:
 def test_a_span_is_its_vectors(shared: bool) -> None:
     tree, mix = rows(), mixes(shared=shared)
     vectors = by_hand(tree, mix)
-    one = Span(tree).mixed(mix)
+    one = Span(tree).combined(mix)
     assert len(one) == K
     for names in (NAMES, ["w", "s"], ["b"]):
         made = flat(vectors, names)
         np.testing.assert_allclose(one.gram(names), made @ made.T, rtol=0, atol=1e-11)
         point = {k: v[0] for k, v in rows(seed=9).items()}
         line = flat({k: v[None] for k, v in point.items()}, names)[0]
-        np.testing.assert_allclose(one.against(point, names), made @ line, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            one.inner_products(point, names), made @ line, rtol=0, atol=1e-12
+        )
     for name, found in one.materialise().items():
         torch.testing.assert_close(found, vectors[name], rtol=0, atol=1e-12)
 
@@ -134,7 +136,7 @@ def test_a_span_that_nothing_mixed_is_the_rows_themselves() -> None:
 
 def test_mixing_twice_is_mixing_with_the_product() -> None:
     tree, first, second = rows(), mixes(1), mixes(2)
-    twice = Span(tree).mixed(first).mixed(second).materialise()
+    twice = Span(tree).combined(first).combined(second).materialise()
     for name, found in by_hand(by_hand(tree, first), second).items():
         torch.testing.assert_close(twice[name], found, rtol=0, atol=1e-11)
 
@@ -142,7 +144,7 @@ def test_mixing_twice_is_mixing_with_the_product() -> None:
 @pytest.mark.parametrize("mixed", [False, True])
 def test_sums_by_one_weighting_or_one_for_each_tensor(mixed: bool) -> None:
     tree, rng = rows(), np.random.default_rng(3)
-    one = Span(tree).mixed(mixes()) if mixed else Span(tree)
+    one = Span(tree).combined(mixes()) if mixed else Span(tree)
     vectors = by_hand(tree, mixes()) if mixed else tree
     same = rng.normal(size=K)
     each = {k: rng.normal(size=K) for k in NAMES}
@@ -160,7 +162,7 @@ def test_half_a_million_float32_parameters() -> None:
     wide = {"w": tree["w"].double()}
     mix = {"w": np.eye(6) - 0.5 * np.eye(6, k=1)}
     weights = np.full(6, 1 / 6)
-    ours, exact = Span(tree).mixed(mix), Span(wide).mixed(mix)
+    ours, exact = Span(tree).combined(mix), Span(wide).combined(mix)
     mean, true = ours.sum(weights)["w"].double(), exact.sum(weights)["w"]
     assert float((mean - true).norm() / true.norm()) < 1e-7
     length = np.sqrt(np.diagonal(exact.gram(["w"])))
@@ -175,7 +177,7 @@ def test_what_cancels_has_no_direction() -> None:
         tree = {k: torch.cat([v, -0.7 * v[:1]]) for k, v in tree.items()}
         mix = np.eye(K + 1)
         mix[0, K] = 1 / 0.7
-        gram = Span(tree).mixed(dict.fromkeys(NAMES, mix)).gram(NAMES)
+        gram = Span(tree).combined(dict.fromkeys(NAMES, mix)).gram(NAMES)
         assert not gram[0].any()
         assert not gram[:, 0].any()
         expected = flat(tree)[1:]

@@ -54,14 +54,14 @@ def harmonise(
     random order, where the running g_i conflicts with g_j:
 
     - ``originals``: g_i loses its component along the received g_j (the denominator is
-      :math:`\lVert g_j\rVert^2`, as FedGH's letter has it; also PCGrad's rule).
-    - ``inplace``: the same against the running g_j, so that earlier changes are seen.
-    - ``printed``: as in place, divided by :math:`\lVert g_i\rVert^2`, as FedGH's slides print it;
+      :math:`\lVert g_j\rVert^2`, as in FedGH's letter; also PCGrad's rule).
+    - ``inplace``: the same with the running g_j, so earlier changes count.
+    - ``printed``: as ``inplace``, divided by :math:`\lVert g_i\rVert^2`, as FedGH's slides print it;
       this is not a projection unless the norms are equal.
     - ``mutual``: both members of each unordered pair lose their component along the other's running
       value, at once.
 
-    What loses all but rounding, as one of two opposite vectors does, becomes 0.
+    A vector that is zero but for rounding afterwards, such as one of two opposite ones, becomes 0.
 
     Args:
         gram: [K, K] inner products of the vectors, float64.
@@ -83,7 +83,7 @@ def harmonise(
 
 
 def _against_originals(gram: Floats, rng: np.random.Generator) -> Floats:
-    """All i at once: they never read each other's running value."""
+    """Return the coefficients for all i at once: they do not depend on each other's changes."""
     k = len(gram)
     order = np.stack([rng.permutation(np.delete(np.arange(k), i)) for i in range(k)])
     norm2 = np.diagonal(gram)
@@ -120,12 +120,12 @@ def _mutual(gram: Floats, rng: np.random.Generator, noise: float) -> Floats:
 def _without(gi: Floats, gj: Floats, base: Floats, gram: Floats, noise: float) -> Floats:
     """Return g_i - <g_i, g_j> / |base|^2 g_j where the two conflict, as coefficients [K].
 
-    Where that leaves nothing but rounding it is 0, which conflicts with nobody: dividing by its
-    length would make any number of it. Rounding grows with what a sum is made of, not with the sum.
+    A rest that is only rounding becomes 0: later divisions by its length would give arbitrary
+    numbers. The sizes of the terms of the sum tell how large rounding is.
     """
     conflict = gi @ gram @ gj
     if conflict >= 0.0:
         return gi
-    left = gi - conflict / (base @ gram @ base) * gj
-    size = np.abs(left) @ np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
-    return left if left @ gram @ left > noise * size**2 else np.zeros_like(left)
+    rest = gi - conflict / (base @ gram @ base) * gj
+    size = np.abs(rest) @ np.sqrt(np.clip(np.diagonal(gram), 0.0, None))
+    return rest if rest @ gram @ rest > noise * size**2 else np.zeros_like(rest)

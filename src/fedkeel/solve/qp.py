@@ -5,15 +5,15 @@ Nearest point to p that has at least a given inner product with each row of M,
 .. math:: \min_u \tfrac12\lVert u-p\rVert^2 \quad\text{s.t.}\quad Mu \ge b,
 
 has the solution :math:`u = p + M^\top\lambda` with :math:`\lambda\ge0`, and needs of p and M only
-the Gram matrix :math:`G = MM^\top` and the inner products :math:`c = Mp`. All of this module works
-in that small space, in float64. Three forms of the same problem:
+the Gram matrix :math:`G = MM^\top` and the inner products :math:`c = Mp`. This module works in that
+small space, in float64. Three functions solve the same problem:
 
 - `halfspace`: one constraint, in closed form.
-- `enumerate_cone`: up to four constraints, by trying every set of active ones: no
-  branch on data, so that it can stand inside a client's vectorized step.
-- `project`: any number of constraints, by block pivoting, and where that does not end well by
-  non-negative least squares; accepts singular G, says whether the constraints can be met at all.
-  For b = 0 they always can, by u = 0 if nothing else.
+- `enumerate_cone`: up to four constraints, by trying every set of active ones. It does not branch
+  on data, so it can be part of a client's vectorized step.
+- `project`: any number of constraints, by block pivoting and, where that fails, by
+  non-negative least squares. G may be singular, and the answer says whether the constraints can be
+  met at all. For b = 0 they always can, at least by u = 0.
 
 Source: the duals in FedGC Eq. (7) and (10), GradMA Eq. (4); block pivoting in Portugal, Judice and
 Vicente, Mathematics of Computation 63 (1994); the reduction of least distance to non-negative least
@@ -69,16 +69,16 @@ def halfspace(inner: Tensor, norm2: Tensor, bound: float) -> Tensor:
 def enumerate_cone(gram: Tensor, inner: Tensor, solvable: bool = False) -> Tensor:
     r"""Return the multipliers of :math:`Mu \ge b` for a few constraints, trying all active sets.
 
-    Every subset of rows is taken as active in turn, its equations solved, and the subset kept whose
-    answer violates the optimality conditions least. Zero and duplicate rows do no harm: a subset
-    that holds them is singular or useless, and another one gives the same point.
+    For every subset of rows, taken as active, the equations are solved; the answer is that of the
+    subset which violates the optimality conditions least. Zero and duplicate rows are allowed: a
+    subset with them is singular or useless, and another one gives the same point.
 
     Args:
         gram: [n, n] inner products of the rows of M, n <= 4.
         inner: [n] inner products of the rows with p, less b.
-        solvable: whether there is an answer for sure, as there is for b = 0. Products of float32
-            rows that are nearly opposite may leave no subset that meets the conditions as closely
-            as is asked otherwise; the one that comes closest is the answer then.
+        solvable: whether it is known that a solution exists, as for b = 0. Where float32 rows are
+            nearly opposite, rounding may leave no subset that meets the conditions closely enough;
+            the closest one is then the answer.
 
     Returns:
         [n] multipliers, in float64; zeros where no subset meets the conditions.
@@ -121,8 +121,8 @@ def project(
             as zero: rounding of the products it was made of.
 
     Returns:
-        The multipliers, or `feasible` = False where no u meets all constraints, within `noise`, or
-        products are not finite, as of updates on their way to diverge.
+        The multipliers, or `feasible` = False where no u meets all constraints within `noise`, or
+        where the products are not finite, as when training diverges.
     """
     m = len(inner)
     if not (np.isfinite(gram).all() and np.isfinite(inner).all()):
@@ -132,23 +132,23 @@ def project(
     empty = length <= 0.0
     if np.any(lower[empty] > 0.0):
         return Solution(np.zeros(m), feasible=False)
-    need = lower - inner  # what M(u - p) must reach
-    if not np.any(need[~empty] > 0.0):
+    required = lower - inner  # lower bound of M(u - p)
+    if not np.any(required[~empty] > 0.0):
         return Solution(np.zeros(m), feasible=True)
     rows = np.flatnonzero(~empty)
     unit = 1.0 / length[rows]
     g = gram[np.ix_(rows, rows)] * unit[:, None] * unit[None, :]
-    h = need[rows] * unit
+    h = required[rows] * unit
     g = 0.5 * (g + g.T)
-    answer = _pivoted(g, h, noise)
-    if answer is None:
+    scaled = _block_pivoting(g, h, noise)
+    if scaled is None:
         solve = _least_distance if np.any(lower) else _nearest_in_cone
-        answer = solve(g, h, noise)
-    out = np.zeros(m)
-    if answer is None:
-        return Solution(out, feasible=False)
-    out[rows] = answer * unit
-    return Solution(out, feasible=True)
+        scaled = solve(g, h, noise)
+    multipliers = np.zeros(m)
+    if scaled is None:
+        return Solution(multipliers, feasible=False)
+    multipliers[rows] = scaled * unit
+    return Solution(multipliers, feasible=True)
 
 
 def singular(gram: Floats, noise: float = 1e-13) -> bool:
@@ -168,59 +168,58 @@ def singular(gram: Floats, noise: float = 1e-13) -> bool:
     return bool(values[0] <= noise * len(gram) * values[-1])
 
 
-PIVOTS = 50
-"""Sets of active constraints that are tried at most; five or six are usual."""
+MAX_PIVOTS = 50
+"""Largest number of active sets that are tried; five or six are usual."""
 
-MEETS = 1e-10
-"""Violation of the optimality conditions, at most, of an answer by pivoting."""
+MAX_VIOLATION = 1e-10
+"""Largest violation of the optimality conditions by an answer of block pivoting."""
 
 
-def _pivoted(g: Floats, h: Floats, noise: float) -> Floats | None:
-    """Return lambda >= 0 of G lambda >= h with complementary slack; None where that ends not well.
+def _block_pivoting(g: Floats, h: Floats, noise: float) -> Floats | None:
+    """Return lambda >= 0 with G lambda >= h and complementary slack; None where pivoting fails.
 
-    The active constraints are guessed, their equations solved, and all that break a sign change
-    sides. While that does not make them fewer, three times are borne with; then the last of them
-    changes alone, which ends in any case where G is regular. An answer near which others would do
-    as well is not taken.
+    In each pivot the equations of the active constraints are solved, and every constraint with a
+    wrong sign changes sides. If that does not lower the number of wrong signs three times in a row,
+    only the last such constraint changes sides, which terminates for every regular G. An answer is
+    refused where nearby ones would be equally good.
     """
     size = float(np.abs(h).max())
     active = np.zeros(len(h), dtype=np.bool_)
     fewest, patience = len(h) + 1, 3
-    for _ in range(PIVOTS):
-        found = np.zeros(len(h))
+    for _ in range(MAX_PIVOTS):
+        answer = np.zeros(len(h))
         try:
-            found[active] = np.linalg.solve(g[np.ix_(active, active)], h[active])
+            answer[active] = np.linalg.solve(g[np.ix_(active, active)], h[active])
         except np.linalg.LinAlgError:
             return None
-        broken = np.where(active, found < 0.0, g @ found < h)
-        count = int(broken.sum())
+        wrong = np.where(active, answer < 0.0, g @ answer < h)
+        count = int(wrong.sum())
         if not count:
-            long = found @ h * np.sqrt(noise) > size**2
-            bad = long or _violation(g, h, found, size) > MEETS
-            return None if bad else found
+            is_too_long = answer @ h * np.sqrt(noise) > size**2
+            is_bad = is_too_long or _violation(g, h, answer, size) > MAX_VIOLATION
+            return None if is_bad else answer
         patience = 3 if count < fewest else patience - 1
         fewest = min(fewest, count)
         if patience < 0:
-            broken[: np.flatnonzero(broken)[-1]] = False
-        active ^= broken
+            wrong[: np.flatnonzero(wrong)[-1]] = False
+        active ^= wrong
     return None
 
 
 def _basis(g: Floats, noise: float) -> tuple[Floats, Floats]:
     """Return M [m, r] in an orthonormal basis of the span of its rows, and its pseudo-inverse."""
     values, vectors = np.linalg.eigh(g)
-    keep = values > noise * len(g) * values[-1]
-    root = np.sqrt(values[keep])
-    return vectors[:, keep] * root, (vectors[:, keep] / root).T
+    is_nonzero = values > noise * len(g) * values[-1]
+    root = np.sqrt(values[is_nonzero])
+    return vectors[:, is_nonzero] * root, (vectors[:, is_nonzero] / root).T
 
 
 def _nearest_in_cone(g: Floats, h: Floats, noise: float) -> Floats | None:
     """Return lambda >= 0 for b = 0, where h = -Mp lies in the span of M's columns.
 
-    So p is known within the span of the rows, and its polar part is a least squares problem with no
-    limit to take: rows that leave nothing but u = 0 do no harm. Where rows cancel each other, their
-    multipliers may grow without end on rounding alone; then the smallest of ridges holds them, and
-    the polish takes its bias away.
+    Then p is known within the span of the rows, and its polar part is a least squares problem, also
+    where u = 0 is the only solution. Where rows cancel each other, rounding alone may make their
+    multipliers grow without bound; a tiny ridge prevents that, and `_polish` removes its bias.
     """
     rows, inverse = _basis(g, noise)
     size = float(np.abs(h).max())
@@ -245,14 +244,14 @@ def _least_distance(g: Floats, h: Floats, noise: float) -> Floats | None:
     raw = _nnls(lhs, rhs)
     if raw is None:
         return None
-    rest = float(rhs[-1] - lhs[-1] @ raw)  # the squared distance of rhs from the cone
-    if rest <= np.sqrt(noise):
+    distance2 = float(rhs[-1] - lhs[-1] @ raw)  # the squared distance of rhs from the cone
+    if distance2 <= np.sqrt(noise):
         return None
-    return _polish(g, h, raw * size / rest, size)
+    return _polish(g, h, raw * size / distance2, size)
 
 
 def _nnls(lhs: Floats, rhs: Floats) -> Floats | None:
-    """Return x >= 0 of least |lhs x - rhs|, None where the iteration limit was reached."""
+    """Return x >= 0 that minimises |lhs x - rhs|; None where the iteration limit was reached."""
     try:
         return np.asarray(nnls(lhs, rhs, maxiter=10 * lhs.shape[1])[0])
     except RuntimeError:
@@ -260,13 +259,12 @@ def _nnls(lhs: Floats, rhs: Floats) -> Floats | None:
 
 
 def _polish(g: Floats, h: Floats, guess: Floats, size: float) -> Floats:
-    """Solve the active equations anew, which recovers digits that the division has cost."""
+    """Solve the active equations once more, which recovers digits lost in the division."""
     active = np.flatnonzero(guess > 0.0)
-    better = np.zeros_like(guess)
-    better[active] = np.linalg.lstsq(g[np.ix_(active, active)], h[active], rcond=None)[0]
-    best, least = guess, _violation(g, h, guess, size)
-    if _violation(g, h, better, size) < least:
-        best = better
+    solved = np.zeros_like(guess)
+    solved[active] = np.linalg.lstsq(g[np.ix_(active, active)], h[active], rcond=None)[0]
+    is_better = _violation(g, h, solved, size) < _violation(g, h, guess, size)
+    best = solved if is_better else guess
     return np.asarray(np.clip(best, 0.0, None))
 
 

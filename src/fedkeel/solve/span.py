@@ -1,8 +1,8 @@
-"""Server mathematics in the span of the received updates.
+"""Linear algebra in the span of the received updates.
 
-Every projection of a server moves within the span of the K updates it received. So it is worked out
-on the K x K Gram matrix in float64 and written down as coefficients; the parameters themselves are
-read once to make the Gram matrix and once to combine.
+A server's projections stay within the span of the K updates that it received. They are computed in
+float64 on the K x K Gram matrix, and their result is K coefficients: the parameters themselves are
+read once for the Gram matrix and once for the combination.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedkeel.tree import Tree
 Floats = NDArray[np.float64]
 
 CHUNK = 4096
-"""Columns multiplied at a time: short float32 sums, added up in float64. On half a million
-parameters this is as fast as one float32 product and leaves errors below 1e-7, not of 1e-6."""
+"""Columns of one float32 product; the products are added up in float64. On half a million
+parameters this is as fast as a single float32 product, with errors below 1e-7 in place of 1e-6."""
 
 EXACT = 4 * CHUNK
-"""Tensors of at most so many entries are multiplied in float64. The sum of one chunk is off by up
-to 4e-7, which many chunks average out and few do not."""
+"""Largest number of entries of a tensor that is multiplied in float64. The sum of one chunk has an
+error of up to 4e-7; many chunks average it out, a few do not."""
 
 
 def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
@@ -45,17 +45,17 @@ def inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Sequence[str]
         return np.ascontiguousarray(inner(b, a, names).T)
     total = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
     for name in names:
-        total += products(_flat(a[name]), _flat(b[name]))
+        total += row_products(_flat(a[name]), _flat(b[name]))
     return np.asarray(total.cpu().numpy())
 
 
-def products(left: Tensor, right: Tensor, chunk: int = CHUNK) -> Tensor:
+def row_products(left: Tensor, right: Tensor, chunk: int = CHUNK) -> Tensor:
     """Return [J, K] inner products of rows [J, F] and [K, F], in float64.
 
     Args:
         left: [J, F].
         right: [K, F].
-        chunk: columns of which products are added up in the rows' own type.
+        chunk: number of columns whose products are added up in the rows' own type.
     """
     width = left.shape[1]
     if width <= EXACT:
@@ -68,14 +68,14 @@ def products(left: Tensor, right: Tensor, chunk: int = CHUNK) -> Tensor:
     return sums.sum(dim=0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
 
 
-def noise(rows: Mapping[str, Tensor], names: Sequence[str]) -> float:
-    """Return the relative rounding of `inner` of `rows` over the named tensors."""
+def relative_rounding(rows: Mapping[str, Tensor], names: Sequence[str]) -> float:
+    """Return the relative rounding error of `inner` of `rows` over the named tensors."""
     exact = all(rows[k].dtype == torch.float64 or rows[k][0].numel() <= EXACT for k in names)
     return 1e-13 if exact else 1e-7
 
 
 def _flat(rows: Tensor) -> Tensor:
-    """Return rows [K, ...] as a matrix, also where each is a single number of no axes."""
+    """Return rows [K, ...] as a matrix [K, F], also where each row is a single number."""
     return rows.reshape(len(rows), -1)
 
 
@@ -101,11 +101,11 @@ def combine(coefficients: Floats, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Span:
-    """K vectors, each a combination of the K received updates, not yet worked out.
+    """K vectors, each a combination of the K received updates, stored as coefficients.
 
     Args:
         rows: the received updates, tensors [K, ...].
-        mix: coefficients [K, K] for each tensor name, or None for the updates as they came.
+        mix: coefficients [K, K] for each tensor name, or None for the updates themselves.
     """
 
     rows: Tree
@@ -117,7 +117,7 @@ class Span:
     def gram(self, names: Sequence[str]) -> Floats:
         """Return [K, K] inner products of the vectors, over the named tensors.
 
-        A combination that cancels to nothing but rounding has inner products of zero.
+        A combination that is zero but for rounding has inner products of exactly zero.
         """
         if self.mix is None:
             return inner(self.rows, self.rows, names)
@@ -126,13 +126,13 @@ class Span:
             mix, gram = self.mix[members[0]], inner(self.rows, self.rows, members)
             total += mix @ gram @ mix.T
             size2 += (np.abs(mix) @ np.sqrt(np.diagonal(gram))) ** 2
-        nothing = np.diagonal(total) <= noise(self.rows, names) * size2
-        total[nothing, :] = total[:, nothing] = 0.0
+        is_zero = np.diagonal(total) <= relative_rounding(self.rows, names) * size2
+        total[is_zero, :] = total[:, is_zero] = 0.0
         return total
 
-    def against(self, one: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
-        """Return [K] inner products of the vectors with the tree `one`, over the named tensors."""
-        single = {name: one[name][None] for name in names}
+    def inner_products(self, vector: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
+        """Return [K] inner products of the vectors with one more, over the named tensors."""
+        single = {name: vector[name][None] for name in names}
         if self.mix is None:
             return inner(self.rows, single, names)[:, 0]
         total = np.zeros(len(self))
@@ -140,7 +140,7 @@ class Span:
             total += self.mix[members[0]] @ inner(self.rows, single, members)[:, 0]
         return total
 
-    def mixed(self, coefficients: Mapping[str, Floats]) -> Span:
+    def combined(self, coefficients: Mapping[str, Floats]) -> Span:
         """Return the combinations `coefficients` [K, K] (by tensor name) of these vectors."""
         if self.mix is None:
             return Span(self.rows, dict(coefficients))
@@ -178,34 +178,34 @@ class Sums(Span):
         return len(self.weights)
 
     def sum(self, weights: Mapping[str, Floats] | Floats) -> Tree:
-        """Return the sum of the vectors with weights [K] that are in proportion to those known.
+        """Return the sum of the vectors with weights [K] in proportion to `self.weights`.
 
         Raises:
-            TypeError: they are not.
+            TypeError: the weights have other proportions.
         """
         if isinstance(weights, Mapping):
             raise TypeError(_ONLY_SUMS)
         factor = float(weights.sum() / self.weights.sum())
-        known = factor * self.weights
-        if not (np.abs(weights - known) <= 1e-9 * np.abs(known)).all():
+        scaled = factor * self.weights
+        if not (np.abs(weights - scaled) <= 1e-9 * np.abs(scaled)).all():
             raise TypeError(_ONLY_SUMS)
         shares = np.full((1, len(next(iter(self.rows.values())))), factor)
         return {name: combine(shares, rows)[0] for name, rows in self.rows.items()}
 
     def gram(self, names: Sequence[str]) -> Floats:
-        """Not known."""
+        """Raise a TypeError."""
         raise TypeError(_ONLY_SUMS)
 
-    def against(self, one: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
-        """Not known."""
+    def inner_products(self, vector: Mapping[str, Tensor], names: Sequence[str]) -> Floats:
+        """Raise a TypeError."""
         raise TypeError(_ONLY_SUMS)
 
-    def mixed(self, coefficients: Mapping[str, Floats]) -> Span:
-        """Not known."""
+    def combined(self, coefficients: Mapping[str, Floats]) -> Span:
+        """Raise a TypeError."""
         raise TypeError(_ONLY_SUMS)
 
     def materialise(self) -> Tree:
-        """Not known."""
+        """Raise a TypeError."""
         raise TypeError(_ONLY_SUMS)
 
 
@@ -216,7 +216,7 @@ _ONLY_SUMS = (
 
 
 def _same_mix(mix: Mapping[str, Floats], names: Sequence[str]) -> list[list[str]]:
-    """Group names that share one coefficient matrix, so that each group is multiplied once."""
+    """Return the names in groups with one coefficient matrix, so each group is multiplied once."""
     groups: dict[int, list[str]] = {}
     for name in names:
         groups.setdefault(id(mix[name]), []).append(name)

@@ -150,10 +150,10 @@ class SGC(AggregateTransform):
         groups = cohort.groups(self.groups)
         least = float(_rounding(update)) if bound > 0 else -1.0
         for names in groups:
-            inner = updates.against(update, names)
+            inner = updates.inner_products(update, names)
             if (inner >= bound).all():
                 continue
-            gram, noise = updates.gram(names), span.noise(updates.rows, names)
+            gram, noise = updates.gram(names), span.relative_rounding(updates.rows, names)
             if (np.diagonal(gram) <= least).any() or (
                 self.singular == "keep" and qp.singular(gram, noise)
             ):
@@ -174,7 +174,7 @@ class SGC(AggregateTransform):
         for names in groups:  # an answer of zero comes out as rounding, which would bind CGC
             if names[0] in coefficients:
                 before, after = _pick(update, names), _pick(out, names)
-                rounding = max(100 * span.noise(updates.rows, names), 32 * _eps(after))
+                rounding = max(100 * span.relative_rounding(updates.rows, names), 32 * _eps(after))
                 if tree.dot(after, after) <= rounding**2 * tree.dot(before, before):
                     out.update(tree.zeros_like(after))
         return out

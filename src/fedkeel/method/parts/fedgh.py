@@ -18,7 +18,7 @@ from fedkeel.method.context import Cohort
 from fedkeel.method.part import Capability
 from fedkeel.method.roles import CohortTransform
 from fedkeel.solve.projections import Rule, harmonise
-from fedkeel.solve.span import Floats, Span, noise
+from fedkeel.solve.span import Floats, Span, relative_rounding
 from fedkeel.tree import Groups
 
 
@@ -72,7 +72,7 @@ class FedGH(CohortTransform):
             gram = updates.gram(names)
             found = np.count_nonzero(np.triu(gram, 1) < 0.0)
             conflicts += found / max(pairs, 1) / len(groups)
-            coefficients = harmonise(gram, rng, self.rule, noise(updates.rows, names))
+            coefficients = harmonise(gram, rng, self.rule, relative_rounding(updates.rows, names))
             mix.update(dict.fromkeys(names, coefficients))
         cohort.log("conflicts", conflicts)
-        return updates.mixed(mix) if conflicts else updates
+        return updates.combined(mix) if conflicts else updates

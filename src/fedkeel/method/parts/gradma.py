@@ -98,7 +98,7 @@ class GradMAW(GradientTransform, Carry, ClientState):
         for names in tree.group_names(list(grads), self.groups):
             flat = [t[k].reshape(-1) for t in (*rows, grads) for k in names]
             m = torch.cat(flat).view(4, -1)  # [4, F]: the three directions and the gradient
-            products = span.products(m, m, SHORT)
+            products = span.row_products(m, m, SHORT)
             gram, inner = products[:3, :3], products[:3, 3]
             if self.margin > 0.0:
                 sizes = torch.diagonal(products).clamp(min=0.0).sqrt()
@@ -267,7 +267,7 @@ class GradMAS(ServerOptimiser):
                 p = {k: m[k] for k in names}
                 size = float(tree.dot(p, p)) ** 0.5
                 bound = self.margin * size * np.sqrt(np.clip(np.diagonal(gram[g]), 0.0, None))
-            solution = qp.project(gram[g], inner[g], bound, span.noise(rows, names))
+            solution = qp.project(gram[g], inner[g], bound, span.relative_rounding(rows, names))
             failed += not solution.feasible
             if not solution.multipliers.any():
                 continue
