@@ -56,12 +56,12 @@ def harmonise(
     - ``originals``: g_i loses its component along the received g_j (the denominator is
       :math:`\lVert g_j\rVert^2`, as in FedGH's letter; also PCGrad's rule).
     - ``inplace``: the same with the running g_j, so earlier changes count.
-    A vector of which only rounding is left, such as one of two opposite vectors, becomes 0.
+    - ``printed``: as ``inplace``, divided by :math:`\lVert g_i\rVert^2`, as in FedGH's slides;
       this is not a projection unless the norms are equal.
     - ``mutual``: both members of each unordered pair lose their component along the other's running
       value, at once.
 
-    A vector that is zero but for rounding afterwards, such as one of two opposite ones, becomes 0.
+    A vector of which only rounding is left, such as one of two opposite vectors, becomes 0.
 
     Args:
         gram: [K, K] inner products of the vectors, float64.
