@@ -1,4 +1,4 @@
-"""How a user's code is written, as a digest: a run is taken again only while it is the same."""
+"""Digests of a user's source: a run is reused only while the code that it uses is the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -24,11 +25,28 @@ from torch import Tensor, nn, strided, uint8
 from fedkeel.user_code import is_user_file, working_directory_first
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Where an object lies, in its repr: another place in every process."""
+"""The address of an object in its repr: another one in every process."""
+
+_VERSIONED = frozenset({"fedkeel", "torch", "builtins", "collections", "typing", "abc"})
+"""Packages whose version counts, and not their files."""
+
+_VALUES = (int, float, np.generic, np.ndarray, Tensor, nn.Module)
+"""Global values that count where a function names them. In a session texts count too; in a file a
+text may be where the file lies."""
+
+_PLAIN_BASES = (object, abc.ABC, Generic, nn.Module)
+
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes by which torch keeps a module's tensors, modules and hooks."""
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+_Seen = tuple[object, ...]
+"""Objects whose description led here. They are left out, as they may refer to each other."""
 
 
 def without_addresses(text: str) -> str:
-    """Return a text without the places of objects in memory.
+    """Return a text without the addresses of objects in memory.
 
     >>> without_addresses("<function relu at 0x7f1c2a>")
     '<function relu>'
@@ -36,194 +54,194 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
-_OTHERS = frozenset({"fedkeel", "torch", "builtins", "collections", "typing", "abc"})
-"""Packages whose version decides, not their files."""
-
-_KINDS = (int, float, np.generic, np.ndarray, Tensor, nn.Module)
-"""What a function may name where it stands, and what counts with it; in a session words too, which
-in a file may be where it lies."""
-
-
 def source_digest(value: object) -> str:
-    """Return a digest of how a function, a class or an object is written; "" of fedkeel's own.
+    """Return a digest of the source of a function, a class or an object; "" of fedkeel's own.
 
-    It is that of the file and of a user's files which that imports (`module_digest`); but in a
-    script or an interactive session, where much else changes, that of the definition, its source or
-    its byte code where there is no source, and of a user's functions and classes that it names.
-    What a function has closed over and cannot grow, numbers and tensors that it names where it
-    stands, an object's attributes and a module's parameters and buffers count too.
+    For what is defined in a file it is that of the file and of the user's files which that imports
+    (`module_digest`). In a script or an interactive session, where much else changes, it is that of
+    the definition (its source, or its byte code where there is no source) and of the user's
+    functions and classes that the definition names. Also counted are values in a closure that
+    cannot grow, numbers and tensors that a function names, an object's attributes, and a module's
+    parameters and buffers.
     """
-    text = _written(value)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest() if text else ""
+    text = _source_text(value)
+    return _digest(text) if text else ""
 
 
-def _written(value: object, seen: tuple[object, ...] = ()) -> str:
-    """Return in words how something is written; `seen` is what has led here, in a circle maybe."""
-    if any(value is one for one in seen):
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _is_among(value: object, others: Iterable[object]) -> bool:
+    return any(value is other for other in others)
+
+
+def _source_text(value: object, seen: _Seen = ()) -> str:
+    """Return a text that changes with the source of a value."""
+    if _is_among(value, seen):
         return ""
     seen = (*seen, value)
     if isinstance(value, functools.partial):
-        given = [*value.args, *sorted(value.keywords.items())]
-        return f"{_written(value.func, seen)} {describe_value(given, seen)}"
+        arguments = [*value.args, *sorted(value.keywords.items())]
+        return f"{_source_text(value.func, seen)} {describe_value(arguments, seen)}"
     if isinstance(value, MethodType):
-        return _written(value.__func__, seen) + _written(value.__self__, seen)
+        return _source_text(value.__func__, seen) + _source_text(value.__self__, seen)
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-        inner = [value.__defaults__, value.__kwdefaults__, *cells]
-        lasting = [() if isinstance(one, (list, dict, set)) else one for one in inner]
-        if _foreign(value):
-            return ""
-        told = [
-            (_written(one, seen) if callable(one) else "") or describe_value(one, seen)
-            for one in (*lasting, *(named for named in _named(value) if isinstance(named, _KINDS)))
-            if not any(one is other for other in seen)
-        ]
-        told += _reached(value, seen)
-        return " ".join([_definition(value), _code(value.__code__), *told])
+        return "" if _is_versioned(value) else _function_text(value, seen)
     if isinstance(value, type):
-        kinds = [kind for kind in value.__mro__ if not _foreign(kind)]
-        return "".join("".join([_definition(kind), *_reached(kind, seen)]) for kind in kinds)
+        kinds = [kind for kind in value.__mro__ if not _is_versioned(kind)]
+        return "".join("".join([_definition(kind), *_named_text(kind, seen)]) for kind in kinds)
     if isinstance(value, nn.Module):
-        return _module_written(value, seen)
+        return _module_text(value, seen)
     if hasattr(value, "__dict__"):
-        return _written(type(value), seen) + describe_attributes(value, seen)
+        return _source_text(type(value), seen) + describe_attributes(value, seen)
     return ""
 
 
-def _module_written(module: nn.Module, seen: tuple[object, ...]) -> str:
-    """Return how a module and those in it are written, with all their numbers."""
-    told = []
-    for name, one in module.named_modules():
-        kind = f"{type(one).__module__}.{type(one).__qualname__}"
-        told.append(f"{name}: {kind} {_written(type(one), seen)}{describe_attributes(one, seen)}")
-        for key, tensor in {**one._parameters, **one._buffers}.items():
-            told.append(f"{key}: {describe_value(tensor, seen)}")
-        told += describe_hooks(one, seen)
-    return "\n".join(told)
+def _function_text(function: FunctionType, seen: _Seen) -> str:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    inner = [function.__defaults__, function.__kwdefaults__, *cells]
+    values = [() if isinstance(item, (list, dict, set)) else item for item in inner]
+    values += [item for item in _global_values(function) if isinstance(item, _VALUES)]
+    lines = [
+        (_source_text(item, seen) if callable(item) else "") or describe_value(item, seen)
+        for item in values
+        if not _is_among(item, seen)
+    ]
+    lines += _named_text(function, seen)
+    return " ".join([_definition(function), _code_text(function.__code__), *lines])
 
 
-def describe_hooks(module: nn.Module, seen: tuple[object, ...] = ()) -> list[str]:
-    """Return how what is called before or after a module is written; what is `seen` is left out."""
-    found = [(kind, hook) for kind in _HOOKS for hook in vars(module)[kind].values()]
-    return [f"{kind}: {describe_value(hook, (*seen, module))}" for kind, hook in found]
+def _module_text(module: nn.Module, seen: _Seen) -> str:
+    """Return a text that changes with the source of a module and those in it, and their numbers."""
+    lines = []
+    for name, submodule in module.named_modules():
+        kind = type(submodule)
+        source = f"{_source_text(kind, seen)}{describe_attributes(submodule, seen)}"
+        lines.append(f"{name}: {kind.__module__}.{kind.__qualname__} {source}")
+        for key, tensor in {**submodule._parameters, **submodule._buffers}.items():
+            lines.append(f"{key}: {describe_value(tensor, seen)}")
+        lines += describe_hooks(submodule, seen)
+    return "\n".join(lines)
 
 
-def describe_attributes(value: object, seen: tuple[object, ...] = ()) -> str:
-    """Return an object's attributes as text; those of `seen` are left out.
+def describe_hooks(module: nn.Module, seen: _Seen = ()) -> list[str]:
+    """Return a description of each hook of a module; what is among `seen` is left out."""
+    hooks = [(kind, hook) for kind in _HOOKS for hook in vars(module)[kind].values()]
+    return [f"{kind}: {describe_value(hook, (*seen, module))}" for kind, hook in hooks]
 
-    Private ones count where a user wrote the class: not those by which a library does its work.
+
+def describe_attributes(value: object, seen: _Seen = ()) -> str:
+    """Return a description of an object's attributes; those among `seen` are left out.
+
+    Private ones count where a user wrote the class: those of a library are its inner workings.
     """
-    private = all(kind in _BARE or _users(kind) for kind in type(value).__mro__)
-    hidden = [k for k in vars(value) if k.startswith("_") and (k in _INNER or not private)]
-    return describe_value({k: v for k, v in vars(value).items() if k not in hidden}, seen)
+    counts_private = all(kind in _PLAIN_BASES or _is_users(kind) for kind in type(value).__mro__)
+    attributes = {
+        k: v
+        for k, v in vars(value).items()
+        if not k.startswith("_") or (counts_private and k not in _TORCH_ATTRIBUTES)
+    }
+    return describe_value(attributes, seen)
 
 
-def _users(kind: type | FunctionType) -> bool:
-    """Return whether a class stands in a file, or in a session, that a user wrote."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and is_user_file(file))
+def describe_value(value: object, seen: _Seen = ()) -> str:
+    """Return numbers, texts and collections of these as text; of other things what they are.
 
-
-_BARE = (object, abc.ABC, Generic, nn.Module)
-_INNER = frozenset(vars(nn.Module()))
-"""Attributes by which torch keeps a module's tensors, modules and hooks."""
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
-def describe_value(value: object, seen: tuple[object, ...] = ()) -> str:
-    """Return numbers, words and collections of these as text; of other things what they are.
-
-    A tensor or an array is told by its shape, its type and a digest of its numbers, which is the
-    same wherever it lies. One that is among `seen` is left out.
+    A tensor or an array is described by its shape, its type and a digest of its numbers, whatever
+    its memory layout. One that is among `seen` is left out.
     """
     if isinstance(value, dict):
-        named = {str(k): v for k, v in value.items()}
-        return (
-            "{" + ", ".join(f"{k}: {describe_value(named[k], seen)}" for k in sorted(named)) + "}"
-        )
+        by_name = {str(k): v for k, v in value.items()}
+        items = [f"{k}: {describe_value(by_name[k], seen)}" for k in sorted(by_name)]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [describe_value(one, seen) for one in value]
+        items = [describe_value(item, seen) for item in value]
         return "[" + ", ".join(items if isinstance(value, (list, tuple)) else sorted(items)) + "]"
     if isinstance(value, np.generic):
         return repr(value.item())
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
     if isinstance(value, (Tensor, np.ndarray)):
-        return "" if any(value is one for one in seen) else _numbers(value)
+        return "" if _is_among(value, seen) else _describe_array(value)
     kind = value if hasattr(value, "__qualname__") else type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(value, FunctionType) and not _foreign(value):
-        return f"{value.__qualname__} {_written(value, seen)}"
-    if isinstance(value, (functools.partial, MethodType, nn.Module)):
-        return f"{name} {_written(value, seen)}"
-    if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        return f"{name} {_written(value, seen)}"
+    if isinstance(value, FunctionType) and not _is_versioned(value):
+        return f"{value.__qualname__} {_source_text(value, seen)}"
+    is_object = callable(value) and not isinstance(value, type) and hasattr(value, "__dict__")
+    if isinstance(value, (functools.partial, MethodType, nn.Module)) or is_object:
+        return f"{name} {_source_text(value, seen)}"
     return name
 
 
-def _numbers(value: Tensor | NDArray[Any]) -> str:
+def _describe_array(value: Tensor | NDArray[Any]) -> str:
     """Return the shape, the type and a digest of the numbers of a tensor or an array."""
-    said = f"{tuple(value.shape)} {value.dtype}"
+    text = f"{tuple(value.shape)} {value.dtype}"
     if isinstance(value, Tensor):
         if value.is_meta:
-            return said
+            return text
         dense = value.detach() if value.layout == strided else value.detach().to_dense()
-        here = dense.cpu().resolve_conj().resolve_neg().contiguous()
-        value = here.reshape(-1).view(uint8).numpy()
+        array = dense.cpu().resolve_conj().resolve_neg().contiguous()
+        value = array.reshape(-1).view(uint8).numpy()
     if value.dtype.hasobject:
-        return f"{said} {describe_value(value.tolist())}"
-    digest = hashlib.blake2b(
-        np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=8
-    )
-    return f"{said} {digest.hexdigest()}"
+        return f"{text} {describe_value(value.tolist())}"
+    numbers = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    return f"{text} {hashlib.blake2b(numbers, digest_size=8).hexdigest()}"
 
 
-def _named(function: FunctionType) -> list[object]:
+def _global_values(function: FunctionType) -> list[object]:
     """Return the values of all global names in a function, and in those within it."""
     names: list[str] = []
     codes = [function.__code__]
-    for code in codes:
+    for code in codes:  # the list grows
         names += code.co_names
-        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
     scope = function.__globals__
-    found = [name for name in dict.fromkeys(names) if not name.startswith("__")]
-    return [scope[name] for name in found if name in scope]
+    unique = [name for name in dict.fromkeys(names) if not name.startswith("__")]
+    return [scope[name] for name in unique if name in scope]
 
 
-def _reached(value: type | FunctionType, seen: tuple[object, ...]) -> list[str]:
-    """Return how what a definition in a session names is written, and what that names in turn."""
-    told, left = [], [value]
-    for one in left:  # which grows
-        if one.__module__ != "__main__":
+def _named_text(value: type | FunctionType, seen: _Seen) -> list[str]:
+    """Return texts of what a definition in a session names, and what these name in turn."""
+    lines, definitions = [], [value]
+    for definition in definitions:  # the list grows
+        if definition.__module__ != "__main__":
             continue
-        for named in [named for function in _functions(one) for named in _named(function)]:
+        for named in [n for function in _functions(definition) for n in _global_values(function)]:
             if isinstance(named, ModuleType):
-                told.append(module_digest(named.__name__) if _users_module(named) else "")
+                file = getattr(named, "__file__", None)
+                is_users = file is not None and is_user_file(file)
+                lines.append(module_digest(named.__name__) if is_users else "")
             elif isinstance(named, (FunctionType, type)):
-                known = _foreign(named) or any(named is other for other in (*left, *seen))
-                left += [] if known or not _users(named) else [named]
-            elif isinstance(named, (*_KINDS, str, tuple)):
-                told.append(describe_value(named, seen))
-    return [*told, *map(_definition, left[1:])]
+                is_known = _is_versioned(named) or _is_among(named, (*definitions, *seen))
+                definitions += [] if is_known or not _is_users(named) else [named]
+            elif isinstance(named, (*_VALUES, str, tuple)):
+                lines.append(describe_value(named, seen))
+    return [*lines, *map(_definition, definitions[1:])]
 
 
 def _functions(value: type | FunctionType) -> list[FunctionType]:
-    """Return a function by itself, or the functions of which a class is made."""
+    """Return a function by itself, or the functions of a class."""
     if isinstance(value, FunctionType):
         return [value]
-    found = []
-    for one in vars(value).values():
-        inner = [getattr(one, name, None) for name in ("__func__", "fget", "fset", "func")]
-        found += [f for f in (one, *inner) if isinstance(f, FunctionType)]
-    return found
+    functions = []
+    for member in vars(value).values():
+        inner = [getattr(member, name, None) for name in ("__func__", "fget", "fset", "func")]
+        functions += [f for f in (member, *inner) if isinstance(f, FunctionType)]
+    return functions
 
 
-def _foreign(value: type | FunctionType) -> bool:
-    return str(value.__module__).split(".")[0] in _OTHERS
+def _is_users(value: type | FunctionType) -> bool:
+    """Return whether a class or a function is defined in a user's file or in a session."""
+    file = getattr(sys.modules.get(value.__module__), "__file__", None)
+    return value.__module__ == "__main__" or (file is not None and is_user_file(file))
 
 
-def _filled(cell: object) -> bool:
+def _is_versioned(value: type | FunctionType) -> bool:
+    return str(value.__module__).split(".")[0] in _VERSIONED
+
+
+def _is_filled(cell: object) -> bool:
     with suppress(ValueError):
         _ = cell.cell_contents  # type: ignore[attr-defined]
         return True
@@ -231,111 +249,112 @@ def _filled(cell: object) -> bool:
 
 
 def _definition(value: type | FunctionType) -> str:
-    """Return the file in which something is defined, or its own definition where that says more."""
+    """Return the digest of the file in which something is defined, or else its own source."""
     if value.__module__ != "__main__":
         with suppress(OSError):
-            if found := module_digest(value.__module__):
-                return found
+            if digest := module_digest(value.__module__):
+                return digest
     with suppress(OSError, TypeError, IndentationError):
         return inspect.getsource(value)
     functions = [value] if isinstance(value, FunctionType) else vars(value).values()
-    return " ".join(_code(one.__code__) for one in functions if isinstance(one, FunctionType))
+    return " ".join(_code_text(f.__code__) for f in functions if isinstance(f, FunctionType))
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [_code_text(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *constants])
 
 
 # ---- files --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Read:
+class _ModuleFile:
     """A module's file, as it was when the module was loaded.
 
     Args:
-        loaded: its specification, another one whenever it is loaded anew; before it is loaded, when
-            the file was changed.
-        file: where it is.
-        digest: of the file.
+        loaded: the module's specification, another object whenever it is loaded anew; before it is
+            loaded, the time at which the file was changed.
+        path: where the file is.
+        digest: digest of the file.
         imports: names of the modules that it may import; () of a library's.
     """
 
     loaded: object
-    file: str
+    path: str
     digest: str
     imports: tuple[str, ...] = ()
 
 
-_read: dict[str, _Read] = {}
+_known_files: dict[str, _ModuleFile] = {}
 
 
 def module_digest(name: str) -> str:
-    """Return the digest of a module's file and of the files of a user's that it imports.
+    """Return the digest of a module's file and of the user's files that it imports.
 
-    They are told as they were when the modules were loaded, or first asked for. Of what a library
-    imports its version decides; "" of a module that is in no file.
+    The files count as they were when the modules were loaded, or first asked for. What a library
+    imports does not count: its version does. It is "" for a module that is in no file.
     """
-    own = _module(name)
+    own = _module_file(name)
     if own is None:
         return ""
-    found: dict[str, str] = {}
-    left = list(own.imports)
-    for one in left:  # which grows
-        read = None if one in found or one == name else _module(one)
-        if read is not None and is_user_file(read.file):
-            found[one] = read.digest
-            left += read.imports
-    text = " ".join([own.digest, *(f"{one} {found[one]}" for one in sorted(found))])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    digests: dict[str, str] = {}
+    imports = list(own.imports)
+    for imported in imports:  # the list grows
+        file = None if imported in digests or imported == name else _module_file(imported)
+        if file is not None and is_user_file(file.path):
+            digests[imported] = file.digest
+            imports += file.imports
+    return _digest(" ".join([own.digest, *(f"{k} {digests[k]}" for k in sorted(digests))]))
 
 
-def _module(name: str) -> _Read | None:
-    """Return what is known of a module's file, None where there is no such file."""
+def _module_file(name: str) -> _ModuleFile | None:
+    """Return a module's file, None where there is no such file."""
     module = sys.modules.get(name)
-    file = getattr(module, "__file__", None) if module else _found(name)
-    if file is None or not Path(file).is_file():
+    path = getattr(module, "__file__", None) if module else _path_of_module(name)
+    if path is None or not Path(path).is_file():
         return None
-    changed = Path(file).stat().st_mtime_ns
+    changed = Path(path).stat().st_mtime_ns
     loaded = getattr(module, "__spec__", None) if module else changed
-    known = _read.get(name)
+    known = _known_files.get(name)
     if known is None or known.loaded is not loaded:
         package = getattr(module, "__package__", None) or ""
-        names = imported(Path(file), package) if is_user_file(file) else ()
-        known = _read[name] = _Read(loaded, file, file_digest(file, changed), tuple(names))
+        imports = imported_modules(Path(path), package) if is_user_file(path) else []
+        known = _ModuleFile(loaded, path, file_digest(path, changed), tuple(imports))
+        _known_files[name] = known
     return known
 
 
-def _found(name: str) -> str | None:
-    """Return the file of a module that is imported later, where it is no part of a package."""
-    with suppress(Exception), working_directory_first():  # whatever stands in the path
+def _path_of_module(name: str) -> str | None:
+    """Return the file of a module that is not loaded, None for one in a package."""
+    with suppress(Exception), working_directory_first():  # entries of sys.path may raise anything
         spec = None if "." in name else PathFinder.find_spec(name)
         return spec.origin if spec is not None and spec.has_location else None
     return None
 
 
-def imported(file: Path, package: str = "") -> list[str]:
-    """Return the names of the modules that a file may import, wherever in it that stands.
+def imported_modules(file: Path, package: str = "") -> list[str]:
+    """Return the names of the modules that a file may import, anywhere in it.
 
     Args:
-        file: of a module.
-        package: in which it lies, from which names that begin with a dot are looked up.
+        file: the file of a module.
+        package: the module's package, from which names that begin with a dot are looked up.
     """
     try:
         statements = list(ast.walk(ast.parse(file.read_bytes())))
     except (SyntaxError, ValueError):  # no source
         return []
     names: list[str] = []
-    for one in statements:
-        if isinstance(one, ast.Import):
-            names += [alias.name for alias in one.names]
-        elif isinstance(one, ast.ImportFrom):
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            names += [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            relative = "." * statement.level + (statement.module or "")
             with suppress(ImportError):  # beyond the top of its package
-                place = importlib.util.resolve_name("." * one.level + (one.module or ""), package)
-                names += [place, *(f"{place}.{alias.name}" for alias in one.names)]
-    every = [".".join(name.split(".")[:n]) for name in names for n in range(1, name.count(".") + 2)]
-    return list(dict.fromkeys(every))
-
-
-def _users_module(module: ModuleType | None) -> bool:
-    file = getattr(module, "__file__", None)
-    return module is not None and file is not None and is_user_file(file)
+                parent = importlib.util.resolve_name(relative, package)
+                names += [parent, *(f"{parent}.{alias.name}" for alias in statement.names)]
+    parts = [name.split(".") for name in names]
+    return list(dict.fromkeys(".".join(p[:n]) for p in parts for n in range(1, len(p) + 1)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -343,8 +362,3 @@ def file_digest(path: str, state: object) -> str:
     """Return the digest of a file, read once for each state: when it was loaded or changed."""
     with Path(path).open("rb") as file:  # which may be data, larger than memory
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
-
-
-def _code(code: CodeType) -> str:
-    inner = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return " ".join([code.co_code.hex(), *code.co_names, *inner])

@@ -1,4 +1,4 @@
-"""What a user wrote in a file of their own, by its import path ``package.module:Name``."""
+"""Importing a user's class or function by its path ``package.module:Name``."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from fedkeel.errors import FedkeelError, did_you_mean
 
 @dataclass(frozen=True)
 class ImportTarget:
-    """What is looked for, in the words of the messages.
+    """The kind of object that is imported, for messages.
 
     Args:
         noun: what a user calls it, e.g. "model".
-        error: what is raised where it cannot be found.
+        error: class of the errors that are raised.
         example: an import path as it should be written.
-        suits: whether a value of the module could be meant.
-        write: what to do where the module has nothing that suits.
+        is_candidate: whether a value of the module is of this kind.
+        write: what to do where the module has no candidate.
     """
 
     noun: str
     error: type[FedkeelError]
     example: str
-    suits: Callable[[object], bool]
+    is_candidate: Callable[[object], bool]
     write: str
 
 
-def import_object(path: str, wanted: ImportTarget) -> object:
-    """Return what stands at ``package.module:Name``.
+def import_object(path: str, target: ImportTarget) -> object:
+    """Return the object with the import path ``package.module:Name``.
 
     Modules are looked for in the current working directory first, then wherever Python looks; where
     a Flower app runs, in the app's folder before: it is the same at the server and on every node.
 
     Raises:
-        FedkeelError: of the kind wanted: the path cannot be read, the module cannot be imported,
+        FedkeelError: of the target's class: the path cannot be read, the module cannot be imported,
             or it has no such name.
     """
-    place, _, name = path.partition(":")
-    noun, error = wanted.noun, wanted.error
-    words = (*place.split("."), name)
-    if not all(word.isidentifier() for word in words) or place.endswith(".py"):
+    module_name, _, name = path.partition(":")
+    noun, error = target.noun, target.error
+    parts = (*module_name.split("."), name)
+    if not all(part.isidentifier() for part in parts) or module_name.endswith(".py"):
         raise error(
             f"{noun} {path!r} is not an import path",
             expected="package.module:Class",
-            do=wanted.example,
+            do=target.example,
         )
-    module = _module(path, place, wanted)
+    module = _import_module(path, module_name, target)
     if name not in vars(module):
-        known = [word for word, value in vars(module).items() if wanted.suits(value)]
+        candidates = [key for key, value in vars(module).items() if target.is_candidate(value)]
         raise error(
-            f"{noun} {path!r}: the module {place!r} has no {name!r}",
+            f"{noun} {path!r}: the module {module_name!r} has no {name!r}",
             why=f"the module was found at {getattr(module, '__file__', 'no file')}",
-            do=did_you_mean(name, known) if known else wanted.write,
+            do=did_you_mean(name, candidates) if candidates else target.write,
         )
-    found: object = vars(module)[name]
-    return found
+    result: object = vars(module)[name]
+    return result
 
 
 def one_line(error: BaseException) -> str:
@@ -81,7 +81,7 @@ _LIBRARIES = (
     str(Path(__file__).parent),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
 )
-"""Where files lie that a user has not written."""
+"""What the paths of files begin with that are no user's."""
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
@@ -94,8 +94,7 @@ def is_user_file(file: str) -> bool:
 def where_raised(error: BaseException) -> str:
     """Return function, line and file in which an error was raised.
 
-    It is the last line that a user wrote, where there is one: it says more than those of libraries
-    that it called.
+    It is the last line in a user's file, where there is one, and not in a library that it called.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"line {error.lineno} of {error.filename}"
@@ -104,50 +103,51 @@ def where_raised(error: BaseException) -> str:
     return f"{last.name}, line {last.lineno} of {last.filename}"
 
 
-def _module(path: str, place: str, wanted: ImportTarget) -> ModuleType:
-    noun = wanted.noun
+def _import_module(path: str, module_name: str, target: ImportTarget) -> ModuleType:
+    noun = target.noun
     try:
         with working_directory_first():
             importlib.invalidate_caches()
-            return importlib.import_module(place)
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        missing = error.name or place
-        if f"{place}.".startswith(f"{missing}."):
-            raise wanted.error(
+        missing = error.name or module_name
+        if f"{module_name}.".startswith(f"{missing}."):
+            raise target.error(
                 f"{noun} {path!r}: there is no module {missing!r}",
                 why=f"neither in {os.getcwd()} nor among the installed packages",
                 do="run where the file is, or install its package",
             ) from error
-        raise wanted.error(
-            f"{noun} {path!r}: the module {place!r} imports {missing!r}, which is not installed",
+        raise target.error(
+            f"{noun} {path!r}: the module {module_name!r} imports {missing!r}, "
+            "which is not installed",
             do=f"install {missing!r} in the environment of fedkeel",
         ) from error
     except Exception as error:  # a user's module may raise anything
-        raise wanted.error(
-            f"{noun} {path!r}: the module {place!r} cannot be imported",
+        raise target.error(
+            f"{noun} {path!r}: the module {module_name!r} cannot be imported",
             got=one_line(error),
             why=f"raised in {where_raised(error)}",
-            do=f"correct it until 'python -c \"import {place}\"' works",
+            do=f"correct it until 'python -c \"import {module_name}\"' works",
         ) from error
 
 
-_apps: set[str] = set()
-"""Folders of Flower apps, which Flower puts before all others in the path of modules."""
+_app_folders: set[str] = set()
+"""Folders of Flower apps, which Flower puts first in `sys.path`."""
 
 
 def add_flower_app(file: Path) -> None:
-    """Hear of a file of a Flower app, in the app's folder or in a package there."""
-    _apps.update(str(folder) for folder in list(file.absolute().parents)[:2])
+    """Remember the folder of a Flower app by a file in it, or in a package there."""
+    _app_folders.update(str(folder) for folder in list(file.absolute().parents)[:2])
 
 
 @contextmanager
 def working_directory_first() -> Iterator[None]:
-    """Look for modules in the current working directory before anywhere but in a Flower app."""
+    """Put the current working directory first in `sys.path`, or second after a Flower app's."""
     here = os.getcwd()
-    sys.path.insert(1 if sys.path and sys.path[0] in _apps else 0, here)
+    sys.path.insert(1 if sys.path and sys.path[0] in _app_folders else 0, here)
     try:
         yield
     finally:
-        # By value: the module may have changed the list.
+        # By value, as the module may have changed the list.
         if here in sys.path:
             sys.path.remove(here)

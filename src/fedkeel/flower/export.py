@@ -15,7 +15,7 @@ from fedkeel.errors import RunError
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.secure_aggregation import refuse_secure_aggregation
 from fedkeel.method.grammar import parse
-from fedkeel.source_digest import imported
+from fedkeel.source_digest import imported_modules
 from fedkeel.task.models import builder
 from fedkeel.user_code import working_directory_first
 from fedkeel.version import __version__
@@ -102,7 +102,7 @@ def user_modules(experiment: Experiment) -> list[str]:
     modules = sorted({path[1] for path in paths})
     for module in modules:  # the list grows
         file = _file(module)
-        names = imported(file) if file is not None else []
+        names = imported_modules(file) if file is not None else []
         packages = dict.fromkeys(name.partition(".")[0] for name in names)
         modules += [p for p in packages if p not in modules and _file(p) is not None]
     return modules

@@ -94,7 +94,7 @@ _PART = ImportTarget(
     noun="method",
     error=CompositionError,
     example="for the class Slow in my_method.py write 'my_method:Slow'",
-    suits=_could_be_meant,
+    is_candidate=_could_be_meant,
     write="write a part there: a frozen dataclass that plays roles",
 )
 

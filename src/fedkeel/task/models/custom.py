@@ -47,6 +47,6 @@ _NETWORK = ImportTarget(
     noun="model",
     error=ModelError,
     example="for the class Net in my_net.py write 'my_net:Net'",
-    suits=_is_network,
+    is_candidate=_is_network,
     write="write a torch.nn.Module there",
 )
