@@ -174,6 +174,8 @@ def test_target_and_cost_in_words():
     two = group("fedavg", 0.80, 0.81, 0.82, target=0.85)
     details = details_of(two, one)
     assert "fedgc reached 85 % after 1 ± 0 rounds, fedavg never did." in details
+    never = group("fedgc", 0.70, 0.71, 0.72, target=0.85), group("fedavg", 0.6, 0.6, 0.6)
+    assert "Neither fedgc nor fedavg reached 85 %." in details_of(*never)
     assert (
         "fedgc sent 1.50 times as much as fedavg and took 2.00 times as long to train." in details
     )

@@ -250,8 +250,10 @@ def _rounds_to_target(leader: _Scored, reference: _Rival | None) -> str:
     needed = f"never reached {target}" if rounds is None else f"reached {target} after {rounds}"
     if reference is None:
         return f"{leader.name} {needed}."
-    rounds = _rounds_needed(reference)
-    other = "never did" if rounds is None else f"after {rounds}"
+    reference_rounds = _rounds_needed(reference)
+    if rounds is None and reference_rounds is None:
+        return f"Neither {leader.name} nor {reference.name} reached {target}."
+    other = "never did" if reference_rounds is None else f"after {reference_rounds}"
     return f"{leader.name} {needed}, {reference.name} {other}."
 
 
