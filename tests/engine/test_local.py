@@ -137,7 +137,7 @@ def test_an_error_names_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedProx, "penalty_gradient", broken)
     with pytest.raises(TrainingError, match=r"client 1, step 1, in fedprox\.") as found:
         train_client(ready.setup, message(ready), ClientJob(0, 1, 0), None)
-    assert "test_loop.py" in found.value.why
+    assert "test_local.py" in found.value.why
 
 
 def test_an_error_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,8 @@ def call(method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a method of a part; if it raises an exception, add a note with the part's name."""
     try:
         return method(*args, **kwargs)
+    except FedkeelError:
+        raise
     except Exception as error:
         part = getattr(method, "__self__", None)
         if isinstance(part, Part) and not _raising_part(error):

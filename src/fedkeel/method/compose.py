@@ -1,10 +1,10 @@
-"""Composition: a tuple of parts becomes a `Plan`, or is refused with the reason.
+"""Composition of parts into a `Plan`, or a refusal with the reason.
 
-Legality is three rules, checked before anything is trained:
+Three rules are checked before anything is trained:
 
-1. A slot that takes one part has one.
-2. What a part needs is provided by the task and the engine.
-3. No part breaks what another needs.
+1. A role that takes one part has at most one.
+2. Task and engine provide what each part needs.
+3. No part breaks what another one needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from fedkeel.method.roles import (
 R = TypeVar("R", bound=Part)
 
 LOOP = frozenset({Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES})
-"""What the client loop provides by itself."""
+"""What the client loop always provides."""
 SIMULATION = frozenset(
     {
         Capability.PER_CLIENT_UPDATES,
@@ -93,7 +93,7 @@ class Plan:
         aggregate_transforms: parts that change the aggregate, by stage.
         server_optimiser: the part that applies the aggregate.
         server_states: parts that remember at the server.
-        pull: sum of the penalties' pulls; 0 where a part's gradients do not follow them.
+        pull: sum of the penalties' pulls; 0 where a part does not preserve them.
     """
 
     parts: tuple[Part, ...]
@@ -127,39 +127,39 @@ class Plan:
 
     @property
     def client_sum_parts(self) -> frozenset[str]:
-        """Names of the parts whose server state adds up what the clients keep."""
+        """Names of the parts whose server state is a sum over the clients' states."""
         return frozenset(part.name for part in self.client_states if part.server_holds_sum)
 
     @property
     def last_round_states(self) -> frozenset[str]:
-        """Names of the parts of which clients keep nothing older than their last round."""
+        """Names of the parts whose client state depends on the last round alone."""
         return frozenset(part.name for part in self.client_states if part.from_last_round_only)
 
     @cached_property
     def nonlinear_part(self) -> str:
-        """Name of a part beside which a local path is no weighted sum of gradients, or ""."""
-        bend = (part.name for part in self.parts if Capability.LINEAR_ACCUMULATION in part.breaks)
-        return next(bend, "")
+        """Name of a part that breaks LINEAR_ACCUMULATION, or "" where none does."""
+        capability = Capability.LINEAR_ACCUMULATION
+        return next((part.name for part in self.parts if capability in part.breaks), "")
 
     @property
     def needs_only_update_sum(self) -> bool:
-        """Whether the server needs no more of the updates than their weighted sum.
+        """Whether the server uses only the weighted sum of the updates.
 
-        Of parts from outside this package that act on updates at the server it is not known.
+        A user's part that acts on updates at the server may use more, so the answer is then no.
         """
-        stated = all(part.weights in (None, self.weights) for part in self.parts)
-        strangers = [p for p in self.parts if not type(p).__module__.startswith("fedkeel.")]
-        acts = (Reduction, AggregateTransform, ServerOptimiser, ServerState)
+        has_stated_weights = all(part.weights in (None, self.weights) for part in self.parts)
+        user_parts = [p for p in self.parts if not type(p).__module__.startswith("fedkeel.")]
+        server_roles = (Reduction, AggregateTransform, ServerOptimiser, ServerState)
         return (
-            stated
+            has_stated_weights
             and not (self.tables or self.cohort_transforms)
             and Capability.PER_CLIENT_UPDATES not in self.needs
-            and not any(isinstance(part, acts) for part in strangers)
+            and not any(isinstance(part, server_roles) for part in user_parts)
         )
 
     @property
     def sum_only_uploads(self) -> frozenset[str]:
-        """Names of the parts of whose messages the server needs no more than the sum either."""
+        """Names of the parts of whose uploads the server uses only the sum."""
         return frozenset(
             part.name for part in self.uploads if part.needs_only_sum and self.needs_only_update_sum
         )
