@@ -19,6 +19,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, TrainingError
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.data_on_nodes import is_on_nodes
+from fedkeel.flower.node import answer
 from fedkeel.flower.node.configuration import make_node, state_folder
 from fedkeel.flower.server import membership as membership_module
 from fedkeel.flower.server.engine import NodeClients
@@ -527,6 +528,26 @@ def test_what_an_error_says_stays_on_the_node(
     log = (tmp_path / "s" / "node.log").read_text()
     assert "secret-patient" in log
     assert log == capsys.readouterr().err
+
+
+def test_an_unexpected_error_stays_on_the_node_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server hears its type alone: the message may hold data."""
+
+    def breaks(*_: object) -> None:
+        raise LookupError("secret-patient")
+
+    monkeypatch.setattr(answer, "make_node", breaks)
+    file = tmp_path / "experiment.toml"
+    file.write_text(config.to_toml(own()))
+    InProcessGrid({})  # gives this process an identity
+    message = Message(RecordDict(), 1, "train", ttl=60.0)
+    context = Context(1, 1, {"state": str(tmp_path / "s")}, RecordDict(), {})
+    assert client_app(file)(message, context).error.reason == "LookupError"
+    log = (tmp_path / "s" / "node.log").read_text()
+    assert "LookupError: secret-patient" in log
+    assert "in breaks" in log
 
 
 def test_who_submitted_a_run_sees_its_faults_at_once() -> None:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from flwr.app import Context, Error, Message
 
 from fedkeel.config import Experiment
-from fedkeel.errors import FedkeelError, RunError
+from fedkeel.errors import FedkeelError
 from fedkeel.flower.node.configuration import make_node, state_folder
 from fedkeel.flower.node.log import log_error, public_reason
-from fedkeel.user_code import one_line
 
 CLIENT_APP_RAISED = 2
 """Flower's code for a ClientApp that raised an exception."""
@@ -33,6 +32,6 @@ def answer(read: Callable[[], Experiment], message: Message, context: Context) -
         log_error(folder, error)
         reason = public_reason(error)
     except Exception as error:  # its message may hold data, so it stays here
-        log_error(folder, RunError("The node's app failed.", got=one_line(error)))
+        log_error(folder, error)
         reason = type(error).__name__
     return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)

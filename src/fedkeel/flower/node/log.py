@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,12 +16,17 @@ LOG = "node.log"
 MAX_LOG_BYTES = 1_000_000
 
 
-def log_error(folder: Path, error: FedkeelError) -> None:
+def log_error(folder: Path, error: Exception) -> None:
     """Write an error into the node's log and into the SuperNode's output.
 
-    The first megabyte of the log is kept. Where it cannot be written, the output says so too.
+    An error that is not fedkeel's own is written with its traceback. The first megabyte of the log
+    is kept. Where it cannot be written, the output says so too.
     """
-    file, text = folder / LOG, "\n".join([datetime.now(UTC).isoformat(), *error.lines(), ""])
+    if isinstance(error, FedkeelError):
+        message = "\n".join(error.lines())
+    else:
+        message = "".join(traceback.format_exception(error))
+    file, text = folder / LOG, f"{datetime.now(UTC).isoformat()}\n{message.rstrip()}\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.stat().st_size < MAX_LOG_BYTES:
