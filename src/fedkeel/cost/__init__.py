@@ -1,1 +1,1 @@
-"""What a run takes: seconds by engine, memory, disk, traffic."""
+"""What a run costs: seconds by engine, memory, disk space and traffic."""

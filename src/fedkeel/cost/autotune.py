@@ -1,149 +1,164 @@
-"""Which engine runs the clients: what was asked for, or what a short measurement finds fastest."""
+"""The engine that runs the clients: the requested one, or the fastest of a short measurement."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fedkeel import config
-from fedkeel.cost.device import device_for
-from fedkeel.cost.timing import EXACT, Measured, brief, time_engines
+from fedkeel.cost.device import choose_device
+from fedkeel.cost.timing import SEQUENTIAL, EngineTimes, is_short_run, time_engines
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import core_count
 from fedkeel.engine.process.malloc import keeping_freed_memory
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.records.run_record import EngineChoice
 
-HANDING = 2e-3
-"""Seconds that a round takes longer where its clients are handed to other processes."""
+DISPATCH_SECONDS = 2e-3
+"""Seconds that a round takes longer where its clients are sent to other processes."""
 
-SHARING = 1.1
-"""Times as long as a process alone each of several takes: they share caches and memory."""
+SHARING_FACTOR = 1.1
+"""Several processes take this many times as long as one alone: they share caches and memory."""
 
-GAIN = 0.95
-"""Share of the exact engine's time that the vectorized one has to reach to be preferred."""
+VECTORIZED_MARGIN = 0.95
+"""The vectorized engine is preferred if it takes at most this share of the sequential time."""
 
-CLEARLY = 0.9
-"""Share of another size's time that one which is tried later has to reach to be preferred: what is
-recorded is measured once, and differs from time to time by more than sizes that are alike."""
+SIZE_MARGIN = 0.9
+"""A later group size is preferred if it takes at most this share of the best time so far. Compiled
+steps are measured once, and sizes that are alike differ by less than two measurements do."""
 
-_KNOWN: dict[Any, Measured] = {}
-"""What has been measured in this process: a comparison's seeds run on the same engine."""
+_MEASURED: dict[Any, EngineTimes] = {}
+"""Measurements of this process, so that a comparison's seeds run on the same engine."""
 
 
-def choose(prepared: Prepared, measure: bool = True) -> EngineChoice:
+@dataclass(frozen=True)
+class _RoundTime:
+    """Expected seconds of a round, with the number of processes that takes the fewest."""
+
+    seconds: float
+    workers: int
+
+
+def choose_engine(prepared: Prepared, measure: bool = True) -> EngineChoice:
     """Return the engine of a run, and what was measured to choose it.
 
     Args:
         prepared: the run.
-        measure: whether clients may be trained to find out; otherwise what was asked for stays.
+        measure: whether clients may be trained for a measurement; otherwise `auto` stays `auto`.
     """
-    asked, per_round = prepared.settings.engine, max(prepared.population.per_round, 1)
-    workers, setup = min(asked.workers or core_count(), per_round), prepared.setup
-    free = measure and asked.kind == asked.device == "auto" and torch.cuda.is_available()
-    # a brief run is over before a GPU has recorded its first step
-    device, reasons = ("cpu", []) if free and brief(prepared) else device_for(asked, setup)
-    kind = asked.kind
+    requested, cohort = prepared.settings.engine, max(prepared.population.per_round, 1)
+    workers, setup = min(requested.workers or core_count(), cohort), prepared.setup
+    may_skip_gpu = measure and requested.kind == requested.device == "auto"
+    if may_skip_gpu and torch.cuda.is_available() and is_short_run(prepared):
+        device, reasons = "cpu", list[str]()  # it ends before a GPU has compiled its first step
+    else:
+        device, reasons = choose_device(requested, setup)
+    kind = requested.kind
     if device == "cuda":  # one process keeps a GPU busy
-        kind, workers = "vectorized", workers if asked.workers else 1
-    engine = EngineChoice(
+        kind, workers = "vectorized", workers if requested.workers else 1
+    choice = EngineChoice(
         kind=kind,
         workers=workers,
         parallel_clients=1,
         device=device,
-        dtype=asked.dtype,
-        precision=asked.precision,
-        asked=asked.kind,
+        dtype=requested.dtype,
+        precision=requested.precision,
+        asked=requested.kind,
         reasons=reasons,
     )
-    if asked.kind == "sequential":
-        return replace(engine, workers=1)
-    if asked.kind == "workers":
-        return engine
-    if asked.kind == "ray":
-        return replace(engine, **_on_ray(asked, per_round))
-    if kind == "vectorized" and asked.parallel_clients is not None:
-        return replace(engine, parallel_clients=min(asked.parallel_clients, per_round))
-    if not measure:
-        return engine
-    found = _measured(prepared, workers, device)
-    # the best number of processes for each size, in the order in which they were tried
-    options = {
-        chunk: min(
-            (_round(each, max(chunk, 1), per_round, n), n) for n in {asked.workers or 1, workers}
+    if requested.kind == "sequential":
+        return replace(choice, workers=1)
+    if requested.kind == "ray":
+        return _ray_choice(choice, requested, cohort)
+    if kind == "vectorized" and requested.parallel_clients is not None:
+        return replace(choice, parallel_clients=min(requested.parallel_clients, cohort))
+    if requested.kind == "workers" or not measure:
+        return choice
+    times = _measure(prepared, workers, device)
+    worker_counts = {requested.workers or 1, workers}
+    rounds = {  # by group size, in the order in which the sizes were tried
+        size: min(
+            (_round_time(seconds, size, cohort, count) for count in worker_counts),
+            key=lambda time: (time.seconds, time.workers),
         )
-        for chunk, each in found.seconds.items()
+        for size, seconds in times.seconds.items()
     }
-    exact, rounds = options.pop(EXACT), {chunk: one for chunk, (one, _) in options.items()}
-    if rounds and min(rounds.values()) <= GAIN * exact[0]:
+    best = sequential = rounds.pop(SEQUENTIAL)
+    fastest = min((time.seconds for time in rounds.values()), default=float("inf"))
+    if fastest <= VECTORIZED_MARGIN * sequential.seconds:
         kind = "vectorized"
-    chosen, parallel_clients = exact, 1
+    parallel_clients = 1
     if kind == "vectorized" and rounds:
-        best = next(iter(rounds))
-        for chunk, one in rounds.items():
-            best = chunk if one < CLEARLY * rounds[best] else best
-        parallel_clients, chosen = best, options[best]
+        parallel_clients, best = next(iter(rounds.items()))
+        for size, time in rounds.items():
+            if time.seconds < SIZE_MARGIN * best.seconds:
+                parallel_clients, best = size, time
     if kind == "auto":
-        kind = "workers" if chosen[1] > 1 else "sequential"
+        kind = "workers" if best.workers > 1 else "sequential"
     return replace(
-        engine,
+        choice,
         kind=kind,
-        workers=chosen[1],
+        workers=best.workers,
         parallel_clients=parallel_clients,
-        seconds_per_client={_name(c): round(s, 6) for c, s in found.seconds.items()},
-        reasons=[*reasons, *found.reasons],
+        seconds_per_client={_engine_name(k): round(v, 6) for k, v in times.seconds.items()},
+        reasons=[*reasons, *times.reasons],
     )
 
 
-def measured_engines() -> dict[Any, Measured]:
-    """Return what has been measured in this process."""
-    return dict(_KNOWN)
+def resumed_engine(previous: EngineChoice, requested: config.Engine) -> EngineChoice:
+    """Return the engine with which a run of `auto` goes on: in one process if that is requested."""
+    if requested.workers != 1:
+        return previous
+    kind = "sequential" if previous.kind in ("workers", "ray") else previous.kind
+    return replace(previous, kind=kind, workers=1, address=None)
 
 
-def remember(measured: dict[Any, Measured]) -> None:
-    """Take what another process has measured."""
-    _KNOWN.update(measured)
-
-
-def begun_with(before: EngineChoice, asked: config.Engine) -> EngineChoice:
-    """Return the engine of a run that `auto` chose before, in one process where that is asked."""
-    if asked.workers != 1:
-        return before
-    kind = "sequential" if before.kind in ("workers", "ray") else before.kind
-    return replace(before, kind=kind, workers=1, address=None)
-
-
-def _on_ray(asked: config.Engine, per_round: int) -> dict[str, Any]:
-    """Return what is different on Ray: one actor for each core of a cluster, exact as a rule."""
-    count, address = asked.workers, asked.address
-    if address is not None:
+def _ray_choice(choice: EngineChoice, requested: config.Engine, cohort: int) -> EngineChoice:
+    """Return the choice for Ray: an actor for each core of the cluster, sequential by default."""
+    workers, group = requested.workers, requested.parallel_clients
+    if requested.address is not None and workers is None:
         from fedkeel.engine.ray.cluster import cluster_cores
 
-        count = count or cluster_cores(address)
-    chunk = None if asked.parallel_clients is None else min(asked.parallel_clients, per_round)
-    return {
-        "workers": min(count or core_count(), per_round),
-        "parallel_clients": chunk,
-        "address": address,
-    }
+        workers = cluster_cores(requested.address)
+    return replace(
+        choice,
+        workers=min(workers or core_count(), cohort),
+        parallel_clients=None if group is None else min(group, cohort),
+        address=requested.address,
+    )
 
 
-def _name(chunk: int) -> str:
-    """Return how the record calls an engine that was measured."""
-    return "sequential" if chunk == EXACT else f"vectorized(parallel_clients={chunk})"
+def _engine_name(size: int) -> str:
+    """Return the name of a measured engine in the run record."""
+    return "sequential" if size == SEQUENTIAL else f"vectorized(parallel_clients={size})"
 
 
-def _round(each: float, chunk: int, per_round: int, workers: int) -> float:
-    """Return the seconds of a round, from those of a client."""
-    busy = min(workers, -(-per_round // chunk))
-    alone = each * per_round / busy
-    return alone * SHARING + HANDING if workers > 1 else alone
+def _round_time(seconds: float, size: int, cohort: int, workers: int) -> _RoundTime:
+    """Return the time of a round, from the seconds of a client in groups of a size."""
+    busy_workers = min(workers, -(-cohort // max(size, 1)))
+    total = seconds * cohort / busy_workers
+    return _RoundTime(
+        total * SHARING_FACTOR + DISPATCH_SECONDS if workers > 1 else total, workers
+    )
 
 
-def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
-    """Measure the engines, or look up what was found for a run like this one."""
+# ---- measurements -------------------------------------------------------------------------------
+
+
+def measured_engines() -> dict[Any, EngineTimes]:
+    """Return the measurements of this process, by run."""
+    return dict(_MEASURED)
+
+
+def remember(measured: dict[Any, EngineTimes]) -> None:
+    """Add the measurements of another process."""
+    _MEASURED.update(measured)
+
+
+def _measure(prepared: Prepared, workers: int, device: str) -> EngineTimes:
+    """Measure the engines, or return the measurement of a run like this one."""
     setup, plan = prepared.setup, prepared.plan
     data = setup.federation.data
     key = (
@@ -159,7 +174,7 @@ def _measured(prepared: Prepared, workers: int, device: str) -> Measured:
         workers,
         device,
     )
-    if key not in _KNOWN:
+    if key not in _MEASURED:
         with use_numerics(setup.precision), keeping_freed_memory():
-            _KNOWN[key] = time_engines(prepared, workers, device)
-    return _KNOWN[key]
+            _MEASURED[key] = time_engines(prepared, workers, device)
+    return _MEASURED[key]

@@ -1,4 +1,4 @@
-"""Where clients train: on a GPU where there is one and the model runs there."""
+"""The device on which clients train: a GPU where there is one and the model runs on it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from fedkeel.errors import RunError
 from fedkeel.task.network import Batch
 
 
-def device_for(asked: config.Engine, setup: TrainingSetup) -> tuple[str, list[str]]:
-    """Return the device that clients train on, ``cpu`` or ``cuda``, and why it is no GPU.
+def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, list[str]]:
+    """Return the device, ``cpu`` or ``cuda``, and the reasons why it is not a GPU.
 
     Raises:
-        RunError: a GPU is asked for, and torch finds none, or the model does not run on it.
+        RunError: a GPU is requested, but torch finds none, or the model does not run on it.
     """
-    if asked.kind not in ("auto", "vectorized") or asked.device == "cpu":
+    if requested.kind not in ("auto", "vectorized") or requested.device == "cpu":
         return "cpu", []
     if torch.cuda.is_available():
-        refused = refusal(setup, torch.device("cuda"))
-        if refused and asked.device == "cuda":
+        error = device_error(setup, torch.device("cuda"))
+        if error and requested.device == "cuda":
             raise RunError(
                 "The model or its loss does not run on a GPU.",
-                got=refused,
+                got=error,
                 do="make tensors where the inputs are (device=x.device), "
                 "or set engine.device = 'cpu'",
             )
-        if refused:
-            return "cpu", [f"clients are not trained on the GPU: {refused}"]
+        if error:
+            return "cpu", [f"clients are not trained on the GPU: {error}"]
         return "cuda", []
-    if asked.device == "cuda":
+    if requested.device == "cuda":
         raise RunError(
             "There is no GPU that torch can use.",
             got=f"torch {torch.__version__}",
@@ -41,22 +41,22 @@ def device_for(asked: config.Engine, setup: TrainingSetup) -> tuple[str, list[st
     return "cpu", []
 
 
-def refusal(setup: TrainingSetup, device: torch.device) -> str:
+def device_error(setup: TrainingSetup, device: torch.device) -> str:
     """Return why a training step of the model fails on a device, "" where it does not.
 
-    Modules and losses of one's own may make tensors on the processor, wherever their inputs are.
+    A user's module or loss may make tensors on the CPU although its inputs are on the device.
     """
-    few = few_examples(setup)
-    batch = Batch(few.x.to(device), few.y.to(device))
-    drawing = [device] if device.type == "cuda" else []
+    examples = few_examples(setup)
+    batch = Batch(examples.x.to(device), examples.y.to(device))
+    devices = [device] if device.type == "cuda" else []
     try:
         network = setup.training.network.on(device)
         buffers = network.copy_buffers(network.buffers)
-        with torch.random.fork_rng(devices=drawing):
+        with torch.random.fork_rng(devices=devices):
             network.value_and_grad(network.params, buffers, batch, "eager")
             network.example_losses(network.test_logits(network.params, buffers, batch.x), batch.y)
-    except torch.OutOfMemoryError:  # is said where the data are placed
+    except torch.OutOfMemoryError:  # the engine reports it when it places the data
         return ""
-    except Exception as error:
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
+    except Exception as failure:
+        return next(iter(str(failure).strip().splitlines()), type(failure).__name__)[:160]
     return ""
