@@ -21,7 +21,7 @@ from population import children, proportional, two_nn
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Engine, Run
-from fedkeel.cost.memory import check_disk, estimate, size
+from fedkeel.cost.memory import check_disk, estimate_run, format_bytes
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
@@ -53,7 +53,8 @@ class Meter(Callback):
         phases = f"train {train:.2f}, server {row.seconds['server']:.2f}"
         print(
             f"round {row.round:3}: {time.perf_counter() - self._began:4.0f} s ({phases}), "
-            f"{len(self._clients)} clients seen, resident {size(used)}, file {size(on_disk)}",
+            f"{len(self._clients)} clients seen, resident {format_bytes(used)}, "
+            f"file {format_bytes(on_disk)}",
             flush=True,
         )
 
@@ -86,11 +87,11 @@ def main() -> None:
     )
     held = dataset(x[:1000], y[:1000])
     prepared = prepare(settings, Ingredients(Task(two_nn), lambda _: clients, held, "2nn"))
-    needed = estimate(prepared)
-    where = f"on disk (at most {size(needed.disk)})" if needed.disk else "in memory"
+    needed = estimate_run(prepared)
+    where = f"on disk (at most {format_bytes(needed.disk)})" if needed.disk else "in memory"
     print(
         f"{given.method}: {needed.clients} clients, {given.per_round} a round, state {where}; "
-        f"the data are {size(x.nbytes)}"
+        f"the data are {format_bytes(x.nbytes)}"
     )
     with tempfile.TemporaryDirectory(prefix="fedkeel-") as aside:
         out = Path(aside) / "run"
@@ -100,7 +101,8 @@ def main() -> None:
     saves = [seconds for seconds in meter.saves if seconds]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(
-        f"resident after a round at most {size(meter.most)}, this process at its peak {size(peak)}"
+        f"resident after a round at most {format_bytes(meter.most)}, "
+        f"this process at its peak {format_bytes(peak)}"
     )
     print(f"{ran.kind}, {ran.workers} workers, {ran.parallel_clients or 1} clients side by side")
     print(f"checkpoints took {np.round(saves, 2).tolist()} s")

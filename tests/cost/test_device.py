@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel import config
-from fedkeel.cost.device import device_for, refusal
+from fedkeel.cost.device import choose_device, device_error
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import RunError
@@ -33,28 +33,28 @@ def on_the_processor(logits: Tensor, y: Tensor) -> Tensor:
 
 def test_a_loss_that_makes_tensors_on_the_processor_is_found_out() -> None:
     elsewhere = torch.device("meta")
-    assert refusal(setup(), elsewhere) == ""
-    assert "same device" in refusal(setup(on_the_processor), elsewhere)
+    assert device_error(setup(), elsewhere) == ""
+    assert "same device" in device_error(setup(on_the_processor), elsewhere)
 
 
 def test_a_model_that_does_not_run_on_a_gpu_is_trained_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("fedkeel.cost.device.refusal", lambda *_: "it is said why")
-    assert device_for(AUTO, setup()) == (
+    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "it is said why")
+    assert choose_device(AUTO, setup()) == (
         "cpu",
         ["clients are not trained on the GPU: it is said why"],
     )
-    assert device_for(fk.Engine(device="cpu"), setup()) == ("cpu", [])
+    assert choose_device(fk.Engine(device="cpu"), setup()) == ("cpu", [])
     with pytest.raises(RunError, match=r"(?s)does not run on a GPU.*it is said why.*x.device"):
-        device_for(CUDA, setup())
-    monkeypatch.setattr("fedkeel.cost.device.refusal", lambda *_: "")
-    assert device_for(AUTO, setup()) == ("cuda", [])
+        choose_device(CUDA, setup())
+    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    assert choose_device(AUTO, setup()) == ("cuda", [])
 
 
 def test_no_gpu_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_for(AUTO, setup()) == ("cpu", [])
+    assert choose_device(AUTO, setup()) == ("cpu", [])
     with pytest.raises(RunError, match="no GPU that torch can use"):
-        device_for(CUDA, setup())
+        choose_device(CUDA, setup())

@@ -14,7 +14,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.cost import timing as module
-from fedkeel.cost.timing import EXACT
+from fedkeel.cost.timing import SEQUENTIAL
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.trainer import SequentialTrainer
@@ -27,8 +27,8 @@ from toys import four_each
 @pytest.mark.parametrize(
     ("lanes", "expected"),
     [
-        (0.6, {EXACT: 0.068, 1: 0.034, 7: 0.0408, 20: 0.0408}),
-        (0.25, {EXACT: 0.068, 7: 0.017, 20: 0.017}),  # one lane never gets there
+        (0.6, {SEQUENTIAL: 0.068, 1: 0.034, 7: 0.0408, 20: 0.0408}),
+        (0.25, {SEQUENTIAL: 0.068, 7: 0.017, 20: 0.017}),  # one lane never gets there
     ],
 )
 def test_engines_are_compared_by_the_same_work(
@@ -61,11 +61,11 @@ def test_engines_are_compared_by_the_same_work(
 
 
 def sizes_to_try(setup: TrainingSetup, per_round: int, workers: int, device: str) -> list[int]:
-    return module._sizes(setup, per_round, workers, device, establish(setup).pads)
+    return module._group_sizes(setup, per_round, workers, device, establish(setup).pads)
 
 
 def forms(setup: TrainingSetup, clients: Ints, lanes: int = 1) -> int:
-    return module._forms(setup, clients, establish(setup).pads, lanes)
+    return module._shape_count(setup, clients, establish(setup).pads, lanes)
 
 
 def test_a_pause_is_not_the_engines() -> None:
@@ -100,7 +100,9 @@ def test_convolutions_are_tried_with_few_lanes_first() -> None:
     assert sizes_to_try(other, 200, 2, "cpu") == [1, 8, 25, 100]
 
 
-@pytest.mark.parametrize(("step", "tried"), [(8e-3, [EXACT, 1]), (1e-3, [EXACT, 1, 5, 10])])
+@pytest.mark.parametrize(
+    ("step", "tried"), [(8e-3, [SEQUENTIAL, 1]), (1e-3, [SEQUENTIAL, 1, 5, 10])]
+)
 def test_convolutions_that_fill_a_processor_are_not_tried_side_by_side(
     step: float, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,10 +157,10 @@ def test_what_is_measured_side_by_side_is_as_ragged_as_a_round() -> None:
     task = fk.Task(lambda: nn.Sequential(nn.Linear(6, 3)))
     settings = config.Run(method="fedavg", rounds=3, local=fk.Local(lr=0.1, epochs=1, batch_size=8))
     setup = prepare(settings, Ingredients(task, lambda _: federation, data, "net")).setup
-    jobs, share = module._chunk(setup, 2, 4)  # a round of 5, 10, 30 and 50, say
-    assert [job.client for job in jobs] == [5, 2]
-    assert share == pytest.approx((50 + 30) / 2 / (155 / 6))
-    assert len(module._chunk(setup, 8, 6)[0]) == 6
+    sample = module._group_sample(setup, 2, 4)  # a round of 5, 10, 30 and 50, say
+    assert [job.client for job in sample.jobs] == [5, 2]
+    assert sample.relative_work == pytest.approx((50 + 30) / 2 / (155 / 6))
+    assert len(module._group_sample(setup, 8, 6).jobs) == 6
     sizes = setup.federation.sizes
     assert forms(setup, sizes) == 3  # batches of 8, of 4, and of 2
     assert forms(setup, sizes, lanes=4) == 3 * 3  # and lanes are halved twice
@@ -182,7 +184,7 @@ def test_clients_that_are_prepared_together_record_one_form(
     prepared = prepare(settings, Ingredients(task, lambda _: federation, data, "net"))
     times = iter([1.0, 1.0, 10.0, 1.0])  # alone, twice; side by side, recorded and again
     monkeypatch.setattr(module, "_seconds", lambda *given: next(times))
-    monkeypatch.setattr(module, "_sizes", lambda *given: [2])
+    monkeypatch.setattr(module, "_group_sizes", lambda *given: [2])
     found = module.time_engines(prepared, 1, "cpu")
-    share = module._chunk(prepared.setup, 2, 4)[1]
+    share = module._group_sample(prepared.setup, 2, 4).relative_work
     assert found.seconds[2] == pytest.approx((1.0 + 9.0 * 2 * 4 / 12) / share)

@@ -18,7 +18,7 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.cost import memory as module
-from fedkeel.cost.memory import estimate
+from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
 from fedkeel.records.rows import RoundRecord
@@ -370,13 +370,13 @@ def test_a_key_is_the_same_in_every_process() -> None:
 
 def test_an_estimate_is_what_is_sent_and_kept() -> None:
     ready = prepared("scaffold")
-    needs = estimate(ready)
+    needs = estimate_run(ready)
     model = sum(t.numel() * 4 for t in ready.server.params.values())
     assert needs.down == {"model": model, "scaffold": model}
     assert needs.up == {"model": model, "scaffold": model}
     assert (needs.client_state, needs.clients) == (model, 6)
     assert needs.resident == 6 * model + needs.server_state
-    few = estimate(prepared("scaffold", rounds=2, per_round=1))
+    few = estimate_run(prepared("scaffold", rounds=2, per_round=1))
     assert few.clients == 2  # no more than that can take part
     row = start(ready).rows[1]
     assert row.bytes_up == {part: 4 * n for part, n in needs.up.items()}
@@ -408,17 +408,17 @@ def test_what_is_refused_is_shown_in_figures_that_can_be_read() -> None:
 
 
 def test_without_a_limit_it_is_the_memory_that_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = module._free_bytes()
+    free = module._free_memory()
     assert free is not None
     assert free > 10_000_000
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
     assert free == pytest.approx(available * 1024, rel=0.2)
-    monkeypatch.setattr(module, "_free_bytes", lambda: 100)
+    monkeypatch.setattr(module, "_free_memory", lambda: 100)
     for state in ("memory", "disk", "auto"):  # what the server remembers is 228 bytes
         with pytest.raises(RunError, match="would not fit"):
             prepared("scaffold", state=state)
-    monkeypatch.setattr(module, "_free_bytes", lambda: None)
+    monkeypatch.setattr(module, "_free_memory", lambda: None)
     prepared("scaffold", state="memory")
 
 
@@ -426,15 +426,15 @@ def test_state_goes_to_the_disk_where_memory_has_no_room(monkeypatch: pytest.Mon
     """228 bytes for each of six clients and the server: 1596."""
     assert prepared("scaffold", memory_gb=1.6e-6).state == "memory"
     ready = prepared("scaffold", memory_gb=1.5e-6)
-    needs = estimate(ready)
+    needs = estimate_run(ready)
     assert (ready.state, needs.state) == ("disk", "disk")
     assert needs.resident == needs.server_state == 228
     assert describe_run(ready).estimate.disk == needs.disk
-    monkeypatch.setattr(module, "_free_bytes", lambda: 1500)
+    monkeypatch.setattr(module, "_free_memory", lambda: 1500)
     assert prepared("scaffold").state == "disk"
-    monkeypatch.setattr(module, "_free_bytes", lambda: 1600)
+    monkeypatch.setattr(module, "_free_memory", lambda: 1600)
     assert prepared("scaffold").state == "memory"
-    monkeypatch.setattr(module, "AT_EASE", 1367)  # whatever is free
+    monkeypatch.setattr(module, "COMFORTABLE_BYTES", 1367)  # whatever is free
     assert prepared("scaffold").state == "disk"
     assert prepared("scaffold", memory_gb=1.6e-6).state == "memory"
     assert prepared("scaffold", state="memory").state == "memory"
@@ -444,9 +444,9 @@ def test_the_file_of_state_is_never_larger_than_estimated(tmp_path: Path) -> Non
     """Each row twice and a round's rows once more; or what was ever written, where that is less."""
     row = 64 + 2 * 128 + 2 * 64  # which matrices are products; tensors of 120, 24, 72 and 12 bytes
     few = prepared("scaffold", rounds=2, per_round=3, state="disk", checkpoint_seconds=1e6)
-    assert estimate(few).disk == 2 * 3 * row
+    assert estimate_run(few).disk == 2 * 3 * row
     many = prepared("scaffold", rounds=12, per_round=6, state="disk", checkpoint_seconds=1e6)
-    assert estimate(many).disk == (2 * 6 + 6) * row
+    assert estimate_run(many).disk == (2 * 6 + 6) * row
     sizes: list[int] = []
 
     class Meter(Callback):
@@ -457,14 +457,14 @@ def test_the_file_of_state_is_never_larger_than_estimated(tmp_path: Path) -> Non
         sizes.clear()
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         start(ready, tmp_path / "run", callbacks=[Meter()])
-        assert 0 < max(sizes) <= estimate(ready).disk, name
+        assert 0 < max(sizes) <= estimate_run(ready).disk, name
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = prepared("scaffold", state="disk")
-    needed, usage = estimate(ready).disk, shutil.disk_usage(tmp_path)
+    needed, usage = estimate_run(ready).disk, shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
     for out in (tmp_path / "deep" / "run", None):
         with pytest.raises(RunError, match="would not fit on the disk") as found:
@@ -480,7 +480,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 def test_local_buffers_are_client_state_too() -> None:
     plain = fk.Local(lr=0.1, epochs=1, batch_size=4, drop_last="single")
     ready = prepared(model=MODELS["norm"], buffers="local", local=plain)
-    assert estimate(ready).client_state == 6 * 4 + 6 * 4 + 8
+    assert estimate_run(ready).client_state == 6 * 4 + 6 * 4 + 8
     with pytest.raises(RunError, match="kept by buffers"):
         prepared(model=MODELS["norm"], buffers="local", local=plain, memory_gb=1e-7, state="memory")
 
@@ -687,7 +687,7 @@ def test_a_server_that_would_not_fit_is_refused_before_it_is_made(
         raise AssertionError("the server was made")
 
     monkeypatch.setattr("fedkeel.runner.prepare.server_start", made)
-    monkeypatch.setattr(module, "AT_EASE", 0)
+    monkeypatch.setattr(module, "COMFORTABLE_BYTES", 0)
     with pytest.raises(RunError, match="would not fit") as found:
         prepared("gradma", memory_gb=1e-7)
     assert "at the server" in found.value.got

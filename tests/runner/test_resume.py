@@ -241,13 +241,15 @@ def test_a_measured_choice_is_kept(
 ) -> None:
     """Another measurement might choose another engine, which rounds differently."""
     ready = prepared(rounds=4, workers=1, **asked)
-    chosen = replace(manifest.choose(ready), kind="vectorized", parallel_clients=2, workers=1)
-    monkeypatch.setattr(manifest, "choose", lambda _: chosen)
+    chosen = replace(
+        manifest.choose_engine(ready), kind="vectorized", parallel_clients=2, workers=1
+    )
+    monkeypatch.setattr(manifest, "choose_engine", lambda _: chosen)
     whole = start(ready)
     with pytest.raises(Kill):
         start(ready, tmp_path / "run", callbacks=[StopAfter(2)])
     other = replace(chosen, kind="sequential", parallel_clients=1)
-    monkeypatch.setattr(manifest, "choose", lambda _: other)
+    monkeypatch.setattr(manifest, "choose_engine", lambda _: other)
     result = start(ready, tmp_path / "run", resume=True)
     engine = result.record.engine
     assert (engine.kind, engine.parallel_clients) == ("vectorized", 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.cost.memory import estimate
+from fedkeel.cost.memory import estimate_run
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start
@@ -49,8 +49,8 @@ def test_memory_and_disk_have_the_same_bits() -> None:
 def test_the_table_is_reckoned_with() -> None:
     ready = prepared(method="fedvarp")
     model = nbytes(dict(ready.setup.training.network.params))
-    needs = estimate(ready)
+    needs = estimate_run(ready)
     assert needs.table == model
     assert needs.client_state == 0
     assert needs.rows == model * needs.clients
-    assert estimate(prepared(method="fedavg")).table == 0
+    assert estimate_run(prepared(method="fedavg")).table == 0

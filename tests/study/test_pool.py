@@ -410,7 +410,7 @@ def test_an_error_between_orders_lets_runs_save(tmp_path: Path) -> None:
 def test_what_a_process_has_measured_is_known_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autotune, "_KNOWN", {})
-    monkeypatch.setattr(timing, "SHORT", 0.0)
+    monkeypatch.setattr(autotune, "_MEASURED", {})
+    monkeypatch.setattr(timing, "SHORT_RUN_SECONDS", 0.0)
     made_of([settings(kind="auto"), settings(0.1, kind="auto")], ingredients(), tmp_path, 2)
     assert autotune.measured_engines()

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, SmallFederation
-from fedkeel.cost.memory import estimate
+from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import use_numerics
@@ -252,7 +252,7 @@ def _check_bytes(federation: SmallFederation) -> str:
         decoded = codec.decode(reply.uploads[codec.name], server.params)
         if _difference(decoded, reply.update):
             return "the update is not what its upload decodes to"
-    expected, rows = estimate(prepared), federation.reference.rows[1:]
+    expected, rows = estimate_run(prepared), federation.reference.rows[1:]
     down = [row.bytes_down for row in rows]
     up = [row.bytes_up for row in rows]
     return _compare_bytes("down", message_state(message), expected.down, down) or _compare_bytes(

@@ -139,9 +139,7 @@ def _round_time(seconds: float, size: int, cohort: int, workers: int) -> _RoundT
     """Return the time of a round, from the seconds of a client in groups of a size."""
     busy_workers = min(workers, -(-cohort // max(size, 1)))
     total = seconds * cohort / busy_workers
-    return _RoundTime(
-        total * SHARING_FACTOR + DISPATCH_SECONDS if workers > 1 else total, workers
-    )
+    return _RoundTime(total * SHARING_FACTOR + DISPATCH_SECONDS if workers > 1 else total, workers)
 
 
 # ---- measurements -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Seconds that engines take: each trains some clients of the first round, whose replies are dropped."""
+"""Seconds that engines take, measured by training some clients of the first round."""
 
 from __future__ import annotations
 

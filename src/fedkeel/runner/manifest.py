@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.autotune import choose
-from fedkeel.cost.memory import estimate
+from fedkeel.cost.autotune import choose_engine
+from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.affinity import core_count
@@ -78,9 +78,9 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         local=_local_words(setup.training.local),
         participation=_participation_words(prepared),
         target=settings.evaluation.target or settings.stop.target,
-        engine=engine or choose(prepared),
+        engine=engine or choose_engine(prepared),
         environment=environment(),
-        estimate=estimate(prepared),
+        estimate=estimate_run(prepared),
         warnings=find_warnings(prepared),
     )
 

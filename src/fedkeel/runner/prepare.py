@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.memory import check_server, place
+from fedkeel.cost.memory import check_server, choose_place
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
@@ -107,7 +107,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
     prepared = Prepared(settings, setup, server, spec, population, ingredients)
-    return replace(prepared, key=_key(prepared), state=place(prepared))
+    return replace(prepared, key=_key(prepared), state=choose_place(prepared))
 
 
 def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:

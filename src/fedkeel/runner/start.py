@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.cost.autotune import begun_with
+from fedkeel.cost.autotune import resumed_engine
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.base import Engine
 from fedkeel.engine.prepared import Prepared
@@ -110,7 +110,7 @@ def _same_engine(before: RunRecord, asked: config.Engine) -> EngineChoice | None
     """Return the engine that was measured before; a new choice might round differently."""
     is_measured = asked.kind == "vectorized" and asked.parallel_clients is None
     if asked.kind == "auto" or (is_measured and before.engine.kind == "vectorized"):
-        return begun_with(before.engine, asked)
+        return resumed_engine(before.engine, asked)
     return None
 
 

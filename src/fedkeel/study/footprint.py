@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedkeel import config
-from fedkeel.cost.memory import estimate, size
+from fedkeel.cost.memory import estimate_run, format_bytes
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
@@ -59,7 +59,7 @@ class Footprint:
         """The model and the federation of the measurement."""
         return (
             f"the {MODEL} of the digits preset ({self.parameters:,} parameters, "
-            f"{size(self.model_bytes)}), {CLIENTS} clients, {PER_ROUND} in a round"
+            f"{format_bytes(self.model_bytes)}), {CLIENTS} clients, {PER_ROUND} in a round"
         )
 
     @property
@@ -80,7 +80,7 @@ class Footprint:
     def lines(self) -> list[tuple[str, str]]:
         """Return (quantity, amount) as text."""
         down, up = (
-            ", ".join(f"{name} {size(count)}" for name, count in parts.items())
+            ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
             for parts in (self.estimate.down, self.estimate.up)
         )
         stored = self._stored
@@ -94,7 +94,11 @@ class Footprint:
         ]
 
     def _stored(self, count: int) -> str:
-        return f"{count / self.model_bytes:.2f} x model ({size(count)})" if count else "nothing"
+        return (
+            f"{count / self.model_bytes:.2f} x model ({format_bytes(count)})"
+            if count
+            else "nothing"
+        )
 
 
 @lru_cache(maxsize=256)
@@ -112,7 +116,7 @@ def footprint(method: str) -> Footprint:
         prepared = prepare(settings.model_copy(update={"method": method}), ingredients)
         gradients = _multiplications(prepared) / _multiplications_of_fedavg()
     params = prepared.setup.training.network.params
-    return Footprint(estimate(prepared), gradients, numel(params), nbytes(dict(params)))
+    return Footprint(estimate_run(prepared), gradients, numel(params), nbytes(dict(params)))
 
 
 def footprint_lines(method: str) -> list[tuple[str, str]]:

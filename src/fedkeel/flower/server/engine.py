@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.cost.memory import estimate
+from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
 from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.message_state import message_state
@@ -86,7 +86,7 @@ class NodeClients:
         self._settings = prepared.settings.flower
         self._connection, self._membership = connection, membership
         self._descriptions = descriptions
-        needs = estimate(prepared)
+        needs = estimate_run(prepared)
         self._specs, self._agreement = MessageSpecs.of(prepared), Agreement.of(prepared)
         self._run_number = np.array([secrets.randbits(64)], dtype=np.uint64)
         self._reader = ReplyReader(prepared, self._specs)
