@@ -24,7 +24,6 @@ from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
-from fedkeel.config.base import RenamedSetting
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.version import __version__
 
@@ -71,6 +70,8 @@ def _format_warning(
     line: str | None = None,
 ) -> str:
     """Return a warning as it is printed: of a renamed setting, no place in the code."""
+    from fedkeel.config.base import RenamedSetting
+
     if issubclass(category, RenamedSetting):
         return f"warning: {message}\n"
     return _python_format(message, category, filename, lineno, line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document, experiment
+from fedkeel.cli.common import EXPERIMENT, JSON, PRESET, SET, document
 from fedkeel.errors import counted
 
 
@@ -15,26 +15,25 @@ def check(
     as_json: bool = JSON,
 ) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.cost.autotune import choose_engine
-    from fedkeel.cost.memory import check_disk, estimate_run, format_bytes
+    from fedkeel.cost.memory import check_disk, format_bytes
     from fedkeel.records.run_record import to_json
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare
 
-    chosen = experiment(path, preset, settings)
-    prepared = prepare(chosen, gather(chosen))
-    check_disk(prepared, Path("runs") / chosen.name)
+    experiment = read_experiment(path, preset, settings)
+    prepared = prepare(experiment, gather(experiment))
+    check_disk(prepared, Path("runs") / experiment.name)
     record = describe_run(prepared, choose_engine(prepared, measure=False))
-    needs = estimate_run(prepared)
-    rounds, per_round = chosen.rounds, prepared.population.per_round
-    total = (sum(needs.down.values()) + sum(needs.up.values())) * rounds * per_round
+    model, data, needs = record.model, record.data, record.estimate
+    of_client = sum(needs.down.values()) + sum(needs.up.values())
+    total = of_client * experiment.rounds * prepared.population.per_round
     if as_json:
         document({**to_json(record), "status": "checked", "bytes_total": total})
         return
-    model = record.model
     print(record.describe)
     print()
-    data = record.data
     print(
         f"data         {' + '.join(data.sources)}: {data.train} training and "
         f"{counted(data.test, 'test example')}, {counted(data.classes, 'class')}"
@@ -47,26 +46,18 @@ def check(
     print(f"local        {record.local}")
     print(f"cohort       {record.participation}")
     print(f"engine       {record.engine.kind}, {counted(record.engine.workers, 'process')}")
-    print(f"down         {_parts(needs.down, model.bytes)}  for each client and round")
-    print(f"up           {_parts(needs.up, model.bytes)}  for each client and round")
-    print(f"traffic      {format_bytes(total)} in {counted(rounds, 'round')}")
+    for way, parts in (("down", needs.down), ("up", needs.up)):
+        sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        models = f"{sum(parts.values()) / model.bytes:.2f} x model ({sizes})"
+        print(f"{way:<12} {models}  for each client and round")
+    print(f"traffic      {format_bytes(total)} in {counted(experiment.rounds, 'round')}")
+    at_server = f"and {format_bytes(needs.table)} x {needs.clients} at the server "
     print(
         f"state        {format_bytes(needs.client_state)} x {needs.clients} clients "
-        + (
-            f"and {format_bytes(needs.table)} x {needs.clients} at the server "
-            if needs.table
-            else ""
-        )
+        + (at_server if needs.table else "")
         + (f"on disk (at most {format_bytes(needs.disk)}), " if needs.disk else "in memory, ")
         + f"{format_bytes(needs.server_state)} at the server"
     )
-    for told in record.warnings:
-        print(f"warning      {told}")
+    for message in record.warnings:
+        print(f"warning      {message}")
     print("everything fits together; nothing was trained")
-
-
-def _parts(sent: dict[str, int], model: int) -> str:
-    from fedkeel.cost.memory import format_bytes
-
-    words = [f"{name} {format_bytes(n)}" for name, n in sent.items()]
-    return f"{sum(sent.values()) / model:.2f} x model ({', '.join(words)})"

@@ -13,7 +13,6 @@ from fedkeel.cli.common import (
     QUIET,
     SET,
     document,
-    experiment,
     say,
     stderr,
 )
@@ -39,6 +38,7 @@ def compare(
     """
     from rich.console import Console
 
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.method.grammar import split
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.alerts import differences, problems
@@ -48,19 +48,19 @@ def compare(
     from fedkeel.runner.progress import progress_display
     from fedkeel.study.compare import compare as play
 
-    chosen = experiment(path, preset, settings)
-    expressions = split(methods) if methods is not None else list(chosen.compare.methods)
-    out = Path("runs") / chosen.name if out is None else out
+    experiment = read_experiment(path, preset, settings)
+    expressions = split(methods) if methods is not None else list(experiment.compare.methods)
+    out = Path("runs") / experiment.name if out is None else out
     console = stderr()
-    ingredients = gather(chosen)
+    ingredients = gather(experiment)
     try:
         with progress_display(console, quiet) as display:
-            number = seeds or chosen.compare.seeds
-            found = play(chosen, ingredients, expressions, number, out, display)
+            number = seeds or experiment.compare.seeds
+            found = play(experiment, ingredients, expressions, number, out, display)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    page = write_report(runs_of(out), out / "report.html", title=chosen.name)
+    page = write_report(runs_of(out), out / "report.html", title=experiment.name)
     if as_json:
         document(found.rows)
     else:

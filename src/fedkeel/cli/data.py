@@ -18,7 +18,6 @@ from fedkeel.cli.common import (
     SET,
     Group,
     document,
-    experiment,
     say,
     stderr,
 )
@@ -108,10 +107,11 @@ def inspect(
     as_json: bool = JSON,
 ) -> None:
     """Show how an experiment divides its data: sizes, and each client's labels."""
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.runner.prepare import gather
 
-    chosen = experiment(path, preset, settings)
-    federation = gather(chosen).clients(chosen.seed)
+    experiment = read_experiment(path, preset, settings)
+    federation = gather(experiment).clients(experiment.seed)
     histogram = federation.histogram()
     how = {**federation.how, "sizes": federation.sizes.tolist(), "histogram": histogram.tolist()}
     if as_json:

@@ -14,7 +14,6 @@ from fedkeel.cli.common import (
     SET,
     Group,
     document,
-    experiment,
     say,
     stderr,
 )
@@ -38,25 +37,27 @@ def up(
 ) -> None:
     """Start SuperLink and SuperNodes on this machine, make a run with them, and end them."""
     _check_installed()
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.flower.data_on_nodes import is_on_nodes
     from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
     from fedkeel.report.page import write_report
     from fedkeel.runner.progress import progress_display
 
-    chosen = experiment(path, preset, settings)
-    out = Path("runs") / chosen.name if out is None else out
+    experiment = read_experiment(path, preset, settings)
+    out = Path("runs") / experiment.name if out is None else out
     console = stderr()
-    count, needed = len(data or ()), (chosen.partition.clients or 0) if is_on_nodes(chosen) else 0
+    clients = experiment.partition.clients or 0
+    count, needed = len(data or ()), clients if is_on_nodes(experiment) else 0
     if count != needed:
         raise ConfigError(
             "--data goes with data.source = 'nodes', once for each client.",
-            got=f"data.source = {chosen.data.source!r} and {count} times --data",
+            got=f"data.source = {experiment.data.source!r} and {count} times --data",
             expected=f"{needed} times --data",
         )
     configs = data_configs(data) if data else shared_configs(nodes)
     try:
         with progress_display(console, quiet) as progress:
-            result = run_locally(chosen, out, configs, progress, resume, secure)
+            result = run_locally(experiment, out, configs, progress, resume, secure)
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")
         raise typer.Exit(130) from None
@@ -85,7 +86,7 @@ def up(
     say(console, f"run     {out}")
     say(console, f"report  {page}")
     if result.status == "interrupted":
-        say(console, f"after {rows[-1].round} of {chosen.rounds} rounds; to go on: --resume")
+        say(console, f"after {rows[-1].round} of {experiment.rounds} rounds; to go on: --resume")
         raise typer.Exit(130)
 
 
@@ -98,13 +99,14 @@ def export(
 ) -> None:
     """Write a complete Flower app: the experiment, both ends, and a README with every command."""
     _check_installed()
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.flower.export import export as write
 
     console = stderr()
-    chosen = experiment(path, preset, settings)
-    for module in write(chosen, out):
+    experiment = read_experiment(path, preset, settings)
+    for module in write(experiment, out):
         say(console, f"the module {module!r} is not in the app: install it everywhere")
-    if chosen.engine.device == "cuda":
+    if experiment.engine.device == "cuda":
         say(console, "nodes train on the processor: engine.device is ignored")
     say(console, f"app     {out}")
     say(console, f"next    {out / 'README.md'}")

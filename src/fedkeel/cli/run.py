@@ -13,7 +13,6 @@ from fedkeel.cli.common import (
     QUIET,
     SET,
     document,
-    experiment,
     say,
     stderr,
 )
@@ -31,58 +30,58 @@ def run(
     """Train one method, and write a run folder."""
     from rich.console import Console
 
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.engine.process.interrupts import interrupts
+    from fedkeel.records.run_record import to_json
     from fedkeel.report.alerts import problems
     from fedkeel.report.page import write_report
     from fedkeel.report.runs import load_runs
+    from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather, prepare
     from fedkeel.runner.progress import progress_display, run_name
     from fedkeel.runner.start import start
+    from fedkeel.study.compare import Comparison
 
-    chosen = experiment(path, preset, settings)
+    experiment = read_experiment(path, preset, settings)
     if out is None:
-        out = path if path is not None and path.is_dir() else Path("runs") / chosen.name
+        out = path if path is not None and path.is_dir() else Path("runs") / experiment.name
     console = stderr()
-    prepared = prepare(chosen, gather(chosen))
+    prepared = prepare(experiment, gather(experiment))
     try:
         with progress_display(console, quiet) as display, interrupts(display.stopping):
-            result = start(prepared, out, resume, [display.follow(run_name(chosen))])
+            result = start(prepared, out, resume, [display.follow(run_name(experiment))])
     except KeyboardInterrupt:
         say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
         raise typer.Exit(130) from None
-    page = write_report([out], out / "report.html")
-    sums = [row for row in result.rows if row.round > 0]
+    page, record, last = write_report([out], out / "report.html"), result.record, result.rows[-1]
     if as_json:
         document(
             {
                 "run_dir": str(out),
-                "status": result.record.status,
-                "message": result.record.message,
-                "rounds": result.rows[-1].round,
+                "status": record.status,
+                "message": record.message,
+                "rounds": last.round,
                 "best": result.best,
                 "last": result.last,
-                "warnings": result.record.warnings,
-                "bytes_up": sum(sum(row.bytes_up.values()) for row in sums),
-                "bytes_down": sum(sum(row.bytes_down.values()) for row in sums),
+                "best_model": None if record.best_model is None else to_json(record.best_model),
+                "warnings": record.warnings,
+                "bytes_up": sum(sum(row.bytes_up.values()) for row in result.rows),
+                "bytes_down": sum(sum(row.bytes_down.values()) for row in result.rows),
             }
         )
     else:
-        from fedkeel.report.tables import terminal_table
-        from fedkeel.study.compare import Comparison
-
         Console().print(terminal_table(Comparison([result]).table))
     for sentence in problems(load_runs([out])):
         say(console, sentence)
-    for hint in result.record.warnings if quiet else ():
-        say(console, f"warning: {hint}")
-    if result.record.engine.asked != "auto":
-        for reason in result.record.engine.reasons:
-            say(console, f"slower than asked for: {reason}")
-    if result.record.status == "finished" and result.record.message:
-        say(console, result.record.message)
+    for warning in record.warnings if quiet else ():
+        say(console, f"warning: {warning}")
+    for reason in record.engine.reasons if record.engine.asked != "auto" else ():
+        say(console, f"slower than asked for: {reason}")
+    if record.status == "finished" and record.message:
+        say(console, record.message)
     say(console, f"run     {out}")
     say(console, f"report  {page}")
-    if result.record.status == "interrupted":
-        done = f"after {result.rows[-1].round} of {chosen.rounds} rounds"
+    if record.status == "interrupted":
+        done = f"after {last.round} of {experiment.rounds} rounds"
         say(console, f"interrupted {done}; to go on: fedkeel run {out} --resume")
         raise typer.Exit(130)

@@ -13,7 +13,6 @@ from fedkeel.cli.common import (
     QUIET,
     SET,
     document,
-    experiment,
     say,
     stderr,
 )
@@ -47,6 +46,7 @@ def tune(
 
     from rich.console import Console
 
+    from fedkeel.cli.experiment import read_experiment
     from fedkeel.method.grammar import split
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import progress_display
@@ -56,14 +56,16 @@ def tune(
 
     given = {"trials": trials, "seeds": seeds}
     laid = [f"tune.{name}={value}" for name, value in given.items() if value is not None]
-    chosen = experiment(path, preset, [*(settings or ()), *laid])
-    expressions = split(methods) if methods is not None else list(chosen.compare.methods)
-    out = Path("runs") / f"{chosen.name}-tune" if out is None else out
+    experiment = read_experiment(path, preset, [*(settings or ()), *laid])
+    expressions = split(methods) if methods is not None else list(experiment.compare.methods)
+    out = Path("runs") / f"{experiment.name}-tune" if out is None else out
     console = stderr()
-    ingredients = gather(chosen)
+    ingredients = gather(experiment)
     try:
         with progress_display(console, quiet) as display:
-            found = search(chosen, ingredients, expressions, chosen.tune, out, jobs, display)
+            found = search(
+                experiment, ingredients, expressions, experiment.tune, out, jobs, display
+            )
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None

@@ -28,7 +28,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 
 Floats = NDArray[np.float64]
@@ -252,6 +251,8 @@ def _least_distance(g: Floats, h: Floats, noise: float) -> Floats | None:
 
 def _nnls(lhs: Floats, rhs: Floats) -> Floats | None:
     """Return x >= 0 that minimises |lhs x - rhs|; None where the iteration limit was reached."""
+    from scipy.optimize import nnls  # slow to import
+
     try:
         return np.asarray(nnls(lhs, rhs, maxiter=10 * lhs.shape[1])[0])
     except RuntimeError:

@@ -1,0 +1,40 @@
+"""Reading the experiment that a command was given."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from fedkeel.config import Experiment, load
+from fedkeel.errors import ConfigError, did_you_mean
+
+
+def read_experiment(
+    path: Path | None, preset: str | None, overrides: list[str] | None
+) -> Experiment:
+    """Read the experiment that a command was given.
+
+    Args:
+        path: experiment file or run folder.
+        preset: name of an experiment that comes with fedkeel, in place of a path.
+        overrides: settings that are changed, as ``KEY=VALUE``.
+
+    Raises:
+        ConfigError: none was given, or two, or it cannot be read.
+    """
+    if (path is None) == (preset is None):
+        raise ConfigError(
+            "Give an experiment file or a preset.",
+            got="neither" if path is None else "both",
+            expected="one of the two",
+            do="fedkeel run EXPERIMENT.toml, or fedkeel run --preset digits",
+        )
+    if path is None:
+        folder = files("fedkeel").joinpath("presets")
+        names = [file.name for file in folder.iterdir() if file.name.endswith(".toml")]
+        known = sorted(name.removesuffix(".toml") for name in names)
+        if preset not in known:
+            do = did_you_mean(str(preset), known)
+            raise ConfigError(f"There is no preset {preset!r}.", do=do)
+        path = Path(str(folder.joinpath(f"{preset}.toml")))
+    return load(path / "config.toml" if path.is_dir() else path, overrides or ())
