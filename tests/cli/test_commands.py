@@ -53,6 +53,7 @@ def test_run_as_a_table(folder: Path) -> None:
         ".lock",
         "checkpoint",
         "config.toml",
+        "model-best.safetensors",
         "model.safetensors",
         "report.html",
         "rounds.jsonl",

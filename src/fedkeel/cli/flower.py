@@ -46,8 +46,8 @@ def up(
     experiment = read_experiment(path, preset, settings)
     out = Path("runs") / experiment.name if out is None else out
     console = stderr()
-    clients = experiment.partition.clients or 0
-    count, needed = len(data or ()), clients if is_on_nodes(experiment) else 0
+    count, needed = len(data or ()), experiment.partition.clients or 0
+    needed = needed if is_on_nodes(experiment) else 0
     if count != needed:
         raise ConfigError(
             "--data goes with data.source = 'nodes', once for each client.",
