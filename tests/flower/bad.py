@@ -47,10 +47,10 @@ def bad(message: Message, context: Context, go_on) -> Message:  # type: ignore[n
         return Message(pickle.loads((memory / "reply").read_bytes()), reply_to=message)
     if round == 0:
         (memory / "reply").write_bytes(pickle.dumps(reply.content))
-    return Message(nonlinear_part(reply.content, way), reply_to=message)
+    return Message(damaged(reply.content, way), reply_to=message)
 
 
-def nonlinear_part(content: RecordDict, way: str) -> RecordDict:
+def damaged(content: RecordDict, way: str) -> RecordDict:
     """Return a reply that is wrong in some way."""
     if way in WAYS or not any(key.startswith("tensors-") for key in content):
         return content

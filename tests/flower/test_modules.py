@@ -23,7 +23,7 @@ from in_process_grid import InProcessGrid, make_nodes, run_on_nodes
 from toys import Net, federation, prepared, same
 
 
-class Anew(dict[int, Node]):
+class FreshNodes(dict[int, Node]):
     """Nodes that prepare the run for every message, as real ones do."""
 
     def __init__(self, make: Callable[[], Prepared], root: Path) -> None:
@@ -34,19 +34,19 @@ class Anew(dict[int, Node]):
         return replace(super().__getitem__(node), prepared=self._make())
 
 
-def both(make: Callable[[], Prepared], root: Path) -> None:
+def assert_same_as_sequential(make: Callable[[], Prepared], root: Path) -> None:
     """Compare a federation with the sequential engine."""
-    near, here = run_on_nodes(make(), InProcessGrid(Anew(make, root))), start(make())
-    assert [row.faults for row in near.rows] == [{}] * len(near.rows)
-    for row in (*near.rows, *here.rows):
+    remote, local = run_on_nodes(make(), InProcessGrid(FreshNodes(make, root))), start(make())
+    assert [row.faults for row in remote.rows] == [{}] * len(remote.rows)
+    for row in (*remote.rows, *local.rows):
         row.bytes_down.clear()
         if not row.clients:  # nodes send nothing, and not zeros
             row.bytes_up.clear()
-    assert same(near, here)
-    assert all(torch.equal(near.module[k], here.module[k]) for k in here.module)
+    assert same(remote, local)
+    assert all(torch.equal(remote.module[k], local.module[k]) for k in local.module)
 
 
-class Transposed(nn.Module):
+class TransposedNet(nn.Module):
     """Has a parameter that lies column after column."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Transposed(nn.Module):
         return self.outer(torch.tanh(nn.functional.linear(torch.tanh(self.inner(x)), self.w)))
 
 
-class Odd(nn.Module):
+class UnusualNet(nn.Module):
     """Has a parameter without an axis, frozen and tied ones, empty buffers, counters and flags."""
 
     def __init__(self) -> None:
@@ -89,23 +89,23 @@ def dropout_net() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "method"),
     [
-        (Transposed, "fedavg"),
-        (Odd, "topk+scaffold"),
+        (TransposedNet, "fedavg"),
+        (UnusualNet, "topk+scaffold"),
         (dropout_net, "fedavg"),
-        pytest.param(Transposed, "topk+scaffold", marks=pytest.mark.slow),
-        pytest.param(Odd, "fedavg", marks=pytest.mark.slow),
+        pytest.param(TransposedNet, "topk+scaffold", marks=pytest.mark.slow),
+        pytest.param(UnusualNet, "fedavg", marks=pytest.mark.slow),
         pytest.param(dropout_net, "topk+scaffold", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_bits(tmp_path: Path, model: Callable[[], nn.Module], method: str) -> None:
-    policy = "average" if model is Odd else "refuse"
-    both(lambda: prepared(method, model, rounds=2, buffers=policy), tmp_path)
+    policy = "average" if model is UnusualNet else "refuse"
+    assert_same_as_sequential(lambda: prepared(method, model, rounds=2, buffers=policy), tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["average", pytest.param("local", marks=pytest.mark.slow)])
 def test_batch_normalisation(tmp_path: Path, policy: str) -> None:
     local = fk.Local(lr=0.05, epochs=1, batch_size=4, drop_last="single")
-    both(
+    assert_same_as_sequential(
         lambda: prepared("scaffold", lambda: Net(norm=True), rounds=2, buffers=policy, local=local),
         tmp_path,
     )
@@ -113,11 +113,13 @@ def test_batch_normalisation(tmp_path: Path, policy: str) -> None:
 
 def test_however_parameters_lie_engines_agree() -> None:
     """A message is laid out anew, so the initial model is too."""
-    one, two = (prepared("fedavg", Transposed, rounds=2, kind=k) for k in ("sequential", "workers"))
+    one, two = (
+        prepared("fedavg", TransposedNet, rounds=2, kind=k) for k in ("sequential", "workers")
+    )
     assert same(start(one), start(two))
 
 
-class Drawn(nn.Module):
+class RandomNet(nn.Module):
     """Draws in its constructor, from a source that nobody seeds, what is never sent."""
 
     def __init__(self, what: str) -> None:
@@ -143,10 +145,10 @@ def test_a_node_with_another_model_is_refused(tmp_path: Path, what: str) -> None
 
     def make() -> Prepared:
         policy = "local" if what == "buffer" else "refuse"
-        return prepared("fedavg", lambda: Drawn(what), rounds=1, buffers=policy)
+        return prepared("fedavg", lambda: RandomNet(what), rounds=1, buffers=policy)
 
     with pytest.raises(TrainingError, match="no quorum") as error:
-        run_on_nodes(make(), InProcessGrid(Anew(make, tmp_path)))
+        run_on_nodes(make(), InProcessGrid(FreshNodes(make, tmp_path)))
     assert "This node makes another model than the server" in str(error.value)
 
 
@@ -154,9 +156,9 @@ def test_buffers_that_are_sent_may_begin_as_they_like(tmp_path: Path) -> None:
     """Every message brings them."""
 
     def make() -> Prepared:
-        return prepared("fedavg", lambda: Drawn("buffer"), rounds=1, buffers="average")
+        return prepared("fedavg", lambda: RandomNet("buffer"), rounds=1, buffers="average")
 
-    result = run_on_nodes(make(), InProcessGrid(Anew(make, tmp_path)))
+    result = run_on_nodes(make(), InProcessGrid(FreshNodes(make, tmp_path)))
     assert result.rows[1].faults == {}
 
 
@@ -166,13 +168,15 @@ def test_steps_that_go_on_across_short_batches(tmp_path: Path, method: str) -> N
     local = fk.Local(lr=0.05, steps=3, batch_size=4, sampling="continue")
     clients = federation(7)
     assert any(size % 4 for size in clients.sizes)
-    both(lambda: prepared(method, clients=clients, rounds=5, local=local), tmp_path)
+    assert_same_as_sequential(
+        lambda: prepared(method, clients=clients, rounds=5, local=local), tmp_path
+    )
 
 
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("mime", marks=pytest.mark.slow)])
 def test_a_round_from_which_everybody_drops(tmp_path: Path, method: str) -> None:
     cohort = fk.Cohort(clients=2, dropout=0.7)
-    both(lambda: prepared(method, rounds=6, cohort=cohort), tmp_path)
+    assert_same_as_sequential(lambda: prepared(method, rounds=6, cohort=cohort), tmp_path)
     rows = start(prepared(method, rounds=6, cohort=cohort)).rows
     assert any(not row.clients for row in rows[1:])
 
@@ -181,13 +185,13 @@ def test_the_files_of_an_app_come_before_those_of_the_nodes_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node's own file of the same name was taken, and its replies were left out."""
-    app, here = tmp_path / "app", tmp_path / "here"
+    app, local = tmp_path / "app", tmp_path / "here"
     (app / "federation").mkdir(parents=True)
-    here.mkdir()
+    local.mkdir()
     (app / "whose_net.py").write_text("class Net: whose = 'app'\n")
-    (here / "whose_net.py").write_text("class Net: whose = 'node'\n")
-    (here / "whose_rows.py").write_text("class Net: whose = 'node'\n")
-    monkeypatch.chdir(here)
+    (local / "whose_net.py").write_text("class Net: whose = 'node'\n")
+    (local / "whose_rows.py").write_text("class Net: whose = 'node'\n")
+    monkeypatch.chdir(local)
     monkeypatch.setattr(sys, "path", [str(app), *sys.path])  # as Flower does
     client_app(app / "federation" / "experiment.toml")
     wanted = ImportTarget("model", ModelError, "a:B", callable, "")

@@ -43,11 +43,11 @@ METHODS = [
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method(tmp_path: Path, method: str) -> None:
     run = prepared(method, dtype="float64", per_round=4)
-    near = run_on_nodes(run, InProcessGrid(make_nodes(run, tmp_path)))
-    here = start(run)
-    assert [row.faults for row in near.rows] == [{}] * 4
-    for row in near.rows:  # here each client is sent the model; a node of several gets it once
+    remote = run_on_nodes(run, InProcessGrid(make_nodes(run, tmp_path)))
+    local = start(run)
+    assert [row.faults for row in remote.rows] == [{}] * 4
+    for row in remote.rows:  # here each client is sent the model; a node of several gets it once
         row.bytes_down.clear()
-    for row in here.rows:
+    for row in local.rows:
         row.bytes_down.clear()
-    assert same(near, here)
+    assert same(remote, local)

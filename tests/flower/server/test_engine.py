@@ -19,7 +19,7 @@ from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.export import export
 from fedkeel.flower.server import serve as server
 from fedkeel.flower.server.engine import NodeClients
-from fedkeel.runner.early_stopping import least
+from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, changed, header_of, make_nodes, run_on_nodes
@@ -41,15 +41,15 @@ def forget(root: Path, client: int) -> None:
 def edited_in(round: int, edit):  # type: ignore[no-untyped-def]
     """Bend the reply of one round."""
 
-    def nonlinear_part(kind: str, reply: RecordDict) -> RecordDict | None:
+    def edit_reply(kind: str, reply: RecordDict) -> RecordDict | None:
         if kind == "train" and header_of(reply)["round"] == round:
             return edit(reply)
         return reply
 
-    return nonlinear_part
+    return edit_reply
 
 
-def alone(made: Prepared, root: Path) -> InProcessGrid:
+def one_node_per_client(made: Prepared, root: Path) -> InProcessGrid:
     """A node for each client; the node of client k is 10**9 + 7 k."""
     return InProcessGrid(make_nodes(made, root, nodes=made.population.clients))
 
@@ -61,7 +61,7 @@ def alone(made: Prepared, root: Path) -> InProcessGrid:
 def test_where_the_server_holds_a_sum_one_loss_begins_all_anew(tmp_path: Path, method: str) -> None:
     """The round after it is the first round of the method, from the model that there is."""
     made = run(method, rounds=3)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 14] = edited_in(0, lambda reply: forget(tmp_path, 1) or reply)
     result = run_on_nodes(made, grid, tmp_path / "run")
     faults = [row.faults for row in result.rows[1:]]
@@ -79,7 +79,7 @@ def test_where_the_server_holds_a_sum_one_loss_begins_all_anew(tmp_path: Path, m
 def test_a_round_whose_clients_have_all_lost_it_is_a_round(tmp_path: Path) -> None:
     """They have answered. Asking them again would bring nothing back, and no run would end."""
     made = run("scaffold", rounds=4, cohort=config.Cohort(clients=3))
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
 
     def wiped(reply: RecordDict) -> RecordDict:
         for client in range(3):
@@ -114,7 +114,7 @@ def test_a_kill_after_the_method_began_anew_finds_the_state_of_the_checkpoint(
         monkeypatch.setattr(NodeClients, "train", trains)
 
     def made_at(root: Path, kill: int) -> Result:
-        grid = alone(made, root)
+        grid = one_node_per_client(made, root)
         ends(2, TrainingError("stopped, with everything saved"))
         with pytest.raises(TrainingError):
             run_on_nodes(made, grid, root / "run")
@@ -139,7 +139,7 @@ def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -
     from fedkeel.records.folder import RunFolder
 
     made = run("scaffold", rounds=4)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 14] = edited_in(0, lambda reply: forget(tmp_path, 1) or reply)
     run_on_nodes(made, grid, tmp_path / "run")
     saved = RunFolder(tmp_path / "run").load()
@@ -155,7 +155,7 @@ def test_after_the_loss_the_servers_sum_is_that_of_the_clients(tmp_path: Path) -
 @pytest.mark.parametrize("method", ["moon", pytest.param("gradma.w", marks=pytest.mark.slow)])
 def test_where_there_is_no_sum_the_client_begins_anew_alone(tmp_path: Path, method: str) -> None:
     made = run(method, rounds=2)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 14] = edited_in(0, lambda reply: forget(tmp_path, 1) or reply)
     result = run_on_nodes(made, grid)
     assert result.rows[2].faults == {"lost its client state, and began anew": [1]}
@@ -165,7 +165,7 @@ def test_where_there_is_no_sum_the_client_begins_anew_alone(tmp_path: Path, meth
 def test_a_late_client_keeps_what_the_server_believes_in(tmp_path: Path) -> None:
     """Its state of the round that did not count is not used: as if it had not trained."""
     made = run("scaffold", rounds=3)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 14] = edited_in(1, lambda reply: None)
     late = run_on_nodes(made, grid)
     assert late.rows[2].dropped == [2]
@@ -192,7 +192,7 @@ def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
             run_on_nodes(made, Ends(make_nodes(made, tmp_path, nodes=3)))
         return reply
 
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 14] = edited_in(1, second)
     assert same_but_bytes(run_on_nodes(made, grid), start(made))
 
@@ -200,7 +200,7 @@ def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
 def test_a_node_that_comes_back_under_another_id_takes_part_again(tmp_path: Path) -> None:
     """Flower gives a new id to a SuperNode without a key that is started anew."""
     made = run("scaffold", rounds=3)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
 
     def gone(reply: RecordDict) -> None:
         grid.nodes[5] = grid.nodes.pop(10**9 + 14)
@@ -216,7 +216,7 @@ def test_enough_replies_end_a_round(tmp_path: Path) -> None:
     made = run("fedavg", rounds=2)
     quick = QUICK.model_copy(update={"enough": 0.6, "quorum": 0.6, "deadline_seconds": 30.0})
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
-    grid, began = alone(made, tmp_path), time.monotonic()
+    grid, began = one_node_per_client(made, tmp_path), time.monotonic()
     grid.edits[10**9 + 14] = lambda kind, reply: None if kind == "train" else reply
     result = run_on_nodes(made, grid)
     assert time.monotonic() - began < quick.deadline_seconds
@@ -248,8 +248,9 @@ def same_but_bytes(a, b) -> bool:  # type: ignore[no-untyped-def]
 
 def test_a_share_of_the_clients_is_not_one_more_by_rounding() -> None:
     """0.56 of 25 clients are 14, and 0.07 of 100 are 7."""
-    assert [least(0.56, 25), least(0.07, 100), least(0.5, 3), least(1.0, 7)] == [14, 7, 2, 7]
-    assert all(least(n / d, d) == n for d in range(1, 300) for n in range(1, d + 1))
+    cases = [(0.56, 25), (0.07, 100), (0.5, 3), (1.0, 7)]
+    assert [smallest_count(share, count) for share, count in cases] == [14, 7, 2, 7]
+    assert all(smallest_count(n / d, d) == n for d in range(1, 300) for n in range(1, d + 1))
 
 
 class Fails(Net):
@@ -277,7 +278,7 @@ def test_an_answer_to_a_survey_that_is_not_like_the_others_is_left_out(tmp_path:
     made = run("mime", rounds=1)
     found = []
     for factor in (1e9, float("nan")):
-        grid = alone(made, tmp_path / f"{factor}")
+        grid = one_node_per_client(made, tmp_path / f"{factor}")
         grid.edits[10**9 + 7] = partial(surveyed, factor)
         found.append(run_on_nodes(made, grid))
     far, nothing = found
@@ -296,7 +297,7 @@ def surveyed(factor: float, kind: str, reply: RecordDict) -> RecordDict:
 def test_who_is_silent_in_a_survey_is_written_down(tmp_path: Path) -> None:
     """The answer is then the mean of the others, which is another result than with all."""
     made = run("mime", rounds=2)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 7] = lambda kind, reply: None if kind == "train.survey" else reply
     for row in run_on_nodes(made, grid).rows[1:]:
         assert row.faults == {"survey: no reply before the deadline": [1]}
@@ -306,7 +307,7 @@ def test_who_is_silent_in_a_survey_is_written_down(tmp_path: Path) -> None:
 def test_nobody_who_answers_a_survey_is_no_quorum(tmp_path: Path) -> None:
     """It was said that training had diverged."""
     made = run("mime", rounds=2)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     for node in grid.nodes:
         grid.edits[node] = lambda kind, reply: None if kind == "train.survey" else reply
     with pytest.raises(TrainingError, match="Round 1 has no quorum"):
@@ -317,7 +318,7 @@ def test_no_quorum_stops_with_the_state_saved(tmp_path: Path) -> None:
     made = run("scaffold", rounds=3)
     quick = QUICK.model_copy(update={"quorum": 0.6})
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     for node in (10**9, 10**9 + 7):
         grid.edits[node] = edited_in(1, lambda reply: None)
     with pytest.raises(TrainingError, match="Round 2 has no quorum") as error:
@@ -346,7 +347,7 @@ def scaled(reply: RecordDict, factor: float) -> RecordDict:
 )
 def test_what_is_not_like_the_others_is_left_out(tmp_path: Path, factor: float, words: str) -> None:
     made = run("fedavg", rounds=2, cohort=config.Cohort(clients=3))
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.edits[10**9 + 7] = edited_in(0, lambda reply: scaled(reply, factor))
     result = run_on_nodes(made, grid)
     first = result.rows[1]
@@ -362,7 +363,7 @@ def test_what_is_not_like_the_others_is_left_out(tmp_path: Path, factor: float, 
 def test_a_damaged_header_leaves_its_client_out(tmp_path: Path, method: str, stage: str) -> None:
     """It ended the whole run in a traceback, and the record went on to say that it runs."""
     made = run(method, rounds=2)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
 
     def damaged(kind: str, reply: RecordDict) -> RecordDict:
         if kind != ("train.survey" if stage else "train") or header_of(reply)["round"] != 0:
@@ -387,7 +388,7 @@ def test_a_damaged_header_leaves_its_client_out(tmp_path: Path, method: str, sta
 def test_more_work_than_was_asked_for_is_not_believed(tmp_path: Path) -> None:
     """A client cannot give itself more weight."""
     made = run("fedavg", rounds=1)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
 
     def greedy(reply: RecordDict) -> RecordDict:
         (client,) = header_of(reply)["clients"]
@@ -418,7 +419,7 @@ def test_a_full_disk_does_not_hide_why_a_run_ended(
 
 def test_a_run_of_one_kind_is_not_gone_on_with_by_another(tmp_path: Path) -> None:
     made = run("scaffold", rounds=2)
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     quick = QUICK.model_copy(update={"quorum": 1.0})
     made = replace(made, settings=made.settings.model_copy(update={"flower": quick}))
     grid.edits[10**9] = edited_in(1, lambda reply: None)
@@ -430,7 +431,7 @@ def test_a_run_of_one_kind_is_not_gone_on_with_by_another(tmp_path: Path) -> Non
 
 def test_other_terms_are_refused_by_the_node(tmp_path: Path) -> None:
     made, other = run("fedavg"), run("fedprox")
-    grid = alone(made, tmp_path)
+    grid = one_node_per_client(made, tmp_path)
     grid.nodes[10**9] = replace(grid.nodes[10**9], prepared=other)
     row = run_on_nodes(made, grid).rows[1]
     assert row.clients == [1, 2]
