@@ -253,7 +253,8 @@ def _rounds_to_target(leader: _Scored, reference: _Rival | None) -> str:
     reference_rounds = _rounds_needed(reference)
     if rounds is None and reference_rounds is None:
         return f"Neither {leader.name} nor {reference.name} reached {target}."
-    other = "never did" if reference_rounds is None else f"after {reference_rounds}"
+    did = "did " if rounds is None else ""
+    other = "never did" if reference_rounds is None else f"{did}after {reference_rounds}"
     return f"{leader.name} {needed}, {reference.name} {other}."
 
 
