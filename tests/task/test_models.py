@@ -119,6 +119,22 @@ TOKENS = ("char_lstm",)
 CLASSES = 5
 
 
+FAST = ("mlp", "cnn_mcmahan", "resnet18_gn", "fixup_resnet9", "vit", "char_lstm")
+"""One network of each kind: checks of the others that these stand for are marked as slow."""
+
+
+def slow_unless(cases, is_fast):
+    """Mark the cases that are not fast."""
+    return [
+        case if is_fast(case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases
+    ]
+
+
+def first_of_each(cases):
+    """Return the first case of each network."""
+    return [next(case for case in cases if case[0] == name) for name in MODELS]
+
+
 def small(name, seed=0, **args):
     shape, given = SMALL[name]
     torch.manual_seed(seed)
@@ -156,7 +172,10 @@ def multiplications(module, shape):
 # ------------------------------------------------------------------------------ definitions
 
 
-@pytest.mark.parametrize(("name", "shape", "classes", "args", "expected"), COUNTS)
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "args", "expected"),
+    slow_unless(COUNTS, first_of_each(COUNTS).__contains__),
+)
 def test_parameter_count(name, shape, classes, args, expected):
     with torch.device("meta"):
         module = make(name, shape, classes, args)
@@ -183,7 +202,7 @@ LEAST = {
 }
 
 
-@pytest.mark.parametrize("name", LEAST)
+@pytest.mark.parametrize("name", slow_unless(LEAST, lambda name: LEAST[name] in (4, 8, 10)))
 def test_images_of_any_size_from_the_smallest(name):
     least = LEAST[name]
     with torch.device("meta"):
@@ -412,7 +431,12 @@ def test_functional_call(name):
     torch.testing.assert_close(out, module(x))
 
 
-@pytest.mark.parametrize(("name", "args"), WITHOUT_BUFFERS)
+@pytest.mark.parametrize(
+    ("name", "args"),
+    slow_unless(
+        WITHOUT_BUFFERS, lambda case: case[0] in FAST or case == ("tinynn", {"norm": "group"})
+    ),
+)
 def test_vmap_over_stacked_parameters(name, args):
     modules = [small(name, seed, **args).double().train() for seed in range(3)]
     assert not list(modules[0].buffers())
@@ -435,7 +459,7 @@ def test_vmap_over_stacked_parameters(name, args):
             torch.testing.assert_close(grads[key][k], p.grad, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_unless(MODELS, FAST.__contains__))
 def test_every_network_trains_in_a_run(name):
     shape, args = SMALL[name]
     generator = torch.Generator().manual_seed(0)
