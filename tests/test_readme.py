@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from commands import call
-from fedkeel.method.registry import REGISTRY, lookup
+from fedkeel.method.registry import REGISTRY, find_recipe
 from fedkeel.runner.loop import Result
 
 ROOT = Path(__file__).parents[1]
@@ -95,5 +95,5 @@ def test_the_readme_is_short() -> None:
 def test_every_method_is_named_and_every_name_is_there() -> None:
     rows = README.split("| family | methods |")[1].split("\n\n")[0].splitlines()[2:]
     named = {name for row in rows for name in re.findall(r"`([a-z_]+)[`.]", row)}
-    assert {name for name in named if lookup(name) is None} == set()
+    assert {name for name in named if find_recipe(name) is None} == set()
     assert set(REGISTRY) - named == set()

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from fedkeel.errors import CompositionError
-from fedkeel.method.grammar import accepts, parse, read, split, written
+from fedkeel.method.grammar import (
+    accepted_hyperparameters,
+    parse,
+    read_terms,
+    split_expressions,
+    write_terms,
+)
 from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
 from fedkeel.method.part import Part
 from fedkeel.method.registry import ALIASES, REGISTRY
@@ -28,18 +34,18 @@ from fedkeel.method.registry import ALIASES, REGISTRY
     ],
 )
 def test_what_is_written_is_what_was_read(text: str) -> None:
-    assert written(read(text)) == text
-    assert written(read(f" {text} ".replace("+", " + "))) == text
+    assert write_terms(read_terms(text)) == text
+    assert write_terms(read_terms(f" {text} ".replace("+", " + "))) == text
 
 
 def test_a_term_says_which_hyperparameters_it_takes() -> None:
     for text, some in (("fedprox", {"mu"}), ("fedgc.sgc", {"margin"}), ("fedavg", set())):
-        [term] = read(text)
-        assert some <= set(accepts(term, text))
+        [term] = read_terms(text)
+        assert some <= set(accepted_hyperparameters(term, text))
     with pytest.raises(CompositionError, match="did you mean 'fedprox'"):
-        accepts(read("fedpox")[0], "fedpox")
+        accepted_hyperparameters(read_terms("fedpox")[0], "fedpox")
     with pytest.raises(CompositionError, match="has no part 'x'"):
-        accepts(read("fedgc.x")[0], "fedgc.x")
+        accepted_hyperparameters(read_terms("fedgc.x")[0], "fedgc.x")
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -91,11 +97,11 @@ def test_what_can_be_read(text: str, canonical: str) -> None:
     ],
 )
 def test_a_list_is_split_where_no_value_is(text: str, parts: list[str]) -> None:
-    assert split(text) == parts
+    assert split_expressions(text) == parts
 
 
 def test_terms_know_where_they_begin() -> None:
-    terms = read(" fedprox(mu=0.1) + gradma.s( memory = 0 )")
+    terms = read_terms(" fedprox(mu=0.1) + gradma.s( memory = 0 )")
     assert [(t.name, t.part, t.values, t.at) for t in terms] == [
         ("fedprox", "", {"mu": 0.1}, 1),
         ("gradma", "s", {"memory": 0}, 19),

@@ -19,14 +19,14 @@ from fedkeel.method.legality import (
     TWICE,
     WEIGHTS,
     Verdict,
-    pairs,
+    all_pairs,
     verdict,
 )
 from fedkeel.method.part import Part
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 
-VERDICTS = {pair: verdict(*pair) for pair in pairs()}
+VERDICTS = {pair: verdict(*pair) for pair in all_pairs()}
 REFUSED = {pair: found for pair, found in VERDICTS.items() if not found.legal}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeel import tree
 from fedkeel.errors import ModelError
 from fedkeel.method import per_example
-from fedkeel.method.per_example import squared_grads
+from fedkeel.method.per_example import sum_squared_grads
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree
 from method.players import gap
@@ -204,14 +204,14 @@ def test_by_factors_as_by_backward_passes(
     module: type[nn.Module], singly: list[str], made: list[list[str]]
 ) -> None:
     own = network(module)
-    assert gap(squared_grads(own, own.params, {}, batch()), expected(own, batch())) < 1e-13
+    assert gap(sum_squared_grads(own, own.params, {}, batch()), expected(own, batch())) < 1e-13
     assert made == ([singly] if singly else [])
 
 
 def test_elsewhere_than_at_the_initial_model(made: list[list[str]]) -> None:
     own = network(Plain)
     at = {k: 2 * p for k, p in own.params.items()}
-    assert gap(squared_grads(own, at, {}, batch()), expected(own, batch(), at)) < 1e-13
+    assert gap(sum_squared_grads(own, at, {}, batch()), expected(own, batch(), at)) < 1e-13
     assert not made
 
 
@@ -219,7 +219,7 @@ def test_elsewhere_than_at_the_initial_model(made: list[list[str]]) -> None:
 def test_padding_counts_for_nothing(first: float, made: list[list[str]]) -> None:
     weight = torch.tensor([first, 1, 1, 0, 1, 1, 0, 1, 1, 0, 0], dtype=torch.float64)
     own = network(Images)
-    found = squared_grads(own, own.params, {}, batch(weight=weight))
+    found = sum_squared_grads(own, own.params, {}, batch(weight=weight))
     assert gap(found, expected(own, batch(weight=weight))) < 1e-13
     assert made == [["conv.weight", "conv.bias"]]
 
@@ -227,7 +227,7 @@ def test_padding_counts_for_nothing(first: float, made: list[list[str]]) -> None
 def test_few_examples_are_taken_one_by_one(made: list[list[str]]) -> None:
     own = network(Plain)
     per_example.ENTRIES = 11 * tree.numel(own.params)  # the fixture puts it back
-    assert gap(squared_grads(own, own.params, {}, batch()), expected(own, batch())) < 1e-13
+    assert gap(sum_squared_grads(own, own.params, {}, batch()), expected(own, batch())) < 1e-13
     assert made == [ALL]
 
 
@@ -238,7 +238,9 @@ def squeezed(logits: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [8, 9])
 def test_a_loss_that_takes_one_example_otherwise(rows: int, made: list[list[str]]) -> None:
     own = network(Plain, loss=squeezed)
-    assert gap(squared_grads(own, own.params, {}, batch(rows)), expected(own, batch(rows))) < 1e-13
+    assert (
+        gap(sum_squared_grads(own, own.params, {}, batch(rows)), expected(own, batch(rows))) < 1e-13
+    )
     assert not made
 
 
@@ -249,7 +251,9 @@ def mean_loss(logits: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 11])
 def test_a_loss_that_is_a_mean(rows: int, made: list[list[str]]) -> None:
     own = network(Plain, loss=mean_loss)
-    assert gap(squared_grads(own, own.params, {}, batch(rows)), expected(own, batch(rows))) < 1e-13
+    assert (
+        gap(sum_squared_grads(own, own.params, {}, batch(rows)), expected(own, batch(rows))) < 1e-13
+    )
     assert not made
 
 
@@ -260,7 +264,7 @@ def test_frozen_layers_have_none(made: list[list[str]]) -> None:
             self.two.weight.requires_grad_(False)
 
     own = network(Frozen)
-    found = squared_grads(own, own.params, {}, batch())
+    found = sum_squared_grads(own, own.params, {}, batch())
     assert list(found) == [name for name in ALL if name != "two.weight"]
     assert gap(found, expected(own, batch())) < 1e-13
     assert not made
@@ -275,7 +279,7 @@ def test_what_a_model_does_not_bear_is_refused(
     build: Callable[[], nn.Module] = module if module is Drawing else lambda: nn.BatchNorm1d(8)
     own = Network(build(), dtype=torch.float64, batch_statistics=True)
     with pytest.raises(ModelError, match="each example's gradient by itself") as caught:
-        squared_grads(own, own.params, own.buffers, batch())
+        sum_squared_grads(own, own.params, own.buffers, batch())
     assert word in str(caught.value)
 
 
@@ -283,13 +287,13 @@ def test_in_single_precision(made: list[list[str]]) -> None:
     torch.manual_seed(0)
     own = Network(Plain(), head="last")
     given = Batch(batch().x.float(), batch().y)
-    assert gap(squared_grads(own, own.params, {}, given), expected(own, given)) < 1e-5
+    assert gap(sum_squared_grads(own, own.params, {}, given), expected(own, given)) < 1e-5
     assert not made
 
 
 def test_a_model_that_diverged_is_taken_one_by_one(made: list[list[str]]) -> None:
     own = network(Plain)
     at = {k: p * float("nan") for k, p in own.params.items()}
-    found = squared_grads(own, at, {}, batch())
+    found = sum_squared_grads(own, at, {}, batch())
     assert all(t.isnan().all() for t in found.values())
     assert made == [ALL]

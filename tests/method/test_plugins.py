@@ -18,7 +18,7 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
 from fedkeel.method.docs.cite import keys
-from fedkeel.method.grammar import parse, read
+from fedkeel.method.grammar import parse, read_terms
 from fedkeel.method.part import Part
 from fedkeel.runner.prepare import prepare
 from toys import deadline, forget
@@ -191,7 +191,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_an_import_path_is_a_term() -> None:
-    terms = read("fedprox + my.lab.parts:Slow (rate=0.3)+mine:pair.slow")
+    terms = read_terms("fedprox + my.lab.parts:Slow (rate=0.3)+mine:pair.slow")
     assert [(t.name, t.part, t.values, t.at) for t in terms] == [
         ("fedprox", "", {}, 0),
         ("my.lab.parts:Slow", "", {"rate": 0.3}, 10),
@@ -244,7 +244,7 @@ def test_several_parts_are_one_method(here: Path) -> None:
 def test_a_part_of_fedkeel_by_its_path_is_that_part() -> None:
     plan = parse("fedkeel.method.parts.fedprox:FedProx(mu=0.5)")
     assert plan.expression == "fedprox(mu=0.5)"
-    assert plugins.fingerprint(plan.parts) == {}
+    assert plugins.user_part_digests(plan.parts) == {}
 
 
 # --- entry points ----------------------------------------------------------------------------
@@ -258,13 +258,13 @@ def declare(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
         for path in paths.split()
     ]
     monkeypatch.setattr(metadata, "entry_points", lambda group: found if "fedkeel" in group else [])
-    plugins.installed.cache_clear()
+    plugins.installed_methods.cache_clear()
 
 
 @pytest.fixture
 def _undeclared() -> Iterator[None]:
     yield
-    plugins.installed.cache_clear()
+    plugins.installed_methods.cache_clear()
 
 
 @pytest.mark.usefixtures("_undeclared")
@@ -299,8 +299,8 @@ def test_names_that_clash(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_entry_points_can_be_read() -> None:
-    plugins.installed.cache_clear()
-    assert isinstance(plugins.installed(), dict)
+    plugins.installed_methods.cache_clear()
+    assert isinstance(plugins.installed_methods(), dict)
 
 
 # --- what is refused -------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def test_the_files_of_all_classes_count(here: Path) -> None:
     text = PARTS.split("@dataclass")[0] + "from mine import Slow\n\n"
     text += "@dataclass(frozen=True)\nclass Child(Slow):\n    name: ClassVar[str] = 'child'\n"
     (here / "child.py").write_text(text)
-    assert set(plugins.fingerprint(parse("fedprox+child:Child").parts)) == {"mine", "child"}
+    assert set(plugins.user_part_digests(parse("fedprox+child:Child").parts)) == {"mine", "child"}
 
 
 def _name_of(part: Part) -> str:

@@ -10,7 +10,7 @@ import pytest
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
 from fedkeel.method.part import Part
-from fedkeel.method.registry import ALIASES, REGISTRY, lookup
+from fedkeel.method.registry import ALIASES, REGISTRY, find_recipe
 from fedkeel.method.roles import ROLES
 from harness import EVERYTHING
 
@@ -151,5 +151,5 @@ def test_parts_are_frozen_values(kind: type[Part]) -> None:
 def test_aliases_are_other_names_of_entries() -> None:
     for alias, name in ALIASES.items():
         assert alias not in REGISTRY
-        assert lookup(alias) is REGISTRY[name]
-    assert lookup("nothing") is None
+        assert find_recipe(alias) is REGISTRY[name]
+    assert find_recipe("nothing") is None

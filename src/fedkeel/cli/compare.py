@@ -39,7 +39,7 @@ def compare(
     from rich.console import Console
 
     from fedkeel.cli.experiment import read_experiment
-    from fedkeel.method.grammar import split
+    from fedkeel.method.grammar import split_expressions
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.alerts import differences, problems
     from fedkeel.report.page import write_report
@@ -49,7 +49,9 @@ def compare(
     from fedkeel.study.compare import compare as play
 
     experiment = read_experiment(path, preset, settings)
-    expressions = split(methods) if methods is not None else list(experiment.compare.methods)
+    expressions = (
+        split_expressions(methods) if methods is not None else list(experiment.compare.methods)
+    )
     out = Path("runs") / experiment.name if out is None else out
     console = stderr()
     ingredients = gather(experiment)

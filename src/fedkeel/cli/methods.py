@@ -98,7 +98,7 @@ def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedkeel.method.plugins import installed
+    from fedkeel.method.plugins import installed_methods
     from fedkeel.method.registry import ALIASES
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -110,7 +110,7 @@ def _print_list() -> None:
         parts = [part["name"] for part in one["parts"]]
         shown = ", ".join(parts) if parts != [one["name"]] else ""
         table.add_row(name, one["title"], shown, one["paper"])
-    for own, paths in installed().items():
+    for own, paths in installed_methods().items():
         table.add_row(own, "of an installed package", ", ".join(paths), "")
     Console().print(table)
     print("combine with '+':  fedprox(mu=0.1)+gcfed    describe one:  fedkeel methods fedgc")

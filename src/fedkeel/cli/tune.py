@@ -47,7 +47,7 @@ def tune(
     from rich.console import Console
 
     from fedkeel.cli.experiment import read_experiment
-    from fedkeel.method.grammar import split
+    from fedkeel.method.grammar import split_expressions
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import progress_display
     from fedkeel.study.tune import tune as search
@@ -57,7 +57,9 @@ def tune(
     given = {"trials": trials, "seeds": seeds}
     laid = [f"tune.{name}={value}" for name, value in given.items() if value is not None]
     experiment = read_experiment(path, preset, [*(settings or ()), *laid])
-    expressions = split(methods) if methods is not None else list(experiment.compare.methods)
+    expressions = (
+        split_expressions(methods) if methods is not None else list(experiment.compare.methods)
+    )
     out = Path("runs") / f"{experiment.name}-tune" if out is None else out
     console = stderr()
     ingredients = gather(experiment)

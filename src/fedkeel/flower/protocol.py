@@ -20,7 +20,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, with_empty_answers
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.flower.wire import Header
-from fedkeel.method.plugins import fingerprint
+from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_round import server_message
 from fedkeel.task.network import Network
 from fedkeel.tree import walk
@@ -59,7 +59,7 @@ class Agreement(Settings):
         facts = {
             "version": __version__,
             "method": prepared.plan.expression,
-            "user parts": fingerprint(prepared.plan.parts),
+            "user parts": user_part_digests(prepared.plan.parts),
             "weights": prepared.plan.weights,
             "local": settings.local.model_dump(mode="json"),
             "seed": settings.seed,

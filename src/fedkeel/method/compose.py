@@ -255,7 +255,7 @@ def expression_of(parts: Sequence[Part]) -> str:
             for f in dataclasses.fields(part)
             if getattr(part, f.name) != f.default
         ]
-        terms.append(plugins.word(part) + (f"({', '.join(given)})" if given else ""))
+        terms.append(plugins.expression_name(part) + (f"({', '.join(given)})" if given else ""))
     return "+".join(terms) or "fedavg"
 
 

@@ -21,7 +21,7 @@ from fedkeel.errors import CompositionError
 from fedkeel.method import checks
 from fedkeel.method.checks import call
 from fedkeel.method.part import Capability
-from fedkeel.method.per_example import by_example
+from fedkeel.method.per_example import map_examples
 from fedkeel.rng import generator
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Autograd, Batch, Network, Output, batch_mean
@@ -269,7 +269,7 @@ class Step:
             )
             return grads, value
 
-        grads, values = by_example(one, self.batch)
+        grads, values = map_examples(one, self.batch)
         if not self.recorded_losses:
             self.recorded_losses.append(batch_mean(values, self.batch))
         return dict(grads)

@@ -20,8 +20,8 @@ from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.part import Capability, Part
-from fedkeel.method.plugins import installed
-from fedkeel.method.registry import ALIASES, REGISTRY, Recipe, lookup
+from fedkeel.method.plugins import installed_methods
+from fedkeel.method.registry import ALIASES, REGISTRY, Recipe, find_recipe
 from fedkeel.user_code import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -64,14 +64,14 @@ def parse(
     >>> parse("fedavg + fedgc.sgc(margin=0.0)").expression
     'fedgc.sgc(margin=0.0)'
     """
-    parts = [part for term in read(expression) for part in build(term, expression)]
+    parts = [part for term in read_terms(expression) for part in build_parts(term, expression)]
     return compose(parts, provides, weights)
 
 
-def split(text: str) -> list[str]:
+def split_expressions(text: str) -> list[str]:
     """Split a list of expressions at the commas that stand outside parentheses and quotes.
 
-    >>> split("fedavg, fedreg(gamma=0.4, mg=True), fedprox+gcfed")
+    >>> split_expressions("fedavg, fedreg(gamma=0.4, mg=True), fedprox+gcfed")
     ['fedavg', 'fedreg(gamma=0.4, mg=True)', 'fedprox+gcfed']
     """
     out, depth, start = [], 0, 0
@@ -83,7 +83,7 @@ def split(text: str) -> list[str]:
     return [e.strip() for e in [*out, text[start:]] if e.strip()]
 
 
-def read(expression: str) -> list[Term]:
+def read_terms(expression: str) -> list[Term]:
     """Read an expression into terms.
 
     Raises:
@@ -109,10 +109,10 @@ def read(expression: str) -> list[Term]:
         at += 1
 
 
-def written(terms: Iterable[Term]) -> str:
+def write_terms(terms: Iterable[Term]) -> str:
     """Return the expression that is read as these terms.
 
-    >>> written(read("fedprox( mu = 1e-2 ) + gcfed"))
+    >>> write_terms(read_terms("fedprox( mu = 1e-2 ) + gcfed"))
     'fedprox(mu=0.01)+gcfed'
     """
     return "+".join(_term(term) for term in terms)
@@ -123,7 +123,7 @@ def _term(term: Term) -> str:
     return term.name + (f".{term.part}" if term.part else "") + (f"({values})" if values else "")
 
 
-def accepts(term: Term, expression: str) -> list[str]:
+def accepted_hyperparameters(term: Term, expression: str) -> list[str]:
     """Return the hyper-parameters that a term takes.
 
     Raises:
@@ -133,7 +133,7 @@ def accepts(term: Term, expression: str) -> list[str]:
     return list(dict.fromkeys(f.name for kind in kinds.values() for f in fields(kind)))
 
 
-def build(term: Term, expression: str) -> list[Part]:
+def build_parts(term: Term, expression: str) -> list[Part]:
     """Return the parts that a term stands for.
 
     Raises:
@@ -172,11 +172,11 @@ def _made(kind: type[Part], values: dict[str, Any]) -> Part:
 
 def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:
     """Return the classes of a term's parts by short name, and the recipe they are from."""
-    recipe = lookup(term.name)
+    recipe = find_recipe(term.name)
     if recipe is None:
         raise CompositionError(
             f"There is no method '{term.name}' in '{expression}'.",
-            do=did_you_mean(term.name, [*REGISTRY, *ALIASES, *installed()], limit=20),
+            do=did_you_mean(term.name, [*REGISTRY, *ALIASES, *installed_methods()], limit=20),
         )
     parts = dict(recipe.parts)
     if term.part:

@@ -37,7 +37,7 @@ def hyperparameter_types(kind: type[Part]) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
-def expressible(hint: Any) -> bool:  # noqa: ANN401 - a type hint
+def is_expressible(hint: Any) -> bool:  # noqa: ANN401 - a type hint
     """Return whether values of a type can be written in an expression."""
     plain = (bool, int, float, str, type(None))
     return all(option in plain or get_origin(option) is Literal for option in _options(hint))

@@ -71,7 +71,7 @@ def verdict(one: str, other: str) -> Verdict:
     return Verdict(_code(parse(one).parts, parse(other).parts), error)
 
 
-def pairs() -> list[tuple[str, str]]:
+def all_pairs() -> list[tuple[str, str]]:
     """Return every pair of entries of the registry, in its order."""
     return list(combinations(REGISTRY, 2))
 

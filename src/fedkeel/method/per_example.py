@@ -25,7 +25,7 @@ TOGETHER = 100
 _T = TypeVar("_T")
 
 
-def by_example(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
+def map_examples(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
     """Return what a function makes of each example's input and label, tensors [B, ...].
 
     The examples go through the model side by side, and one after the other where it does not bear
@@ -68,7 +68,7 @@ def _stacked(found: Sequence[Any]) -> Any:  # noqa: ANN401 - as deep as what a f
     return torch.stack(list(found))
 
 
-def squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batch) -> Tree:
+def sum_squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batch) -> Tree:
     """Return the sum over a batch of the squared gradient of each example's task loss.
 
     An example's gradient by a linear layer's weights is the outer product of what the layer was
@@ -84,7 +84,7 @@ def squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batch) -
         batch: B examples; padded ones count for nothing.
 
     Raises:
-        ModelError: as in `by_example`.
+        ModelError: as in `map_examples`.
     """
     thin: Tree = {}
     if len(batch.x) * tree.numel(params) > ENTRIES:
@@ -97,7 +97,7 @@ def squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batch) -
 def _one_by_one(
     network: Network, params: Tree, buffers: Tree, batch: Batch, names: Sequence[str]
 ) -> Tree:
-    """Return the sums of `squared_grads` for some of the parameters, from each example's."""
+    """Return the sums of `sum_squared_grads` for some of the parameters, from each example's."""
     chosen = {k: params[k] for k in names}
 
     def squared(x: Tensor, y: Tensor) -> Tree:
@@ -108,13 +108,13 @@ def _one_by_one(
 
     total = tree.zeros_like(chosen)
     for piece in _pieces(batch, max(1, ENTRIES // max(1, tree.numel(chosen)))):
-        found, real = by_example(squared, piece), piece.real(network.dtype)
+        found, real = map_examples(squared, piece), piece.real(network.dtype)
         total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
     return total
 
 
 def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> Tree:
-    """Return the sums of `squared_grads` for those parameters of linear layers that bear it.
+    """Return the sums of `sum_squared_grads` for those parameters of linear layers that bear it.
 
     Each example passes through the network by itself, as in `_one_by_one`. The sum of the first one
     is compared with what that gives.
@@ -140,7 +140,7 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
         return found
 
     def sums(piece: Batch) -> Tree:
-        slopes, inputs = by_example(factors, piece)
+        slopes, inputs = map_examples(factors, piece)
         return _sums(expected, slopes, inputs, piece.real(network.dtype))
 
     try:

@@ -23,7 +23,7 @@ from typing import TypeGuard
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.docs.bibliography import entries
-from fedkeel.method.hyperparameters import expressible, hyperparameter_types, type_name
+from fedkeel.method.hyperparameters import hyperparameter_types, is_expressible, type_name
 from fedkeel.method.part import Part
 from fedkeel.method.roles import ROLES
 from fedkeel.source_digest import module_digest
@@ -37,7 +37,7 @@ RESERVED = frozenset({"model", "survey", "mean"})
 
 
 @lru_cache(maxsize=1)
-def installed() -> Mapping[str, tuple[str, ...]]:
+def installed_methods() -> Mapping[str, tuple[str, ...]]:
     """Return the import paths of what installed packages declare, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
@@ -45,7 +45,7 @@ def installed() -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def load(path: str) -> tuple[type[Part], ...]:
+def load_parts(path: str) -> tuple[type[Part], ...]:
     """Return the parts at ``package.module:Name``.
 
     Raises:
@@ -63,13 +63,13 @@ def load(path: str) -> tuple[type[Part], ...]:
     return checked
 
 
-def word(part: Part) -> str:
+def expression_name(part: Part) -> str:
     """Return what an expression calls a part: its name, or its import path outside the package."""
     kind = type(part)
     return f"{kind.__module__}:{kind.__qualname__}" if _outside(kind) else part.name
 
 
-def fingerprint(parts: Iterable[Part]) -> dict[str, str]:
+def user_part_digests(parts: Iterable[Part]) -> dict[str, str]:
     """Return digests of the files in which parts outside the package are written.
 
     Files of a user's that these import count too.
@@ -152,7 +152,7 @@ def _untold(kind: type[Part]) -> str:
         types = hyperparameter_types(kind)
     except Exception as error:  # whatever stands in an annotation
         return f"has a hyper-parameter of a type that cannot be read: {one_line(error)}"
-    odd = [name for name, hint in types.items() if not expressible(hint)]
+    odd = [name for name, hint in types.items() if not is_expressible(hint)]
     if not odd:
         return ""
     return (

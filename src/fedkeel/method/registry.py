@@ -132,7 +132,7 @@ ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
 """Other names of methods."""
 
 
-def lookup(name: str) -> Recipe | None:
+def find_recipe(name: str) -> Recipe | None:
     """Return the recipe of a method by name, alias or import path, None where there is none.
 
     Raises:
@@ -141,7 +141,7 @@ def lookup(name: str) -> Recipe | None:
     """
     if ":" in name:
         return _own(name)
-    known, paths = REGISTRY.get(ALIASES.get(name, name)), plugins.installed().get(name, ())
+    known, paths = REGISTRY.get(ALIASES.get(name, name)), plugins.installed_methods().get(name, ())
     if len(paths) + (known is not None) > 1:
         raise CompositionError(
             f"Several methods are called '{name}'.",
@@ -152,7 +152,7 @@ def lookup(name: str) -> Recipe | None:
 
 
 def _own(path: str) -> Recipe:
-    kinds = plugins.load(path)
+    kinds = plugins.load_parts(path)
     ours = {kind for recipe in REGISTRY.values() for kind in recipe.parts.values()}
     taken = {*REGISTRY, *ALIASES, *(kind.name for kind in ours)}
     for kind in kinds:

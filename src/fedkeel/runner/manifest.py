@@ -20,7 +20,7 @@ from fedkeel.method.compose import roles_of
 from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe
 from fedkeel.method.part import Part
-from fedkeel.method.plugins import fingerprint
+from fedkeel.method.plugins import user_part_digests
 from fedkeel.records.run_record import (
     DataRecord,
     EngineChoice,
@@ -154,5 +154,5 @@ def _part_record(part: Part) -> PartRecord:
         name=part.name,
         paper=part.paper,
         roles=roles_of(type(part)),
-        code=" ".join(fingerprint([part]).values()),
+        code=" ".join(user_part_digests([part]).values()),
     )

@@ -30,7 +30,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.part import Capability
-from fedkeel.method.plugins import fingerprint
+from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.task.models import make
@@ -261,7 +261,7 @@ def _key(prepared: Prepared) -> str:
         "train": setup.federation.data.fingerprint(),
         "test": setup.test.fingerprint(),
         "network": setup.training.network.describe(),
-        "own": fingerprint(prepared.plan.parts),
+        "own": user_part_digests(prepared.plan.parts),
     }
     digest.update(json.dumps(facts, sort_keys=True).encode())
     for array in (

@@ -12,7 +12,7 @@ from fedkeel.cost.memory import check_disk
 from fedkeel.engine.base import Engine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import RunError
-from fedkeel.method.plugins import fingerprint
+from fedkeel.method.plugins import user_part_digests
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice, RunRecord
 from fedkeel.runner.callbacks import Callback, RunInfo
@@ -154,7 +154,7 @@ def _other_difference(record: RunRecord, prepared: Prepared) -> str:
         return f"the version is {__version__}, there {version}"
     if record.data.fingerprint != prepared.setup.federation.data.fingerprint():
         return "the training data differ"
-    files = [f"{module.replace('.', '/')}.py" for module in fingerprint(prepared.plan.parts)]
+    files = [f"{module.replace('.', '/')}.py" for module in user_part_digests(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""
     return f"{method}the model or its code, the division or the test data differ"
 

@@ -14,7 +14,7 @@ from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
-from fedkeel.method.plugins import fingerprint
+from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.prepare import meets, raises_on_one
 from fedkeel.tree import nbytes, walk
@@ -227,7 +227,7 @@ def _softmax(prepared: Prepared) -> str:
 
 def _strays(prepared: Prepared) -> str:
     """Return a hint where a method of one's own does not do the same twice."""
-    own = fingerprint(prepared.plan.parts)
+    own = user_part_digests(prepared.plan.parts)
     if not own:
         return ""
     lr = learning_rate(prepared.settings, prepared.setup.training, 0)

@@ -15,7 +15,7 @@ from fedkeel.data.dataset import Dataset, Federation, dataset
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, DataError
-from fedkeel.method.grammar import split
+from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, progress_display, run_name
@@ -148,7 +148,7 @@ def compare(
         FedkeelError: as in `run`, before anything has run.
         KeyboardInterrupt: as in `run`; the same call takes the runs that are there in `out`.
     """
-    expressions = split(methods) if isinstance(methods, str) else methods
+    expressions = split_expressions(methods) if isinstance(methods, str) else methods
     wanted = config.build(config.Compare, {"methods": expressions, "seeds": seeds}, "compare")
     settings = _settings(
         method="fedavg",

@@ -16,7 +16,7 @@ from fedkeel import config
 from fedkeel.config import Choices, Range, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, did_you_mean, nearest
-from fedkeel.method.grammar import Term, accepts, parse, read, written
+from fedkeel.method.grammar import Term, accepted_hyperparameters, parse, read_terms, write_terms
 from fedkeel.method.registry import ALIASES
 
 Point = dict[str, Value]
@@ -105,11 +105,11 @@ def search_axes(method: str, space: Space) -> tuple[Axis, ...]:
         space: all choices.
     """
     axes = [Axis(key, choices, None, key) for key, choices in space.space.items()]
-    for index, term in enumerate(read(method)):
+    for index, term in enumerate(read_terms(method)):
         choices_by_key: dict[str, Choices] = {}
         for name, choices in space.method.items():
             choices_by_key |= choices if _is_named(term, name) else {}
-        accepted = accepts(term, method)
+        accepted = accepted_hyperparameters(term, method)
         title = term.name + (f".{term.part}" if term.part else "")
         for key, values in choices_by_key.items():
             if key in accepted and key not in term.values:
@@ -119,7 +119,7 @@ def search_axes(method: str, space: Space) -> tuple[Axis, ...]:
 
 def _is_named(term: Term, name: str) -> bool:
     """Return whether the name of a table of hyper-parameters means a term."""
-    [named] = read(name)
+    [named] = read_terms(name)
     same_method = ALIASES.get(named.name, named.name) == ALIASES.get(term.name, term.name)
     return same_method and named.part in ("", term.part)
 
@@ -138,11 +138,11 @@ def settings_at(
 
 def expression_at(point: Point, axes: Sequence[Axis], method: str) -> str:
     """Return a method's expression with the hyper-parameters of a point."""
-    terms = read(method)
+    terms = read_terms(method)
     for axis in axes:
         if axis.term is not None:
             terms[axis.term].values[axis.key] = point[axis.name]
-    return method if all(axis.term is None for axis in axes) else written(terms)
+    return method if all(axis.term is None for axis in axes) else write_terms(terms)
 
 
 def with_values(settings: RunSettings, values: Mapping[str, Value]) -> RunSettings:
@@ -219,13 +219,13 @@ def _check_hyperparameters(name: str, choices: Mapping[str, Choices]) -> None:
         CompositionError: there is no such method.
         ConfigError: the name is an expression, or the method has no such hyper-parameter.
     """
-    term, *others = read(name)
+    term, *others = read_terms(name)
     if others or term.values:
         raise ConfigError(
             f"[tune.method]: '{name}' is not the name of a method.",
             expected="a name as it stands in an expression, such as fedprox or fedgc.sgc",
         )
-    accepted = accepts(term, name)
+    accepted = accepted_hyperparameters(term, name)
     for key in choices:
         if key not in accepted:
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from fedkeel import tree
 from fedkeel.method.context import Outcome, Population, Round, Step
 from fedkeel.method.part import Capability, param
-from fedkeel.method.per_example import squared_grads
+from fedkeel.method.per_example import sum_squared_grads
 from fedkeel.method.roles import Broadcast, ClientState, Penalty, ServerState, Upload
 from fedkeel.tree import State, Tree
 
@@ -142,7 +142,7 @@ def fisher(round: Round) -> Tree:
     """Return the mean over a client's examples of the squared gradient of the task's loss."""
     whole = round.all_examples_step()
     count = whole.batch.real(whole.network.dtype).sum()
-    sums = squared_grads(whole.network, round.end, whole.buffers, whole.batch)
+    sums = sum_squared_grads(whole.network, round.end, whole.buffers, whole.batch)
     return {k: t / count for k, t in sums.items()}
 
 
