@@ -195,7 +195,7 @@ def test_after_an_interrupt_nobody_is_left() -> None:
 
 
 def test_after_a_failed_start_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin, begun = Workers._start, []
+    begin, begun = Workers._start_worker, []
 
     def second_fails(self: Workers) -> object:
         if begun:
@@ -203,10 +203,10 @@ def test_after_a_failed_start_nobody_is_left(monkeypatch: pytest.MonkeyPatch) ->
         begun.append(begin(self))
         return begun[0]
 
-    monkeypatch.setattr(Workers, "_start", second_fails)
+    monkeypatch.setattr(Workers, "_start_worker", second_fails)
     with pytest.raises(BlockingIOError):
         start(prepared(kind="workers", workers=2))
-    assert not begun[0].process.is_alive()
+    assert not begun[0].child.process.is_alive()
 
 
 def test_a_worker_that_hangs_is_ended_with_the_run() -> None:

@@ -74,13 +74,13 @@ def nodes() -> Iterator[Nodes]:
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every actor that is started, in order."""
-    begin, found = Ray._start, []
+    begin, found = Ray._start_worker, []
 
     def noted(self: Ray) -> None:
         begin(self)
         found.append(self._workers[-1].actor)
 
-    monkeypatch.setattr(Ray, "_start", noted)
+    monkeypatch.setattr(Ray, "_start_worker", noted)
     return found
 
 
@@ -290,14 +290,14 @@ def test_modules_that_others_cannot_import_go_along(
         here.syspath_prepend(tmp_path)
         net = importlib.import_module("own_net").Net
     pickled = cluster.pickled(prepared(model=net).setup)
-    (tmp_path / "world").write_bytes(pickle.dumps(pickled, protocol=4))
+    (tmp_path / "setup").write_bytes(pickle.dumps(pickled, protocol=4))
     code = (
         "import pickle, pathlib, sys; from fedkeel.engine.ray.cluster import unpickled; "
-        "world = unpickled(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())); "
-        "n = world.bench.network; "
-        "print(n.logits(n.params, {}, world.test.x[:1], train=False).shape[1])"
+        "setup = unpickled(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())); "
+        "n = setup.training.network; "
+        "print(n.logits(n.params, {}, setup.test.x[:1], train=False).shape[1])"
     )
-    command = [sys.executable, "-P", "-W", "error", "-c", code, str(tmp_path / "world")]
+    command = [sys.executable, "-P", "-W", "error", "-c", code, str(tmp_path / "setup")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("3", "")
 

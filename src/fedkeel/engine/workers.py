@@ -85,7 +85,7 @@ class Workers:
         start: how processes start, None for `start_method`. ``spawn`` pickles the model once for
             each process.
         file: file of client state; None keeps it in memory.
-        chunks: trains clients side by side; None trains them one by one.
+        trainer: trains clients side by side; None trains them one by one.
         codec: stores some of the clients' state in compact form; None stores it as it is.
     """
 
@@ -99,19 +99,19 @@ class Workers:
         start: StartMethod | None = None,
         *,
         file: Path | None = None,
-        chunks: Trainer | None = None,
+        trainer: Trainer | None = None,
         codec: RowCodec | None = None,
     ) -> None:
         self._start_method: StartMethod = start or start_method()
         allocate = fork_shared_memory if self._start_method == "fork" else shared_segment
-        sums = chunks is not None
+        sums = trainer is not None
         examples_count = max(count_examples(setup, "test"), count_examples(setup, "clients"))
         self._shared = _Shared(
             setup=setup,
             message=Buffers(specs_of(message_state(message)), None, allocate),
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
             evaluated=Buffers({"rows": TensorSpec((3,), torch.float64)}, examples_count, allocate),
-            trainer=chunks or SequentialTrainer(setup),
+            trainer=trainer or SequentialTrainer(setup),
         )
         self.reasons: list[str] = []
         self._workers: list[_Worker] = []

@@ -57,7 +57,7 @@ def make(prepared: Prepared, choice: EngineChoice, state: Path | None = None) ->
         if count == 1:
             return SingleProcess(setup, spec, capacity, trainer, file=file, codec=codec)
         return Workers(
-            setup, spec, capacity, message, count, file=file, chunks=trainer, codec=codec
+            setup, spec, capacity, message, count, file=file, trainer=trainer, codec=codec
         )
     if kind == "workers" or count > 1:
         return Workers(setup, spec, capacity, message, count, file=file, codec=codec)
