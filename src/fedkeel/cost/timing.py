@@ -102,13 +102,15 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> EngineTimes:
     setup, cohort = prepared.setup, max(prepared.population.per_round, 1)
     trainings = cohort * prepared.settings.rounds
     message, sequential = _first_message(prepared), _sequential_trainer(setup, device)
-    one, sample, repeats = _time_sequential(sequential, message, setup)
-    times = EngineTimes({SEQUENTIAL: one})
-    is_short = one * trainings < SHORT_RUN_SECONDS
+    sequential_seconds, sample, repeats = _time_sequential(sequential, message, setup)
+    times = EngineTimes({SEQUENTIAL: sequential_seconds})
+    is_short = sequential_seconds * trainings < SHORT_RUN_SECONDS
     if is_short and prepared.settings.engine.kind == "auto" and device == "cpu":
         return times
     if repeats > 1:
-        times.seconds[SEQUENTIAL] = min(one, _sample_seconds(sequential, message, sample))
+        times.seconds[SEQUENTIAL] = min(
+            sequential_seconds, _sample_seconds(sequential, message, sample)
+        )
     from fedkeel.engine.vectorized.engine import VectorizedTrainer, warm_up  # slow to import
     from fedkeel.engine.vectorized.facts import establish
 
@@ -123,7 +125,10 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> EngineTimes:
         size = sizes.pop(0)
         best = min(times.seconds.values())
         if device == "cpu":
-            run_seconds, expected = one * trainings, size * max(one, group_seconds)
+            run_seconds, expected = (
+                sequential_seconds * trainings,
+                size * max(sequential_seconds, group_seconds),
+            )
         else:  # training one by one says little about a GPU
             run_seconds, expected = best * trainings, 0.0
         budget = max(min(MEASURING_SECONDS, run_seconds / 4), MEASURING_SHARE * run_seconds)
@@ -132,7 +137,7 @@ def time_engines(prepared: Prepared, workers: int, device: str) -> EngineTimes:
             continue
         if size > 1 and device == "cpu" and _has_long_convolution_steps(setup, times):
             continue
-        if size == 1 and best < COMPILED_SPEEDUP * one:
+        if size == 1 and best < COMPILED_SPEEDUP * sequential_seconds:
             continue
         trainer = VectorizedTrainer(setup, size, device, trainer.placed, facts)
         group = sample if size == 1 else _group_sample(setup, size, cohort)

@@ -155,9 +155,9 @@ class DiskStore(ClientStore):
         slots = np.asarray(arrays[SLOT], dtype=np.int64)
         count = int(slots.max(initial=NO_SLOT)) + 1
         with _reports_errors("read", self._file):
-            found = self._file.stat().st_size if count else 0
-            if found < count * size:
-                raise OSError(f"{found} bytes in place of {count * size}")
+            file_size = self._file.stat().st_size if count else 0
+            if file_size < count * size:
+                raise OSError(f"{file_size} bytes in place of {count * size}")
             if count:
                 os.truncate(self._file, count * size)
         self._slots[np.asarray(arrays[INDEX], dtype=np.int64)] = slots
