@@ -1,4 +1,4 @@
-"""The vectorized engine against the sequential one: whatever the model, the data and the chunk."""
+"""The vectorized engine gives what the sequential one gives, for all kinds of settings."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fedkeel.engine.compiler.errors import CannotCompile
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
+from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import SequentialTrainer, TrainedClients
 from fedkeel.engine.vectorized.compiled_loop import CompiledLoop, SharedInputs
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
@@ -28,10 +29,22 @@ from fedkeel.errors import RunError, TrainingError
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.start import start
-from fedkeel.tree import State, map_tensors, substate, substates, walk
+from fedkeel.tree import State, walk
+
+SLOW = pytest.mark.slow
 
 RAGGED = (9, 4, 13, 6, 1)
 ALIKE = (6, 6, 6, 6, 9)
+
+
+def cases(settings: dict[str, dict[str, Any]], counts: tuple[int, ...], fast: str) -> list[Any]:
+    """Every setting with every count; those that are not named in `fast` are slow."""
+    names = [(name, count, f"{name}-{count}") for name in settings for count in counts]
+    assert {id for _, _, id in names} >= set(fast.split())
+    return [
+        pytest.param(settings[name], count, id=id, marks=() if id in fast.split() else SLOW)
+        for name, count, id in names
+    ]
 
 
 def images(sizes: tuple[int, ...]) -> fk.Federation:
@@ -98,56 +111,50 @@ def trained(
     return found
 
 
-def agree(p: Prepared, lanes: int) -> VectorizedTrainer:
-    """Check that side by side is as one by one, also by recordings; return what trained."""
-    expected, chunks = trained(SequentialTrainer(p.setup), p), VectorizedTrainer(p.setup, lanes)
+def agree(p: Prepared, clients: int) -> VectorizedTrainer:
+    """Check that the vectorized trainer gives what the sequential one gives; return it."""
+    expected, trainer = trained(SequentialTrainer(p.setup), p), VectorizedTrainer(p.setup, clients)
     for _ in range(2):
-        found = trained(chunks, p)
+        found = trained(trainer, p)
         assert found.keys() == expected.keys()
         for k, reply in expected.items():
             assert found[k].keys() == reply.keys()
             for path, one in reply.items():
                 torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
-    return chunks
+    return trainer
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 5])
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": True},
-        {"epochs": None, "steps": 3},
-        {"epochs": None, "steps": 5, "sampling": "random"},
-        {"batch_size": "all"},
-        {"augment": True},
-        {"method": "fedprox(mu=0.1)+gcfed"},
-        {"method": "scaffold"},
-        {"method": "fedreg", "epochs": 1},
-        {"method": "dpsgd"},
-        {"model": net(nn.GroupNorm(2, 4))},
-        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
-        {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "local"},
-        {"model": net(nn.BatchNorm2d(4)), "sizes": RAGGED, "buffers": "average"},
-        {
-            "model": net(nn.BatchNorm2d(4)),
-            "buffers": "average",
-            "method": "gradma",
-            "augment": True,
-        },
-        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "fedreg", "epochs": 1},
-        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "fedmlb"},
-        {"model": net(nn.BatchNorm2d(4)), "buffers": "average", "method": "mimelite"},
-    ],
-    ids=lambda given: "+".join(given) or "plain",
-)
-def test_side_by_side_is_as_one_by_one(given: dict[str, Any], lanes: int) -> None:
-    chunks = agree(ready(**given), lanes)
-    assert (chunks.parallel_clients, chunks.strategy.is_compiled, chunks.reasons) == (
-        lanes,
-        True,
-        [],
-    )
+BATCH_NORM = {"model": net(nn.BatchNorm2d(4)), "buffers": "average"}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9, "weight_decay": 1e-3, "nesterov": True},
+    "steps": {"epochs": None, "steps": 3},
+    "random": {"epochs": None, "steps": 5, "sampling": "random"},
+    "all": {"batch_size": "all"},
+    "augment": {"augment": True},
+    "fedprox": {"method": "fedprox(mu=0.1)+gcfed"},
+    "scaffold": {"method": "scaffold"},
+    "fedreg": {"method": "fedreg", "epochs": 1},
+    "dpsgd": {"method": "dpsgd"},
+    "group_norm": {"model": net(nn.GroupNorm(2, 4))},
+    "batch_norm_alike": {**BATCH_NORM, "sizes": ALIKE},
+    "batch_norm_local": {**BATCH_NORM, "buffers": "local"},
+    "batch_norm": BATCH_NORM,
+    "batch_norm_gradma": {**BATCH_NORM, "method": "gradma", "augment": True},
+    "batch_norm_fedreg": {**BATCH_NORM, "method": "fedreg", "epochs": 1},
+    "batch_norm_fedmlb": {**BATCH_NORM, "method": "fedmlb"},
+    "batch_norm_mimelite": {**BATCH_NORM, "method": "mimelite"},
+}
+FAST = """plain-1 plain-2 plain-5 momentum-5 random-5 all-5 augment-1 fedprox-2 scaffold-5 fedreg-5
+    dpsgd-1 group_norm-2 batch_norm_local-2 batch_norm-5"""
+
+
+@pytest.mark.parametrize(("given", "clients"), cases(SETTINGS, (1, 2, 5), FAST))
+def test_clients_side_by_side_reply_as_one_by_one(given: dict[str, Any], clients: int) -> None:
+    trainer = agree(ready(**given), clients)
+    assert (trainer.parallel_clients, trainer.reasons) == (clients, [])
+    assert trainer.strategy.is_compiled
 
 
 SHORT = (8, 8, 8, 8, 8)
@@ -163,28 +170,29 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 4))
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 5])
+SHORT_ROUNDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sizes": {"sizes": (8, 8, 7, 8, 7)},
+    "momentum": {"momentum": 0.9},
+    "augment": {"augment": True},
+    "fedprox": {"method": "fedprox(mu=0.1)+gcfed"},
+    "scaffold": {"method": "scaffold"},
+    "fedreg": {"method": "fedreg"},
+    "dpsgd": {"method": "dpsgd"},
+    "fedgc": {"method": "fedgc"},
+    "dropout": {"model": net(nn.Dropout(0.3))},
+}
+
+
 @pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"sizes": (8, 8, 7, 8, 7)},
-        {"momentum": 0.9},
-        {"augment": True},
-        {"method": "fedprox(mu=0.1)+gcfed"},
-        {"method": "scaffold"},
-        {"method": "fedreg"},
-        {"method": "dpsgd"},
-        {"method": "fedgc"},
-        {"model": net(nn.Dropout(0.3))},
-    ],
-    ids=lambda given: "+".join(given) or "plain",
+    ("given", "clients"),
+    cases(SHORT_ROUNDS, (1, 2, 5), "plain-1 plain-5 sizes-2 scaffold-5 fedgc-1 dropout-2"),
 )
-def test_short_rounds_are_recorded_as_a_whole(given: dict[str, Any], lanes: int) -> None:
+def test_short_rounds_are_compiled_as_a_whole(given: dict[str, Any], clients: int) -> None:
     p = ready(**{"model": wide, "sizes": SHORT, "epochs": 1, **given})
-    chunks = agree(p, lanes)
-    assert (has_whole_rounds(chunks), chunks.reasons) == (True, [])
-    assert {name.split("[")[0] for name, *_ in chunks._loop.compiled._compiled} == {"round"}
+    trainer = agree(p, clients)
+    assert (has_whole_rounds(trainer), trainer.reasons) == (True, [])
+    assert {name for name, *_ in trainer._loop.compiled._compiled} == {"round"}
 
 
 def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
@@ -199,9 +207,9 @@ def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
     return {path: t.sum(0) for path, t in walk(sent)}
 
 
-@pytest.mark.parametrize("lanes", [2, 5])
+@pytest.mark.parametrize("clients", [pytest.param(2, marks=SLOW), 5])
 @pytest.mark.parametrize(
-    ("given", "times", "made"),
+    ("given", "multiplications", "matrices"),
     [
         ({}, 1, 0),  # the second step; its input needs no gradient
         ({"momentum": 0.9}, 1, 0),
@@ -213,23 +221,26 @@ def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
     ],
     ids=lambda given: str(given),
 )
-def test_lanes_may_be_added_up_without_ever_being_made(
-    given: dict[str, Any], times: int, made: int, lanes: int
+def test_updates_are_added_up_without_being_made(
+    given: dict[str, Any], multiplications: int, matrices: int, clients: int
 ) -> None:
     p = ready(wide, SHORT, epochs=1, **given)
-    chunks = VectorizedTrainer(p.setup, lanes)
+    trainer = VectorizedTrainer(p.setup, clients)
     expected = total(VectorizedTrainer(p.setup, 1), p)
     for _ in range(2):
-        found = total(chunks, p)
+        found = total(trainer, p)
         assert found.keys() == expected.keys()
         for path, one in expected.items():
             torch.testing.assert_close(found[path], one, rtol=0, atol=1e-12, msg=path)
     code = next(
         one.program.code
-        for (name, *_), one in chunks._loop.compiled._compiled.items()
-        if name.startswith("round") and chunks.parallel_clients == lanes
+        for (name, *_), one in trainer._loop.compiled._compiled.items()
+        if name.startswith("round") and trainer.parallel_clients == clients
     )
-    assert (code.count("terms_multiply("), code.count("terms_dense(")) == (times, made)
+    assert (code.count("terms_multiply("), code.count("terms_dense(")) == (
+        multiplications,
+        matrices,
+    )
 
 
 def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
@@ -241,7 +252,7 @@ def test_a_run_whose_clients_all_diverge_together_says_so() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_chunk(method: str) -> None:
+def test_a_client_that_is_not_finite_does_not_spoil_the_sum_of_its_group(method: str) -> None:
     results = []
     for kind in ("sequential", "vectorized"):
         engine = {"kind": kind, "workers": 1, "parallel_clients": 5}
@@ -281,7 +292,7 @@ def test_a_client_whose_terms_overflow_is_trained_step_by_step() -> None:
     assert run(kind="vectorized", parallel_clients=8, workers=1) == run(kind="sequential")
 
 
-def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
+def test_only_sums_are_kept_of_what_the_server_adds_up() -> None:
     p = ready(wide, SHORT, epochs=1, method="scaffold")
     clients = np.arange(len(SHORT))
     message = server_message(p.plan, p.server, 0.1)
@@ -302,7 +313,7 @@ def test_of_what_the_server_adds_up_no_more_than_sums_are_kept() -> None:
 
 
 def joined(p: Prepared) -> list[list[int]]:
-    """Which clients share a chunk of five."""
+    """Which clients share a group of at most five."""
     message = server_message(p.plan, p.server, 0.1)
     jobs = [ClientJob(k, k, 0) for k in range(5)]
     done = list(VectorizedTrainer(p.setup, 5)(message, jobs, lambda _: None))
@@ -323,6 +334,7 @@ class OwnMean(nn.Module):
         return x - 0.5 * x.mean(0, keepdim=True)
 
 
+@SLOW
 def test_prepared_examples_are_not_padded_where_examples_see_each_other() -> None:
     """Batches of equal sizes may hold other numbers of distinct examples."""
     local = {"epochs": None, "steps": 4, "sampling": "random"}
@@ -331,25 +343,24 @@ def test_prepared_examples_are_not_padded_where_examples_see_each_other() -> Non
     agree(p, 5)
 
 
-def test_a_whole_round_is_known_by_the_number_of_prepared_examples_too() -> None:
+def test_whole_rounds_differ_by_the_number_of_prepared_examples_too() -> None:
     local = {"epochs": None, "steps": 3, "batch_size": 2, "sampling": "random"}
     p = ready(wide, (6,) * 5, method="fedreg", **local)
-    chunks = VectorizedTrainer(p.setup, 1)
+    trainer = VectorizedTrainer(p.setup, 1)
     expected = trained(SequentialTrainer(p.setup), p)
-    found = trained(chunks, p)
-    assert (has_whole_rounds(chunks), chunks.reasons) == (True, [])
+    found = trained(trainer, p)
+    assert (has_whole_rounds(trainer), trainer.reasons) == (True, [])
     for k, reply in expected.items():
         for path, one in reply.items():
             torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)
 
 
-def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
+def test_whole_rounds_of_groups_do_not_depend_on_those_of_single_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process that had met the last client first went another way: a run that was killed had
-    other bits."""
+    """Otherwise the order in which a process meets its clients would change the bits of a run."""
     p = ready(wide, SHORT, epochs=1)
-    chunks, genuine = VectorizedTrainer(p.setup, 2), CompiledLoop.whole_round
+    trainer, genuine = VectorizedTrainer(p.setup, 2), CompiledLoop.whole_round
     ways = []
 
     def once(self: CompiledLoop, shared: SharedInputs, *given: Any) -> State:
@@ -362,16 +373,19 @@ def test_what_cannot_be_recorded_whole_alone_is_still_so_side_by_side(
     jobs = [ClientJob(k, k, 0) for k in range(3)]
     message = server_message(p.plan, p.server, 0.1)
     for one in (jobs[:1], jobs[:2], jobs[:1], jobs[:2]):
-        list(chunks(message, one, lambda client: None))
+        list(trainer(message, one, lambda client: None))
     assert ways == [True, False, False]
-    assert chunks.reasons == []
+    assert trainer.reasons == []
 
 
-@pytest.mark.parametrize("lanes", [1, 5])
-def test_prepared_examples_and_short_batches_are_recorded(lanes: int) -> None:
-    """Where a batch is padded, so is what says which of the prepared examples it holds."""
-    chunks = agree(ready(sizes=(11, 7, 15, 11, 3), method="fedreg", epochs=5, batch_size=4), lanes)
-    assert (chunks.strategy.is_compiled, chunks.reasons) == (True, [])
+@SLOW
+@pytest.mark.parametrize("clients", [1, 5])
+def test_prepared_examples_and_short_batches_are_compiled(clients: int) -> None:
+    """Where a batch is padded, the rows of its prepared examples are padded too."""
+    trainer = agree(
+        ready(sizes=(11, 7, 15, 11, 3), method="fedreg", epochs=5, batch_size=4), clients
+    )
+    assert (trainer.strategy.is_compiled, trainer.reasons) == (True, [])
 
 
 class Dropped(nn.Module):
@@ -385,30 +399,30 @@ class Dropped(nn.Module):
         return self.inner(nn.functional.dropout(x, 0.5, self.training))
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 5])
+DROPOUT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ragged": {"sizes": RAGGED},
+    "batch_norm": {
+        "model": net(nn.BatchNorm2d(4), nn.Dropout(0.3)),
+        "sizes": RAGGED,
+        "buffers": "average",
+    },
+    "fedsam": {"method": "fedsam"},
+    "scaffold": {"method": "scaffold", "momentum": 0.9},
+    "fedreg": {"method": "fedreg", "epochs": 1},
+}
+
+
 @pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"sizes": RAGGED},
-        {"model": net(nn.BatchNorm2d(4), nn.Dropout(0.3)), "sizes": RAGGED, "buffers": "average"},
-        {"method": "fedsam"},
-        {"method": "scaffold", "momentum": 0.9},
-        {"method": "fedreg", "epochs": 1},
-    ],
-    ids=lambda given: "+".join(given) or "plain",
+    ("given", "clients"), cases(DROPOUT, (1, 3, 5), "plain-1 plain-3 ragged-5 batch_norm-3")
 )
-def test_dropout_draws_what_each_client_would_draw_by_itself(
-    given: dict[str, Any], lanes: int
+def test_a_client_draws_the_same_masks_side_by_side_as_by_itself(
+    given: dict[str, Any], clients: int
 ) -> None:
-    p = ready(**{"model": Dropped, "sizes": ALIKE, **given})
-    chunks = agree(p, lanes)
-    assert chunks.facts.draws
-    assert (chunks.parallel_clients, chunks.strategy.is_compiled, chunks.reasons) == (
-        lanes,
-        True,
-        [],
-    )
+    trainer = agree(ready(**{"model": Dropped, "sizes": ALIKE, **given}), clients)
+    assert trainer.facts.draws
+    assert (trainer.parallel_clients, trainer.reasons) == (clients, [])
+    assert trainer.strategy.is_compiled
 
 
 def test_padding_draws_nothing() -> None:
@@ -429,8 +443,14 @@ class DropConnect(nn.Module):
         return nn.functional.linear(x.flatten(1), weight, self.fc.bias)
 
 
-@pytest.mark.parametrize("given", [{"model": DropConnect}, {"model": Dropped, "method": "fedreg"}])
-def test_masks_of_other_shapes_see_no_padding(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": DropConnect},
+        pytest.param({"model": Dropped, "method": "fedreg"}, marks=SLOW),
+    ],
+)
+def test_batches_are_not_padded_where_masks_are_of_other_shapes(given: dict[str, Any]) -> None:
     p = ready(**given, sizes=(4, 3, 4, 4, 3), epochs=1)
     assert joined(p) == [[0, 2, 3], [1, 4]]
     assert agree(p, 5).reasons == []
@@ -452,8 +472,8 @@ def test_tokens_are_padded_too(more: tuple[nn.Module, ...]) -> None:
         engine=fk.Engine(dtype="float64", kind="sequential"),
     )
     p = prepare(settings, Ingredients(task, lambda _: fk.federation(data, parts), data, "net"))
-    chunks = agree(p, 3)
-    assert (chunks.parallel_clients, chunks.facts.pads, chunks.reasons) == (3, True, [])
+    trainer = agree(p, 3)
+    assert (trainer.parallel_clients, trainer.facts.pads, trainer.reasons) == (3, True, [])
 
 
 class Noisy(nn.Module):
@@ -468,12 +488,12 @@ class Noisy(nn.Module):
         return out + 0.1 * torch.randn_like(out) if self.training else out
 
 
-def test_other_random_numbers_are_drawn_in_one_lane() -> None:
-    chunks = agree(ready(Noisy, ALIKE), 3)
-    assert chunks.facts.draws is not None
-    assert not chunks.facts.draws.masks_by_example
-    assert (chunks.parallel_clients, chunks.strategy.is_compiled) == (1, True)
-    assert chunks.reasons == [
+def test_a_model_that_draws_other_random_numbers_is_trained_client_by_client() -> None:
+    trainer = agree(ready(Noisy, ALIKE), 3)
+    assert trainer.facts.draws is not None
+    assert not trainer.facts.draws.masks_by_example
+    assert (trainer.parallel_clients, trainer.strategy.is_compiled) == (1, True)
+    assert trainer.reasons == [
         "clients are not trained side by side: the model draws random numbers, or may "
         "(attention does where it drops out)"
     ]
@@ -492,7 +512,7 @@ class Branches(nn.Module):
 
 
 class OutOfTorch(Branches):
-    """A model that computes in NumPy, which no recording sees."""
+    """A model that computes in NumPy, which cannot be traced."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(torch.from_numpy(np.abs(x.detach().numpy())).flatten(1))
@@ -506,18 +526,18 @@ class Views(Branches):
 
 
 @pytest.mark.parametrize("model", [Branches, OutOfTorch])
-def test_what_cannot_be_recorded_is_trained_all_the_same(model: type[nn.Module]) -> None:
-    chunks = agree(ready(model), 3)
-    assert not chunks.strategy.is_compiled
-    assert len(chunks.reasons) == 2
-    assert chunks.reasons[0].startswith("clients are not trained side by side: ")
-    assert chunks.reasons[1].startswith("steps are not compiled: ")
+def test_what_cannot_be_compiled_is_trained_all_the_same(model: type[nn.Module]) -> None:
+    trainer = agree(ready(model), 3)
+    assert not trainer.strategy.is_compiled
+    assert len(trainer.reasons) == 2
+    assert trainer.reasons[0].startswith("clients are not trained side by side: ")
+    assert trainer.reasons[1].startswith("steps are not compiled: ")
 
 
 def test_a_model_that_wants_the_usual_layout_gets_it() -> None:
-    chunks = agree(ready(Views), 1)
-    assert chunks.strategy.is_compiled
-    assert chunks.reasons == []
+    trainer = agree(ready(Views), 1)
+    assert trainer.strategy.is_compiled
+    assert trainer.reasons == []
 
 
 class Fails(Branches):
@@ -537,20 +557,21 @@ def test_a_models_own_error_names_the_client() -> None:
         )
 
 
-def test_a_recording_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each recording is compared with the step it was made of."""
+def test_a_compiled_step_that_differs_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
 
     class Off(CompiledFunction):
         def __call__(self, *given: Tensor) -> list[Tensor]:
             return [t * 1.001 if t.is_floating_point() else t for t in super().__call__(*given)]
 
     monkeypatch.setattr("fedkeel.engine.compiler.cache.CompiledFunction", Off)
-    chunks = agree(ready(), 1)
-    assert not chunks.strategy.is_compiled
-    assert "gives another" in chunks.reasons[0]
+    trainer = agree(ready(), 1)
+    assert not trainer.strategy.is_compiled
+    assert "gives another" in trainer.reasons[0]
 
 
-def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     train = VectorizedTrainer._train
     sizes = []
 
@@ -563,30 +584,32 @@ def test_out_of_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None
         return train(self, message, group, *others)
 
     monkeypatch.setattr(VectorizedTrainer, "_train", short)
-    chunks = agree(ready(), 5)
+    trainer = agree(ready(), 5)
     assert sizes[:2] == [5, 2]
-    assert chunks.parallel_clients == 2
-    assert chunks.strategy.is_compiled
-    assert chunks.reasons == [
+    assert trainer.parallel_clients == 2
+    assert trainer.strategy.is_compiled
+    assert trainer.reasons == [
         "at most 2 clients are trained side by side: more does not fit into memory"
     ]
 
 
-def test_chunks_travel_to_other_processes_without_their_recordings() -> None:
+def test_trainers_travel_to_other_processes_without_compiled_functions() -> None:
     p = ready(lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)))
-    chunks = agree(p, 2)
-    again = pickle.loads(pickle.dumps(chunks))
-    expected, found = trained(chunks, p), trained(again, p)
+    trainer = agree(p, 2)
+    again = pickle.loads(pickle.dumps(trainer))
+    expected, found = trained(trainer, p), trained(again, p)
     assert all(
         torch.equal(found[k][path], t) for k, reply in expected.items() for path, t in reply.items()
     )
 
 
+METHODS = ("fedavg", "fednova", "fednova(length='steps')", "gcfed", "fedgh", "feddyn", "fedadam")
+
+
 @pytest.mark.parametrize(
-    "method",
-    ["fedavg", "fednova", "fednova(length='steps')", "gcfed", "fedgh", "feddyn", "fedadam"],
+    ("method", "workers"),
+    cases({m: m for m in METHODS}, (1, 2), "fedavg-1 fednova-1 gcfed-2"),  # type: ignore[misc]
 )
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers: int) -> None:
     expected = start(ready(method=method))
     engine = {"kind": "vectorized", "workers": workers, "parallel_clients": 2}
@@ -599,23 +622,23 @@ def test_a_run_ends_with_the_model_of_the_sequential_engine(method: str, workers
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+ON_DEVICE: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9, "augment": True},
+    "scaffold": {"method": "scaffold"},
+    "fedreg": {"method": "fedreg", "epochs": 1},
+    "dpsgd": {"method": "dpsgd"},
+    "fedlc": {"method": "fedlc+gcfed"},
+    "moon": {"method": "moon"},
+    "fednova": {"method": "fednova+gradma.w"},
+    "batch_norm": {**BATCH_NORM, "sizes": ALIKE},
+}
+
+
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"momentum": 0.9, "augment": True},
-        {"method": "scaffold"},
-        {"method": "fedreg", "epochs": 1},
-        {"method": "dpsgd"},
-        {"method": "fedlc+gcfed"},
-        {"method": "moon"},
-        {"method": "fednova+gradma.w"},
-        {"model": net(nn.BatchNorm2d(4)), "sizes": ALIKE, "buffers": "average"},
-    ],
-    ids=lambda given: "+".join(given) or "plain",
+    ("given", "clients"), cases(ON_DEVICE, (1, 3), "momentum-3 scaffold-3 moon-1 batch_norm-1")
 )
 def test_nothing_of_a_round_is_left_on_another_device(
-    given: dict[str, Any], lanes: int, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU that is not there: tensors without numbers, which know where they would be."""
 
@@ -627,17 +650,16 @@ def test_nothing_of_a_round_is_left_on_another_device(
     p = ready(**given)
     message = server_message(p.plan, p.server, 0.1)
     jobs = [ClientJob(row, k, 0) for row, k in enumerate(range(4))]
-    chunks = VectorizedTrainer(p.setup, lanes, "meta")
-    done = list(chunks(message, jobs, lambda _: None))
-    client_state = {
-        job.client: substates(substate(one.state, "client_state"))
-        for one in done
-        for job in one.jobs
-    }
-    own = substates(map_tensors(lambda t: torch.zeros(t.shape[1:], dtype=t.dtype), client_state[0]))
-    done += chunks(message, jobs, lambda _: own or None)
-    assert chunks.reasons == []
+    trainer = VectorizedTrainer(p.setup, clients, "meta")
+    done = list(trainer(message, jobs, lambda _: None))
+    values = done[0].client_state.values
+    own = ClientRecord({k: torch.zeros(v.shape[1:], dtype=v.dtype) for k, v in values.items()})
+    done += trainer(message, jobs, lambda _: own if values else None)
+    assert trainer.reasons == []
     assert {t.device.type for one in done for _, t in walk(one.state)} == {"meta"}
+    assert {dense(v).device.type for one in done for v in one.client_state.values.values()} <= {
+        "meta"
+    }
 
 
 def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,9 +673,9 @@ def test_examples_that_a_gpu_has_no_room_for_are_refused(monkeypatch: pytest.Mon
     assert "data.limit" in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["moon", "feddyn+gradma.w"])
+@pytest.mark.parametrize("method", ["moon", pytest.param("feddyn+gradma.w", marks=SLOW)])
 def test_what_clients_keep_is_used_in_later_rounds(method: str) -> None:
-    """One lane: in their first round, what clients keep is what they have received."""
+    """In their first round, what clients keep is what they have received."""
     runs = [
         start(ready(method=method, engine=engine))
         for engine in (
@@ -674,11 +696,11 @@ def test_what_clients_keep_is_known_by_its_name() -> None:
         shapes = sorted((k, t.shape) for k, t in p.server.params.items())
         own = {k: torch.randn(s, generator=random, dtype=torch.float64) for k, s in shapes}
         turned = dict(reversed(own.items())) if client % 2 else own
-        return {"scaffold": {"c": turned}} if client != 3 else None
+        return ClientRecord.of({"scaffold": {"c": turned}}) if client != 3 else None
 
-    chunks = VectorizedTrainer(p.setup, 5)
-    expected, found = trained(SequentialTrainer(p.setup), p, kept), trained(chunks, p, kept)
-    assert chunks.reasons == []
+    trainer = VectorizedTrainer(p.setup, 5)
+    expected, found = trained(SequentialTrainer(p.setup), p, kept), trained(trainer, p, kept)
+    assert trainer.reasons == []
     for k, reply in expected.items():
         for path, one in reply.items():
             torch.testing.assert_close(found[k][path], one, rtol=0, atol=1e-12, msg=path)

@@ -1,4 +1,4 @@
-"""Steps whose recording differs from them in float32 by rounding that the method makes large."""
+"""Compiled steps that differ in float32 by rounding that the method makes large."""
 
 from __future__ import annotations
 
@@ -52,8 +52,13 @@ def _apart_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_are_close", apart)
 
 
-@pytest.mark.parametrize("method", ENTRIES)
-def test_what_is_the_same_in_float64_is_recorded(
+FAST = ("fedavg", "scaffold", "fedreg")
+
+
+@pytest.mark.parametrize(
+    "method", [*FAST, *(pytest.param(e, marks=pytest.mark.slow) for e in ENTRIES if e not in FAST)]
+)
+def test_what_is_the_same_in_float64_is_compiled(
     method: str, request: pytest.FixtureRequest
 ) -> None:
     expected = run(method, Net())
@@ -65,7 +70,7 @@ def test_what_is_the_same_in_float64_is_recorded(
         assert torch.equal(found.params[name], value)
 
 
-def test_what_is_another_thing_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_in_float64_too_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     class Off(CompiledFunction):
         def __call__(self, *given: Tensor) -> list[Tensor]:
             return [t * 1.1 if t.is_floating_point() else t for t in super().__call__(*given)]

@@ -1,4 +1,4 @@
-"""Modules and losses of one's own, in all their variety: every engine gives the same numbers."""
+"""Modules and losses of users, of all kinds: every engine gives the same numbers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.task.traits import detect_traits
+
+SLOW = pytest.mark.slow
 
 RAGGED, ALIKE = (9, 4, 13, 11, 3), (8, 8, 8, 8, 8)
 X = np.random.default_rng(0).normal(size=(40, 24))
@@ -106,17 +108,24 @@ def smoothed(logits: Tensor, y: Tensor) -> Tensor:
     return -(target * logits.log_softmax(1)).sum(1)
 
 
-SLOW = "ignore:There is a performance drop"  # torch's word on lanes of such operations
+PERFORMANCE = "ignore:There is a performance drop"  # torch warns of vmap over such operations
 
 
-@pytest.mark.filterwarnings(SLOW)
-@pytest.mark.parametrize("model", [Gated, Sliced])
-@pytest.mark.parametrize("sizes", [RAGGED, ALIKE])
+@pytest.mark.filterwarnings(PERFORMANCE)
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        (Gated, RAGGED),
+        (Sliced, ALIKE),
+        pytest.param(Gated, ALIKE, marks=SLOW),
+        pytest.param(Sliced, RAGGED, marks=SLOW),
+    ],
+)
 def test_what_is_written_to_is_no_constant(model: type[nn.Module], sizes: tuple[int, ...]) -> None:
     assert agree(fk.Task(model), sizes) == []
 
 
-@pytest.mark.filterwarnings(SLOW)
+@pytest.mark.filterwarnings(PERFORMANCE)
 def test_a_loss_that_writes_into_its_target() -> None:
     assert agree(fk.Task(Own, loss=smoothed)) == []
     assert agree(fk.Task(Summed), ALIKE) == []
@@ -134,6 +143,7 @@ class Spectrum(nn.Module):
         return out
 
 
+@SLOW
 def test_small_steps_are_compared_by_how_far_they_go() -> None:
     agree(fk.Task(Spectrum), tokens=True, dtype="float32", lr=1e-3, rounds=8, close=2e-6)
 
@@ -176,12 +186,15 @@ def instances() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (4, 6)), norm, nn.Flatten(), nn.Linear(24, 4))
 
 
-@pytest.mark.parametrize("model", [Centred, Averages, Counts, instances])
+@pytest.mark.parametrize(
+    "model",
+    [Centred, Averages, pytest.param(Counts, marks=SLOW), pytest.param(instances, marks=SLOW)],
+)
 def test_models_that_mix_examples_see_no_padding(model: Callable[[], nn.Module]) -> None:
     agree(fk.Task(model, buffers="average"))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=SLOW)])
 def test_buffers_that_a_model_has_not_are_kept_by_nobody(method: str) -> None:
     """The second round did not find them."""
     agree(fk.Task(Own, buffers="local"), method=method)
@@ -192,8 +205,21 @@ def test_buffers_that_a_model_has_not_are_kept_by_nobody(method: str) -> None:
     assert all(torch.equal(t, two.params[name]) for name, t in one.params.items())
 
 
-@pytest.mark.parametrize("more", [{"scale_grad_by_freq": True}, {"sparse": True}])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "gcfed", "fedcurv"])
+EMBEDDINGS = [{"scale_grad_by_freq": True}, {"sparse": True}]
+
+
+@pytest.mark.parametrize(
+    ("more", "method"),
+    [
+        (EMBEDDINGS[0], "scaffold"),
+        (EMBEDDINGS[1], "fedavg"),
+        *(
+            pytest.param(more, method, marks=SLOW)
+            for more in EMBEDDINGS
+            for method in ("fedavg", "scaffold", "gcfed", "fedcurv")
+        ),
+    ],
+)
 def test_embeddings(more: dict[str, bool], method: str) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Embedding(20, 5, **more), nn.Flatten(), nn.Linear(30, 4))
@@ -215,7 +241,7 @@ def test_losses_of_a_batch_as_a_whole(loss: Callable[..., Tensor]) -> None:
     agree(fk.Task(Own, loss=loss))
 
 
-def test_a_mean_loss_is_recorded_too() -> None:
+def test_a_mean_loss_is_compiled_too() -> None:
     reasons = agree(fk.Task(Own, loss=nn.CrossEntropyLoss()))
     assert not any("not compiled" in reason for reason in reasons)
 
@@ -249,8 +275,15 @@ class NoisyDrop(Own):
         return F.dropout(h + noise, 0.3, self.training)
 
 
-@pytest.mark.parametrize("sizes", [RAGGED, ALIKE])
-@pytest.mark.parametrize("model", [Turned, Attends])
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        (Turned, RAGGED),
+        (Attends, ALIKE),
+        pytest.param(Turned, ALIKE, marks=SLOW),
+        pytest.param(Attends, RAGGED, marks=SLOW),
+    ],
+)
 def test_masks_are_filled_as_they_lie(model: type[nn.Module], sizes: tuple[int, ...]) -> None:
     assert agree(fk.Task(model), sizes, tokens=model is Attends) == []
 
@@ -269,6 +302,7 @@ def test_what_is_drawn_after_the_steps_follows_them(sizes: tuple[int, ...]) -> N
     agree(fk.Task(model), sizes, method="mimelite")
 
 
+@SLOW
 def test_what_is_drawn_after_the_steps_lies_as_that_of_one_alone() -> None:
     """By torch.func masks of attention are filled in another order than by the tape."""
     agree(fk.Task(Attends), ALIKE, method="mimelite", tokens=True)
@@ -287,7 +321,9 @@ class Fades(Own):
         return h * self.size
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmlb", "moon"])
+@pytest.mark.parametrize(
+    "method", ["moon", pytest.param("fedavg", marks=SLOW), pytest.param("fedmlb", marks=SLOW)]
+)
 def test_objectives_see_the_buffers_from_before_the_step(method: str) -> None:
     agree(fk.Task(Fades, buffers="average", head="last"), method=method)
 
@@ -313,7 +349,10 @@ def bounded() -> nn.Module:
     return nn.Sequential(nn.Embedding(20, 5, max_norm=0.5), nn.Flatten(), nn.Linear(30, 4))
 
 
-@pytest.mark.parametrize("model", [Bounded, Renormed, bounded])
+@pytest.mark.parametrize(
+    "model",
+    [Bounded, pytest.param(Renormed, marks=SLOW), pytest.param(bounded, marks=SLOW)],
+)
 def test_a_model_that_writes_to_its_parameters(model: Callable[[], nn.Module]) -> None:
     task, tokens = fk.Task(model), model is bounded
     reasons = agree(task, tokens=tokens)
@@ -484,7 +523,7 @@ class Skips(Own):
 @pytest.mark.parametrize(
     ("draw", "whose"), [(random.random, "Python"), (lambda: np.random.rand(), "NumPy")]
 )
-def test_random_numbers_that_no_seed_sets_are_named_and_not_recorded(
+def test_random_numbers_that_no_seed_sets_are_named_and_not_compiled(
     draw: Callable[[], float], whose: str
 ) -> None:
     def model() -> nn.Module:
@@ -516,7 +555,10 @@ class ScalesApart(Own):
         return super().forward(x / 2.0 + 1.0)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedsam", "moon", "fedreg", "mime"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", *(pytest.param(m, marks=SLOW) for m in ("fedsam", "moon", "fedreg", "mime"))],
+)
 def test_a_model_that_writes_over_its_inputs_sees_them_anew_each_time(method: str) -> None:
     for engine_ in ({"kind": "sequential"}, engine(3)):
         one, two = (
@@ -528,8 +570,18 @@ def test_a_model_that_writes_over_its_inputs_sees_them_anew_each_time(method: st
             torch.testing.assert_close(tensor, two.state_dict()[name], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["fedgc", "fedgc.cgc", "fedavg+fedgc.sgc"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("fedgc", "float64"),
+        pytest.param("fedgc", "float32", marks=SLOW),
+        *(
+            pytest.param(method, dtype, marks=SLOW)
+            for method in ("fedgc.cgc", "fedavg+fedgc.sgc")
+            for dtype in ("float32", "float64")
+        ),
+    ],
+)
 def test_the_rounding_of_a_zero_constrains_nothing(method: str, dtype: str) -> None:
     def model() -> nn.Module:
         norm = nn.BatchNorm1d(12)  # before which a bias has a gradient of zero
@@ -575,8 +627,20 @@ class Tempered(nn.Module):
         return self.fc(x) * self.temperature
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedcm", "fedgh"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("fedavg", "float32"),
+        ("scaffold", "float64"),
+        pytest.param("fedavg", "float64", marks=SLOW),
+        pytest.param("scaffold", "float32", marks=SLOW),
+        *(
+            pytest.param(method, dtype, marks=SLOW)
+            for method in ("fedcm", "fedgh")
+            for dtype in ("float32", "float64")
+        ),
+    ],
+)
 def test_single_numbers_as_parameters(method: str, dtype: str) -> None:
     torch.manual_seed(0)
     close = 1e-12 if dtype == "float64" else 1e-5

@@ -1,4 +1,4 @@
-"""Parts of one's own that look at a batch as a whole: every engine gives the same numbers."""
+"""Parts of users that look at a batch as a whole: every engine gives the same numbers."""
 
 from __future__ import annotations
 
@@ -86,8 +86,21 @@ def ready(method: str, model: Callable[[], nn.Module] = Net, **engine: object) -
     )
 
 
-@pytest.mark.parametrize("method", [*SEEN, *UNSEEN])
-@pytest.mark.parametrize("model", [Net, partial(Net, dropout=0.3)])
+FAST = ("mine:Term(how='mean')", "mine:Share(how='count')", "mine:Ready", "feddecorr")
+SLOW = [m for m in (*SEEN, *UNSEEN) if m not in FAST]
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        *((method, Net) for method in FAST),
+        *(pytest.param(method, Net, marks=pytest.mark.slow) for method in SLOW),
+        *(
+            pytest.param(method, partial(Net, dropout=0.3), marks=pytest.mark.slow)
+            for method in (*SEEN, *UNSEEN)
+        ),
+    ],
+)
 def test_engines_agree(method: str, model: Callable[[], nn.Module]) -> None:
     one = start(ready(method, model))
     for chunk in (1, 3):
