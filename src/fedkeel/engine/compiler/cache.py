@@ -140,11 +140,6 @@ class Arguments:
         tensors = [tensor for state in self.states for tensor in state.tensors]
         return tensors if self.rate is None else [*tensors, self.rate]
 
-    @property
-    def starts(self) -> list[int]:
-        """Position of each state's first tensor among the values, and the end of the last one."""
-        return [int(n) for n in np.cumsum([0, *(len(state.tensors) for state in self.states)])]
-
 
 @dataclass(frozen=True)
 class _Compiled:
@@ -212,15 +207,11 @@ def _compile(
 ) -> tuple[_Compiled, FlatState]:
     """Compile a function and compare it with the function itself; also return its results.
 
-    For the comparison matrix products are torch's own, with factors that are not rounded.
-
-    Args:
-        call: the function.
-        arguments: what it is called with.
-        masks: what it draws.
-        rounds_factors: whether factors of matrix products are rounded in training.
+    For the comparison matrix products are torch's own, with factors that are not rounded, even if
+    training rounds them (`rounds_factors`).
     """
-    values, starts = arguments.tensors, arguments.starts
+    values = arguments.tensors
+    starts = np.cumsum([0, *(len(state.tensors) for state in arguments.states)]).tolist()
     paths: list[str] = []
 
     def of_tensors(*tensors: Tensor) -> list[Tensor]:
@@ -299,13 +290,6 @@ def _agrees_in_float64(
 
     If so, and it does not in float32, rounding makes the difference: the method takes the sign of a
     slope that is nearly 0, or divides by one, and neither result is nearer to the truth.
-
-    Args:
-        function: of `values`.
-        values: its arguments.
-        rate: position of the learning rate; None for none.
-        before: position of the tensor that a result replaces, by the result's path.
-        paths: of the results.
     """
     wide = [t.double() if t.is_floating_point() else t for t in values]
     if all(t is value for t, value in zip(wide, values, strict=True)):
@@ -331,10 +315,7 @@ def _as_cuda_graph(
     masks_inside: Sequence[MaskSpec],
     generators: Generators,
 ) -> _Compiled:
-    """Return a compiled function as a CUDA graph, or unchanged where CUDA cannot capture it.
-
-    Masks inside are drawn by the graph; the others are among the values.
-    """
+    """Return a compiled function as a CUDA graph that draws some masks inside, if CUDA can."""
     try:
         graph = CudaGraphFunction(compiled.program, values, masks_inside, generators)
     except torch.OutOfMemoryError:

@@ -58,12 +58,8 @@ def use_low_rank_terms(graph: fx.Graph, low_rank: Set[int] = frozenset()) -> Non
     while True:
         finder = _SumFinder(graph, excluded)
         sums = finder.sums
-        needed_dense = {
-            _root(node)
-            for node in sums
-            if node.target is apply_update and _is_needed_dense(node, sums)
-        }
-        new = finder.unsuitable | needed_dense
+        updated = [node for node in sums if node.target is apply_update]
+        new = finder.unsuitable | {_root(n) for n in updated if _is_needed_dense(n, sums)}
         if not new:
             break
         excluded |= new
@@ -74,26 +70,16 @@ def use_low_rank_terms(graph: fx.Graph, low_rank: Set[int] = frozenset()) -> Non
 class _SumFinder:
     """Finds the nodes of a graph that are sums with low-rank products among their terms.
 
-    Args:
-        graph: traced.
-        excluded: models that begin at these nodes are left alone.
-
-    Attributes:
-        sums: the sums, by node.
-        unsuitable: nodes at which models begin that are no such sum after a step, or for which
-            sums do not save work.
+    Models that begin at an excluded node are left alone. Nodes are unsuitable at which models begin
+    that are no such sum after a step, or for which sums do not save work.
     """
 
     def __init__(self, graph: fx.Graph, excluded: set[fx.Node]) -> None:
         self.sums: dict[fx.Node, Sum] = {}
         self.unsuitable: set[fx.Node] = set()
         self._other_sums: dict[fx.Node, Sum | None] = {}
-        self._overwritten = {
-            view_base(source)
-            for node in graph.nodes
-            if is_mutating(node)
-            for source in node.all_input_nodes
-        }
+        mutating = [node for node in graph.nodes if is_mutating(node)]
+        self._overwritten = {view_base(s) for node in mutating for s in node.all_input_nodes}
         for node in graph.nodes:
             if node.op != "call_function" or len(shape_of(node)) != 3:
                 continue

@@ -57,10 +57,6 @@ def use_out_of_place_operations(graph: fx.Graph, temporary_inputs: set[fx.Node])
     """Replace operations that write over a temporary tensor by ones that make a new tensor.
 
     The other passes can then move them. `write_in_place` undoes it where it is still possible.
-
-    Args:
-        graph: traced.
-        temporary_inputs: arguments that may be written over, as temporary tensors may.
     """
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -81,12 +77,7 @@ def use_out_of_place_operations(graph: fx.Graph, temporary_inputs: set[fx.Node])
 
 
 def write_in_place(graph: fx.Graph, owned: set[fx.Node]) -> None:
-    """Write a result over the operation's first argument where nothing else needs that.
-
-    Args:
-        graph: traced.
-        owned: arguments that may be written over.
-    """
+    """Write a result over the operation's first argument where nothing else needs that."""
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _IN_PLACE:
             continue
@@ -203,10 +194,8 @@ def pool_before_relu(graph: fx.Graph) -> None:
     maximum is not positive, no gradient passes either way; elsewhere the ReLU moves no maximum. So
     the numbers are the same.
     """
-    pool, pool_back = (
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool2d_with_indices_backward.default,
-    )
+    pool = aten.max_pool2d_with_indices.default
+    pool_back = aten.max_pool2d_with_indices_backward.default
     for node in list(graph.nodes):
         if node.target is not pool or node.args[0].target is not aten.relu.default:
             continue

@@ -266,10 +266,9 @@ class GroupBatches:
 def _crop_tables(
     group: ClientGroup, streams: Sequence[np.random.Generator], shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw where all images of all steps are cropped, and which are mirrored.
+    """Draw where images are cropped, [S, 2, n, B] as in `Crops`, and which are mirrored, [S, n, B].
 
-    Returns:
-        [S, 2, n, B], as `Crops` has them, and [S, n, B]; of padding 0 and false.
+    Padding is neither.
     """
     steps, n, width = shape
     offsets = np.zeros((steps, 2, n, width), dtype=np.int64)
@@ -285,15 +284,9 @@ def _crop_tables(
 def _prepared_rows(
     group: ClientGroup, first_passes: Sequence[int], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the rows of examples among those that parts have prepared.
+    """Return the rows of examples among those that parts have prepared, [S, 2, n, B].
 
-    Args:
-        group: the clients.
-        first_passes: [n] mini-batches in the first pass of each client.
-        shape: S, n, B.
-
-    Returns:
-        [S, 2, n, B] of each step's own examples, and of those of the same step of the first pass.
+    They are those of each step's own examples, and of the same step of the first pass.
     """
     steps, n, width = shape
     table = np.zeros((steps, 2, n, width), dtype=np.int64)
