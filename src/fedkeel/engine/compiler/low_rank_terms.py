@@ -114,18 +114,18 @@ def dense(terms: Terms) -> Tensor:
     return out
 
 
-def factors_or_dense(terms: Terms) -> tuple[Tensor, ...]:
+def factors_or_dense(terms: Terms) -> Tensor | tuple[Tensor, Tensor]:
     """Return the factors of the matrices, [n, a, r] and [n, r, b], or the matrices alone.
 
     Factors are returned where every term is a product and they are less work in the next round.
     """
     nonzero = [(parts, scale) for parts, scale in _with_values(terms) if not _is_zero(scale)]
     if not nonzero or any(len(parts) == 1 for parts, _ in nonzero):
-        return (dense(terms),)
+        return dense(terms)
     rank = sum(parts[0].shape[2] for parts, _ in nonzero)
     (left, right), _ = nonzero[0]
     if not saves_work(rank, left.shape[1], right.shape[2]):
-        return (dense(terms),)
+        return dense(terms)
     return _joined_factors(nonzero)
 
 
