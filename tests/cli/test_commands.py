@@ -191,7 +191,15 @@ def test_a_method_without_a_paper_has_nothing_to_cite(folder: Path) -> None:
     assert "uncited:Agreement names no paper" in done.err
 
 
-@pytest.mark.parametrize("name", list(REGISTRY))
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("fedavg", "scaffold", "fedgc", "dpsgd", "mime")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in REGISTRY
+    ],
+)
 def test_every_method_can_be_described(name: str) -> None:
     done = call("methods", name)
     assert (done.code, done.err) == (0, "")

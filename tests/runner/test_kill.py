@@ -54,12 +54,12 @@ def same(a: Path, b: Path) -> bool:
 @pytest.mark.parametrize(
     ("method", "state"),
     [
-        ("fedavg", "auto"),
         ("scaffold", "auto"),
-        ("gradma", "auto"),
-        ("fedgc", "auto"),
-        ("scaffold", "disk"),
-        ("gradma", "disk"),
+        pytest.param("gradma", "disk", marks=pytest.mark.slow),
+        pytest.param("fedavg", "auto", marks=pytest.mark.slow),
+        pytest.param("gradma", "auto", marks=pytest.mark.slow),
+        pytest.param("fedgc", "auto", marks=pytest.mark.slow),
+        pytest.param("scaffold", "disk", marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_random_moments(tmp_path: Path, method: str, state: str) -> None:

@@ -251,8 +251,17 @@ def test_those_who_drop_receive_and_do_not_send() -> None:
         assert row.bytes_up == {"model": len(row.clients) * model}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "gradma", "fedgc", "momentum"])
-@pytest.mark.parametrize("kind", ["sequential", "workers"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *((name, "sequential") for name in ("scaffold", "gradma", "fedgc", "momentum")),
+        ("scaffold", "workers"),
+        *(
+            pytest.param(name, "workers", marks=pytest.mark.slow)
+            for name in ("fedavg", "gradma", "fedgc", "momentum")
+        ),
+    ],
+)
 def test_a_round_in_which_everyone_drops_changes_nothing(method: str, kind: str) -> None:
     cohort = fk.Cohort(clients=1, dropout=0.9)
     ready = prepared(method, rounds=4, cohort=cohort, kind=kind, workers=2)
@@ -279,8 +288,17 @@ def test_the_cohort_is_the_same_for_every_method() -> None:
 # --- what is not finite ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sequential", "workers"])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "gradma", "fedgc", "fedgh", "fednova"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *((name, "sequential") for name in ("scaffold", "gradma", "fedgc", "fedgh", "fednova")),
+        ("scaffold", "workers"),
+        *(
+            pytest.param(name, "workers", marks=pytest.mark.slow)
+            for name in ("fedavg", "gradma", "fedgc", "fedgh", "fednova")
+        ),
+    ],
+)
 def test_a_client_that_gives_nan_is_left_out_and_named(method: str, kind: str) -> None:
     more = {"clients": federation(marked=2), "per_round": 6, "kind": kind, "workers": 2}
     result = start(prepared(method, NaN, **more))

@@ -129,9 +129,16 @@ def same_checkpoint(a: Path, b: Path) -> bool:
     return list(one) == list(two) and all(np.array_equal(one[k], two[k]) for k in one)
 
 
-@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
-    ("method", "state"), [("scaffold", "memory"), ("gradma", "memory"), ("scaffold", "disk")]
+    ("method", "state", "half"),
+    [
+        ("scaffold", "memory", True),
+        pytest.param("scaffold", "disk", True, marks=pytest.mark.slow),
+        pytest.param("gradma", "memory", True, marks=pytest.mark.slow),
+        pytest.param("scaffold", "memory", False, marks=pytest.mark.slow),
+        pytest.param("scaffold", "disk", False, marks=pytest.mark.slow),
+        pytest.param("gradma", "memory", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_kill_at_any_write_leaves_no_trace(
     tmp_path: Path, method: str, state: str, half: bool
@@ -156,8 +163,18 @@ def test_a_kill_at_any_write_leaves_no_trace(
     assert allowed > 20  # there were many moments to be killed at
 
 
-@pytest.mark.parametrize("state", ["memory", "disk"])
-@pytest.mark.parametrize("allowed", [17, 18, 20, 22, 25])
+@pytest.mark.parametrize(
+    ("allowed", "state"),
+    [
+        (17, "memory"),
+        (20, "disk"),
+        *(
+            pytest.param(allowed, state, marks=pytest.mark.slow)
+            for state in ("memory", "disk")
+            for allowed in (18, 22, 25)
+        ),
+    ],
+)
 def test_killed_again_and_again_it_still_arrives(tmp_path: Path, allowed: int, state: str) -> None:
     ready = prepared("scaffold", rounds=4, state=state)
     allowed += 6 if state == "disk" else 0  # rows are read, written and synchronised too
@@ -185,16 +202,26 @@ class StopAfter(Callback):
 LOCAL = fk.Local(lr=0.05, steps=3, batch_size=4, drop_last="single")
 
 
-@pytest.mark.parametrize("kind", ["sequential", "workers"])
+STATES = [
+    ("fedavg", "dropout", "refuse"),
+    ("scaffold", "norm", "average"),
+    ("gradma", "norm", "local"),
+    ("fedgc+momentum", "plain", "refuse"),
+    ("gradma.s(memory=4)", "plain", "refuse"),
+    ("fedreg", "plain", "refuse"),
+]
+
+
 @pytest.mark.parametrize(
-    ("method", "model", "buffers"),
+    ("method", "model", "buffers", "kind"),
     [
-        ("fedavg", "dropout", "refuse"),
-        ("scaffold", "norm", "average"),
-        ("gradma", "norm", "local"),
-        ("fedgc+momentum", "plain", "refuse"),
-        ("gradma.s(memory=4)", "plain", "refuse"),
-        ("fedreg", "plain", "refuse"),
+        *((*state, "sequential") for state in STATES),
+        (*STATES[2], "workers"),
+        *(
+            pytest.param(*state, "workers", marks=pytest.mark.slow)
+            for state in STATES
+            if state is not STATES[2]
+        ),
     ],
 )
 def test_a_resumed_run_is_the_unbroken_one(
@@ -268,8 +295,16 @@ def test_without_a_checkpoint_a_run_begins_again(tmp_path: Path) -> None:
 # --- state on disk --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sequential", "workers"])
-@pytest.mark.parametrize("method", ["scaffold", "gradma", "fedavg"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("scaffold", "workers"),
+        ("gradma", "sequential"),
+        pytest.param("scaffold", "sequential", marks=pytest.mark.slow),
+        pytest.param("gradma", "workers", marks=pytest.mark.slow),
+        pytest.param("fedavg", "sequential", marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_and_memory_make_the_same_bits(tmp_path: Path, method: str, kind: str) -> None:
     """With buffers of the clients' own, and ended and gone on with on the way."""
     more = {"buffers": "local", "local": LOCAL, "rounds": 5, "per_round": 3}
@@ -321,7 +356,7 @@ def test_state_may_move_on_the_way(tmp_path: Path, first: str, then: str) -> Non
     out = tmp_path / "run"
     for state, last in ((first, 2), (then, 4)):
         with pytest.raises(Kill):
-            start(prepared("scaffold", rounds=6, state=state), out, True, StopAfter(last))
+            start(prepared("scaffold", rounds=6, state=state), out, True, [StopAfter(last)])
     assert "clients/slot" in RunFolder(out).load().arrays
     assert same(whole, start(prepared("scaffold", rounds=6, state=then), out, resume=True))
     assert not (out / "state").exists()
@@ -474,7 +509,9 @@ def test_a_failed_step_of_the_server_leaves_nothing_in_its_memory(
     assert same(whole, start(ready, tmp_path / "run", resume=True))
 
 
-@pytest.mark.parametrize("at", range(1, 14, 2))
+@pytest.mark.parametrize(
+    "at", [1, 5, 9, *(pytest.param(at, marks=pytest.mark.slow) for at in (3, 7, 11, 13))]
+)
 def test_a_full_disk_is_said_and_costs_no_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:

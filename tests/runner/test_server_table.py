@@ -27,9 +27,17 @@ class Killer(Callback):
             raise Kill
 
 
-@pytest.mark.parametrize("method", ["fedvarp", "mifa", "scaffold+fedvarp"])
-@pytest.mark.parametrize("state", ["memory", "disk"])
-@pytest.mark.parametrize("after", [1, 4])
+@pytest.mark.parametrize(
+    ("method", "state", "after"),
+    [
+        ("fedvarp", "memory", 1),
+        ("mifa", "disk", 4),
+        ("scaffold+fedvarp", "disk", 1),
+        pytest.param("fedvarp", "disk", 4, marks=pytest.mark.slow),
+        pytest.param("mifa", "memory", 1, marks=pytest.mark.slow),
+        pytest.param("scaffold+fedvarp", "memory", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_goes_on_with_the_same_rows(
     method: str, state: str, after: int, tmp_path: Path
 ) -> None:
