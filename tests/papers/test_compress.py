@@ -115,6 +115,7 @@ def round_(x: float) -> int:
     return int(x + 0.5)
 
 
+@pytest.mark.slow
 def test_with_memory_nothing_is_lost_for_ever() -> None:
     """Two of twenty entries shake and drown the others, whose small steps add up with memory."""
     goal, ends = torch.linspace(1, 2, 18, dtype=torch.float64), {}

@@ -130,6 +130,7 @@ def test_with_fednova_the_mean_gradient_is_a_mean_of_clients_gradients() -> None
     assert gap(after, before) > 1e-2  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_it_ends_where_fedavg_with_a_smaller_learning_rate_ends() -> None:
     """At rest the aggregate is 0 and so is the past: alpha then only shortens the steps."""
     quadratics = Quadratics()

@@ -172,7 +172,9 @@ def test_a_linear_loss_shows_that_the_state_acts_like_a_gradient() -> None:
 # --- where it ends ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lr", "rho", "rounds"), [(0.2, 0.0, 150), (0.08, 0.9, 150)])
+@pytest.mark.parametrize(
+    ("lr", "rho", "rounds"), [(0.2, 0.0, 150), pytest.param(0.08, 0.9, 150, marks=pytest.mark.slow)]
+)
 def test_feddyn_ends_on_the_optimum_and_fedavg_and_fedprox_off_it(
     lr: float, rho: float, rounds: int
 ) -> None:
@@ -185,6 +187,7 @@ def test_feddyn_ends_on_the_optimum_and_fedavg_and_fedprox_off_it(
         assert np.linalg.norm(quadratics.play(other, lr, rho, rounds) - best) > 0.02
 
 
+@pytest.mark.slow
 def test_feddyn_ends_on_the_optimum_with_part_of_the_clients_too() -> None:
     quadratics = Quadratics()
     turns: Callable[[int], list[int]] = lambda t: [t % 3, (t + 1) % 3]  # noqa: E731
@@ -192,6 +195,7 @@ def test_feddyn_ends_on_the_optimum_with_part_of_the_clients_too() -> None:
     assert np.linalg.norm(ended - quadratics.optimum) < 1e-8
 
 
+@pytest.mark.slow
 def test_the_states_end_as_the_clients_gradients_at_the_optimum() -> None:
     quadratics = Quadratics()
     played = Federation(

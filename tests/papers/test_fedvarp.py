@@ -109,6 +109,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not() -> None:
     assert gap(ours.params, plain.params) > 1e-3
 
 
+@pytest.mark.slow
 def test_it_stands_still_where_fedavg_with_all_clients_would() -> None:
     """Two of three clients a round, in turn; FedAvg goes round in circles instead."""
     quadratics = Quadratics()

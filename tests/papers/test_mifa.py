@@ -117,7 +117,9 @@ def test_clients_count_equally_whatever_the_weights() -> None:
     assert equal(ours, play("mifa", rounds=3, weights="uniform"))
 
 
-@pytest.mark.parametrize("start", ["seen", "wait", "no_wait"])
+@pytest.mark.parametrize(
+    "start", ["seen", *(pytest.param(s, marks=pytest.mark.slow) for s in ("wait", "no_wait"))]
+)
 def test_it_stands_still_where_fedavg_with_all_clients_would(start: str) -> None:
     """One of three clients a round, in turn."""
     quadratics = Quadratics()

@@ -139,7 +139,9 @@ def test_one_full_batch_step_is_the_same_in_both() -> None:
     assert gap(play("mime", **options), play("mimelite", **options)) < 1e-13
 
 
-@pytest.mark.parametrize(("beta", "rounds"), [(0.0, 60), (0.5, 120)])
+@pytest.mark.parametrize(
+    ("beta", "rounds"), [(0.0, 60), pytest.param(0.5, 120, marks=pytest.mark.slow)]
+)
 def test_mime_ends_on_the_optimum_and_mimelite_off_it(beta: float, rounds: int) -> None:
     quadratics = Quadratics()
     best = quadratics.optimum

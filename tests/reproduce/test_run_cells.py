@@ -150,6 +150,7 @@ def quiet(found: list[TableRun]) -> bool:
     return written() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_killed_and_taken_up_again(tmp_path: Path, number: signal.Signals) -> None:
     """The jobs end with the command, and what was saved goes on with the same bits."""

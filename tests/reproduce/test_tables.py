@@ -142,6 +142,15 @@ def labels(sources: tuple[str, ...], limit: int | None) -> Dataset:
     )
 
 
+SLOW_TABLES = ("beyond-digits", "gcfed-table5", "gcfed-table6")
+"""Tables with large federations."""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [pytest.param(t, marks=pytest.mark.slow) if t in SLOW_TABLES else t for t in names()],
+    indirect=True,
+)
 def test_the_data_can_be_divided(table: Table) -> None:
     """With as many examples, and labels as evenly spread, as the real set nearly has."""
     seen = set()
@@ -184,7 +193,14 @@ def models() -> dict[str, list[config.Experiment]]:
     return found
 
 
-@pytest.mark.parametrize("model", models())
+LARGE = ("resnet20", "fixup_resnet9", "resnet18_gn", "cnn_", "lenet5")
+"""Models whose methods take seconds to prepare; the fast selection has the others."""
+
+
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(m, marks=pytest.mark.slow) if m.startswith(LARGE) else m for m in models()],
+)
 def test_every_method_can_start_on_its_model(model: str) -> None:
     """Large models are made without memory, and looked through once."""
     own = models()[model]

@@ -430,6 +430,7 @@ def test_so_is_a_seed_whose_clients_cannot_be_made(tmp_path: Path) -> None:
 # --- as a process ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_with_the_same_command(tmp_path: Path) -> None:
     file = experiment(tmp_path)
     words = ("compare", file, "--methods", "fedavg,scaffold", "--seeds", "2", "-s", "rounds=12")

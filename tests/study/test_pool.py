@@ -297,6 +297,7 @@ def at_once(folder: Path, display: ProgressDisplay, name: str) -> str:
     return make(prepared, folder, display, name)
 
 
+@pytest.mark.slow
 def test_without_fork_an_order_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedkeel.engine.process.forking.start_method", lambda: "spawn")
     wanted = [RunRequest(n, tmp_path / n, partial(at_once, tmp_path / n)) for n in ("a", "b")]

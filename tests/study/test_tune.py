@@ -264,8 +264,12 @@ def test_a_larger_budget_goes_on_from_a_smaller_one(tmp_path: Path) -> None:
     assert (more.reused, more.begun) == (4, 2)
 
 
-@pytest.mark.parametrize("space", [TPE, Space(space=RATES, seeds=2)], ids=["tpe", "grid"])
-@pytest.mark.parametrize("stop_at", [2, 14])
+@pytest.mark.parametrize(
+    "space",
+    [pytest.param(TPE, marks=pytest.mark.slow), Space(space=RATES, seeds=2)],
+    ids=["tpe", "grid"],
+)
+@pytest.mark.parametrize("stop_at", [pytest.param(2, marks=pytest.mark.slow), 14])
 def test_a_search_that_was_killed_ends_as_one_that_was_not(
     tmp_path: Path, space: Space, stop_at: int
 ) -> None:
@@ -282,7 +286,7 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not(
     assert written(out) == written(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("run", [8, 12])
+@pytest.mark.parametrize("run", [pytest.param(8, marks=pytest.mark.slow), 12])
 def test_an_interrupt_in_the_last_round_of_a_wave_counts(tmp_path: Path, run: int) -> None:
     """The first waves of both methods are eight runs; after the last of all nothing is left."""
 
@@ -440,6 +444,7 @@ def test_the_summary_holds_every_trial(tmp_path: Path) -> None:
     assert (summary["sampler"], summary["complete"]) == ("tpe", True)
 
 
+@pytest.mark.slow
 def test_methods_are_searched_for_one_after_the_other(tmp_path: Path) -> None:
     """As in one call; another search takes the place of the first."""
     tuned(tmp_path / "one", ["fedavg"], TPE)
