@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -71,7 +72,7 @@ def _objects(expression: str) -> list[dict[str, Any]]:
     from fedkeel.method.docs.describe import facts
     from fedkeel.method.grammar import parse
 
-    return [facts(part) for part in parse(expression).parts]
+    return [asdict(facts(part)) for part in parse(expression).parts]
 
 
 def _listed() -> list[dict[str, Any]]:

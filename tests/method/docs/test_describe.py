@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from fedkeel.method.compose import roles_of
-from fedkeel.method.docs.describe import describe, facts
+from fedkeel.method.docs.describe import Hyperparameter, describe, facts
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.grammar import parse
 from fedkeel.method.part import Part
@@ -25,35 +26,29 @@ KINDS = sorted(
 @pytest.mark.parametrize("kind", KINDS)
 def test_facts_are_plain_values(kind: type[Part]) -> None:
     found = facts(kind)
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(asdict(found))) == asdict(found)
     assert found == facts(kind())
-    assert set(found["roles"]) == {n for role, n in ROLES.items() if issubclass(kind, role)}
-    assert found["roles"] == roles_of(kind)
-    assert found["roles"]
-    assert found["name"] == kind.name
-    assert found["summary"] == summary(kind)
+    assert set(found.roles) == {n for role, n in ROLES.items() if issubclass(kind, role)}
+    assert found.roles == roles_of(kind)
+    assert found.roles
+    assert found.name == kind.name
+    assert found.summary == summary(kind)
 
 
 def test_facts_of_a_part_as_it_is_set() -> None:
     (part,) = parse("gradma.s(memory=20, lr=2.0)").parts
-    found = {p["name"]: p for p in facts(part)["parameters"]}
-    assert found["memory"] == {
-        "name": "memory",
-        "type": "int | None",
-        "range": {"ge": 0},
-        "default": None,
-        "value": 20,
-    }
-    assert found["groups"]["type"] == "Literal['tensor', 'layer', 'model']"
-    assert found["beta1"]["range"] == {"ge": 0.0, "lt": 1.0}
-    assert found["lr"]["value"] == 2.0
-    assert facts(part)["needs"] == ["PER_CLIENT_UPDATES", "STABLE_CLIENTS"]
-    assert facts(part)["weights"] == "uniform"
+    found = {p.name: p for p in facts(part).parameters}
+    assert found["memory"] == Hyperparameter("memory", "int | None", {"ge": 0}, None, 20)
+    assert found["groups"].type == "Literal['tensor', 'layer', 'model']"
+    assert found["beta1"].range == {"ge": 0.0, "lt": 1.0}
+    assert found["lr"].value == 2.0
+    assert facts(part).needs == ["PER_CLIENT_UPDATES", "STABLE_CLIENTS"]
+    assert facts(part).weights == "uniform"
 
 
 def test_facts_follow_the_hyper_parameters() -> None:
-    assert facts(parse("gcfed.local").parts[0])["needs"] == ["HEAD"]
-    assert facts(parse("localgc").parts[0])["needs"] == []
+    assert facts(parse("gcfed.local").parts[0]).needs == ["HEAD"]
+    assert facts(parse("localgc").parts[0]).needs == []
 
 
 # --- the order of a round --------------------------------------------------------------------

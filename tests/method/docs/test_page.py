@@ -112,7 +112,7 @@ def test_facts_of_a_method() -> None:
     assert "- **made of**: `momentum`\n" in text
     assert "- **weights**: `uniform`, as the paper states\n" in markdown(page("scaffold"))
     assert "clients that keep their index from round to round" in markdown(page("scaffold"))
-    assert "by `mean` and `addition`" in markdown(page("fedavg"))
+    assert "defaults are `mean` and `addition`" in markdown(page("fedavg"))
     assert set(ALIASES.values()) <= set(REGISTRY)
 
 
@@ -142,7 +142,7 @@ def test_a_part_of_ones_own_without_a_whole_docstring(
     assert "rate          `float, > 0, <= 1`; here `0.5`" in plain
     assert "change the update: slow" in plain
     (part,) = parse(f"{module}:Slow").parts
-    assert facts(part)["summary"] == ("Does it." if module == "partly" else "")
+    assert facts(part).summary == ("Does it." if module == "partly" else "")
 
 
 def test_blocks_as_markdown() -> None:

@@ -1,4 +1,4 @@
-"""The papers: BibTeX entries by citation key, and a reference in words."""
+"""The papers: their BibTeX entries by citation key, and references as text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _MARKS |= {"v": "\u030c", "u": "\u0306", "=": "\u0304", ".": "\u0307", "H": "\u0
 
 def bibtex(keys: Iterable[str]) -> str:
     """Return the BibTeX entries of citation keys."""
-    known = entries()
-    return "\n\n".join(known[key] for key in keys)
+    return "\n\n".join(entries()[key] for key in keys)
 
 
 @lru_cache(maxsize=1)
 def entries() -> Mapping[str, str]:
     """Return every BibTeX entry by its key."""
     text = files("fedkeel.method.docs").joinpath("papers.bib").read_text(encoding="utf-8")
-    return {found.group(1): found.group() for found in _ENTRY.finditer(text)}
+    return {match.group(1): match.group() for match in _ENTRY.finditer(text)}
 
 
 def reference(key: str) -> str:
@@ -33,39 +32,39 @@ def reference(key: str) -> str:
     >>> reference("li2020fedprox")
     'Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020'
     """
-    told = {name: _words(value) for name, value in _FIELD.findall(entries()[key])}
-    people = [_family(one) for one in told["author"].split(" and ")]
-    who = " and ".join(people) if len(people) < 3 else f"{people[0]} et al."
-    printed = [told[name] for name in ("booktitle", "journal") if name in told]
-    online = [f"arXiv:{told['eprint']}"] if "eprint" in told else [told.get("note", "")]
-    venue = (printed or online)[0]
-    short = re.search(r"\(([^()]+)\)", venue)
-    where = short[1] if short else venue
-    when = [told["year"]] if told["year"] not in where else []
-    place = " ".join([where, *when]) if printed else ", ".join([where, *when] if where else when)
-    return f"{who}, {told['title']}, {place}"
+    fields = {name: _plain(value) for name, value in _FIELD.findall(entries()[key])}
+    names = [_family_name(author) for author in fields["author"].split(" and ")]
+    authors = " and ".join(names) if len(names) < 3 else f"{names[0]} et al."
+    printed = fields.get("booktitle", fields.get("journal"))
+    online = f"arXiv:{fields['eprint']}" if "eprint" in fields else fields.get("note", "")
+    venue = online if printed is None else printed
+    acronym = re.search(r"\(([^()]+)\)", venue)
+    venue = acronym[1] if acronym else venue
+    year = "" if fields["year"] in venue else fields["year"]
+    place = (", " if printed is None else " ").join(filter(None, (venue, year)))
+    return f"{authors}, {fields['title']}, {place}"
 
 
-def _family(person: str) -> str:
-    """Return what stands before the comma, or the last word.
+def _family_name(author: str) -> str:
+    """Return the words before a comma, or the last word.
 
-    >>> _family("Li, Tian"), _family("Tian Li"), _family("Anonymous")
+    >>> _family_name("Li, Tian"), _family_name("Tian Li"), _family_name("Anonymous")
     ('Li', 'Li', 'Anonymous')
     """
-    return person.split(",")[0].strip() if "," in person else person.split()[-1]
+    return author.split(",")[0].strip() if "," in author else author.split()[-1]
 
 
-def _words(value: str) -> str:
+def _plain(value: str) -> str:
     r"""Return a BibTeX value without its markup.
 
-    >>> _words(r"{SCAFFOLD}: Ag{\"u}era {\'E}, M{\"{u}}ller \& others")
+    >>> _plain(r"{SCAFFOLD}: Ag{\"u}era {\'E}, M{\"{u}}ller \& others")
     'SCAFFOLD: Agüera É, Müller & others'
     """
     import unicodedata
 
-    def accented(found: re.Match[str]) -> str:
-        mark, letter = found[1] or found[3], found[2] or found[4]
+    def accented(match: re.Match[str]) -> str:
+        mark, letter = match[1] or match[3], match[2] or match[4]
         return unicodedata.normalize("NFC", letter + _MARKS.get(mark, ""))
 
-    plain = _ACCENT.sub(accented, value).replace("\\&", "&").replace("--", "-")
-    return " ".join(re.sub(r"[{}\\]", "", plain).split())
+    text = _ACCENT.sub(accented, value).replace("\\&", "&").replace("--", "-")
+    return " ".join(re.sub(r"[{}\\]", "", text).split())

@@ -1,4 +1,4 @@
-"""A method in words: what happens in which order, what is sent and kept."""
+"""A method as text: the order of its steps, and facts about its parts."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def describe(plan: Plan) -> str:
         f"method   {plan.expression}",
         f"weights  {plan.weights}",
         "a client's round",
-        *_listed("local work by", [p.name for p in plan.parts if isinstance(p, LocalWork)]),
-        *_listed("answer before training", _names(plan.surveys)),
-        *_listed("receive", [_model(plan), *_names(plan.broadcasts)]),
-        *_listed("prepare", _names(plan.preparations)),
+        *_line("local work by", [p.name for p in plan.parts if isinstance(p, LocalWork)]),
+        *_line("answer before training", _names(plan.surveys)),
+        *_line("receive", [_model(plan), *_names(plan.broadcasts)]),
+        *_line("prepare", _names(plan.preparations)),
         f"  step: gradient {where}{penalties}",
-        *_listed("  then", _names(plan.gradient_transforms)),
+        *_line("  then", _names(plan.gradient_transforms)),
         "  step: local optimiser (weight decay, momentum, learning rate)",
-        *_listed("  then", _names(plan.corrections)),
-        *_listed("carry to the next step", _names(plan.carries)),
-        *_listed("change the update", _names(plan.update_transforms)),
-        *_listed("keep for the next round", _names(plan.client_states)),
-        *_listed("send", [_update(plan), *_names(plan.uploads)]),
+        *_line("  then", _names(plan.corrections)),
+        *_line("carry to the next step", _names(plan.carries)),
+        *_line("change the update", _names(plan.update_transforms)),
+        *_line("keep for the next round", _names(plan.client_states)),
+        *_line("send", [_update(plan), *_names(plan.uploads)]),
         "the server's round",
-        *_listed("look up", _names(plan.tables)),
-        *_listed("change the updates", _names(plan.cohort_transforms)),
+        *_line("look up", _names(plan.tables)),
+        *_line("change the updates", _names(plan.cohort_transforms)),
         f"  reduce: {plan.reduction.name}",
-        *_listed("change the aggregate", _names(plan.aggregate_transforms)),
+        *_line("change the aggregate", _names(plan.aggregate_transforms)),
         f"  apply: {plan.server_optimiser.name}",
-        *_listed("remember", _names(plan.server_states)),
+        *_line("remember", _names(plan.server_states)),
     ]
     return "\n".join(lines)
 
@@ -63,36 +63,80 @@ def _names(parts: Sequence[Part]) -> list[str]:
     return [part.name for part in parts]
 
 
-def _listed(what: str, names: Sequence[str]) -> list[str]:
-    return [f"  {what}: {', '.join(names)}"] if names else []
+def _line(label: str, names: Sequence[str]) -> list[str]:
+    return [f"  {label}: {', '.join(names)}"] if names else []
 
 
-def facts(part: Part | type[Part]) -> dict[str, Any]:
-    """Return what programs want to know of a part: name, paper, roles, needs, parameters."""
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """A hyper-parameter of a part; the fields are keys of ``fedkeel methods --json``.
+
+    Args:
+        name: its name.
+        type: its type as text.
+        range: its bounds by the sign of the comparison, such as ``{"ge": 0.0}``.
+        default: its default value.
+        value: its value in this part.
+    """
+
+    name: str
+    type: str
+    range: dict[str, float]
+    default: Any
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PartFacts:
+    """The facts about a part that programs need; the fields are keys of ``fedkeel methods --json``.
+
+    Args:
+        name: its name.
+        paper: citation key.
+        summary: the first line of its docstring.
+        roles: the roles that it plays.
+        needs: the capabilities that it needs.
+        breaks: the capabilities that it breaks.
+        weights: the weights of clients that it states; None for the run's.
+        parameters: its hyper-parameters.
+    """
+
+    name: str
+    paper: str
+    summary: str
+    roles: list[str]
+    needs: list[str]
+    breaks: list[str]
+    weights: str | None
+    parameters: list[Hyperparameter]
+
+
+def facts(part: Part | type[Part]) -> PartFacts:
+    """Return the facts about a part, or about a class of parts with its defaults."""
     kind = part if isinstance(part, type) else type(part)
-    made = part if isinstance(part, Part) else kind()
-    return {
-        "name": made.name,
-        "paper": made.paper,
-        "summary": summary(kind),
-        "roles": roles_of(kind),
-        "needs": sorted(c.name for c in made.needs),
-        "breaks": sorted(c.name for c in made.breaks),
-        "weights": made.weights,
-        "parameters": parameters(made),
-    }
+    instance = part if isinstance(part, Part) else kind()
+    return PartFacts(
+        name=instance.name,
+        paper=instance.paper,
+        summary=summary(kind),
+        roles=roles_of(kind),
+        needs=sorted(capability.name for capability in instance.needs),
+        breaks=sorted(capability.name for capability in instance.breaks),
+        weights=instance.weights,
+        parameters=hyperparameters(instance),
+    )
 
 
-def parameters(part: Part) -> list[dict[str, Any]]:
-    """Return a part's hyper-parameters: name, type, range, default and value."""
-    hints = hyperparameter_types(type(part))
+def hyperparameters(part: Part) -> list[Hyperparameter]:
+    """Return a part's hyper-parameters."""
+    types = hyperparameter_types(type(part))
     return [
-        {
-            "name": f.name,
-            "type": type_name(hints[f.name]),
-            "range": dict(f.metadata),
-            "default": f.default,
-            "value": getattr(part, f.name),
-        }
-        for f in dataclasses.fields(part)
+        Hyperparameter(
+            field.name,
+            type_name(types[field.name]),
+            dict(field.metadata),
+            field.default,
+            getattr(part, field.name),
+        )
+        for field in dataclasses.fields(part)
     ]

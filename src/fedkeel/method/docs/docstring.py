@@ -1,7 +1,7 @@
-"""A part's docstring, read field by field. What is missing or misspelt is an error.
+"""Reads the docstring of a part field by field; a missing or misspelt field is an error.
 
-One line; formulae and what explains them; then the fields, in the order of `FIELDS`, Args where
-the part has hyper-parameters. Continuation lines are indented.
+A docstring has one line, then formulae and paragraphs, then the fields in the order of `FIELDS`,
+with Args where the part has hyper-parameters. Continuation lines are indented.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Maths:
 
 @dataclass(frozen=True)
 class Docstring:
-    """What a part says of itself.
+    """The docstring of a part.
 
     Args:
-        summary: one line.
+        summary: the first line.
         body: formulae and paragraphs, in order.
         source: citation key, equations, algorithm.
-        args: what each hyper-parameter is, in the order in which they are declared.
-        sent: what crosses the wire beyond the model.
-        state: what is kept, and where.
+        args: the meaning of each hyper-parameter, in the order of declaration.
+        sent: the traffic beyond the model.
+        state: the state, and where it is stored.
         cost: gradients and passes over the parameters.
-        laws: what holds exactly.
-        deviations: from the paper, and of the public code.
+        laws: exact properties.
+        deviations: deviations from the paper, and of the public code.
         example: a doctest.
     """
 
@@ -61,7 +61,7 @@ class Docstring:
 def summary(kind: type[Part]) -> str:
     """Return the first line of a part's docstring, "" where it has none."""
     text = inspect.cleandoc(kind.__doc__ or "")
-    if text.startswith(f"{kind.__name__}("):  # what dataclass writes
+    if text.startswith(f"{kind.__name__}("):  # written by the decorator `dataclass`
         return ""
     return next(iter(text.splitlines()), "")
 
@@ -78,23 +78,24 @@ def read(kind: type[Part]) -> Docstring:
         raise _wrong(kind, "does not begin with one line that ends with a full stop")
     begin = next((i for i, line in enumerate(lines) if _is_field(line)), len(lines))
     fields = _fields(kind, lines[begin:])
-    own = [f.name for f in dataclasses.fields(kind)]
-    wanted = [name for name in FIELDS if name != "Args" or own]
-    for name in wanted:
+    parameters = [field.name for field in dataclasses.fields(kind)]
+    expected = [name for name in FIELDS if name != "Args" or parameters]
+    for name in expected:
         if not fields.get(name):
             raise _wrong(kind, f"has no '{name}'", _misspelt(name, lines))
-    if list(fields) != wanted:
-        got = ", ".join(fields)
-        raise _wrong(kind, "has its fields in another order", f"{got}; not {', '.join(wanted)}")
+    if list(fields) != expected:
+        order = f"{', '.join(fields)}; not {', '.join(expected)}"
+        raise _wrong(kind, "has its fields in another order", order)
     args = _args(kind, fields.get("Args", []))
-    if list(args) != own or not all(args.values()):
-        raise _wrong(kind, "explains other hyper-parameters than it has", f"Args: {', '.join(own)}")
+    if list(args) != parameters or not all(args.values()):
+        do = f"Args: {', '.join(parameters)}"
+        raise _wrong(kind, "explains other hyper-parameters than it has", do)
     return Docstring(
         summary=lines[0],
         body=tuple(_body(lines[1:begin])),
         args=args,
         example="\n".join(fields["Example"]),
-        **{name.lower(): " ".join(fields[name]) for name in wanted if name not in _BLOCKS},
+        **{name.lower(): " ".join(fields[name]) for name in expected if name not in _BLOCKS},
     )
 
 
@@ -102,22 +103,23 @@ _BLOCKS = ("Args", "Example")
 
 
 def _is_field(line: str) -> bool:
-    found = _FIELD.match(line)
-    return found is not None and found[1] in FIELDS
+    match = _FIELD.match(line)
+    return match is not None and match[1] in FIELDS
 
 
 def _fields(kind: type[Part], lines: list[str]) -> dict[str, list[str]]:
-    out: dict[str, list[str]] = {}
+    """Return the lines of each field."""
+    fields: dict[str, list[str]] = {}
     name = ""
     for line in lines:
-        found = _FIELD.match(line)
-        if found and found[1] in FIELDS:
-            name = found[1]
-            if name in out:
+        match = _FIELD.match(line)
+        if match and match[1] in FIELDS:
+            name = match[1]
+            if name in fields:
                 raise _wrong(kind, f"has '{name}' twice")
-            out[name] = [found[2]] if found[2] else []
+            fields[name] = [match[2]] if match[2] else []
         elif line and not line.startswith(" "):
-            word = found[1] if found else ""
+            word = match[1] if match else ""
             close = nearest(word, FIELDS) if word else None
             raise _wrong(
                 kind,
@@ -125,30 +127,30 @@ def _fields(kind: type[Part], lines: list[str]) -> dict[str, list[str]]:
                 f"did you mean '{close}'?" if close else "indent what belongs to a field",
             )
         else:
-            out[name].append(line)
-    return {key: _dedented(key, value) for key, value in out.items()}
+            fields[name].append(line)
+    return {key: _dedented(key, value) for key, value in fields.items()}
 
 
 def _dedented(name: str, lines: list[str]) -> list[str]:
-    """Return the lines of a field: of a block as they stand, of prose stripped, none empty."""
+    """Return the lines of a field: dedented in a block, stripped in prose."""
     if name not in _BLOCKS:
         return [line.strip() for line in lines if line.strip()]
     return inspect.cleandoc("\n".join(["", *lines])).splitlines()
 
 
 def _args(kind: type[Part], lines: list[str]) -> dict[str, str]:
-    out: dict[str, str] = {}
+    args: dict[str, str] = {}
     name = ""
     for line in lines:
-        found = _ARGUMENT.match(line)
-        if found and not line.startswith(" "):
-            name = found[1]
-            out[name] = found[2] or ""
+        match = _ARGUMENT.match(line)
+        if match and not line.startswith(" "):
+            name = match[1]
+            args[name] = match[2] or ""
         elif name:
-            out[name] = f"{out[name]} {line.strip()}".strip()
+            args[name] = f"{args[name]} {line.strip()}".strip()
         elif line:
             raise _wrong(kind, f"has a line in Args that names none: {line!r}")
-    return out
+    return args
 
 
 def _body(lines: list[str]) -> Iterator[str | Maths]:
@@ -170,8 +172,8 @@ def _body(lines: list[str]) -> Iterator[str | Maths]:
 
 
 def _misspelt(name: str, lines: list[str]) -> str | None:
-    """Return advice about a line that may have been meant as a field."""
-    words = [found[1] for line in lines if (found := _FIELD.match(line)) and found[1] not in FIELDS]
+    """Return advice on a field that is missing or misspelt."""
+    words = [match[1] for line in lines if (match := _FIELD.match(line)) and match[1] not in FIELDS]
     close = nearest(name, words)
     return f"write '{name}:' for '{close}:'" if close else f"write '{name}: ...'"
 

@@ -1,21 +1,21 @@
-"""A method on a page: formula, source, what is sent and kept, order, partners, citation.
+"""The page of a method: formula, source, traffic, order of a round, partners, citation.
 
-`page` says it in blocks; `markdown` and `terminal` write blocks down.
+`page` returns blocks; `markdown` and `terminal` turn blocks into text.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.compose import Plan, roles_of
 from fedkeel.method.docs.bibliography import bibtex, reference
 from fedkeel.method.docs.cite import keys
-from fedkeel.method.docs.describe import describe, parameters
+from fedkeel.method.docs.describe import Hyperparameter, describe, hyperparameters
 from fedkeel.method.docs.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
@@ -30,9 +30,9 @@ class Block:
     """A piece of a page.
 
     Args:
-        kind: what it is.
-        text: what it says: prose with `code` in backticks, LaTeX, or code.
-        label: the word that an item explains, or the language of code.
+        kind: kind of the piece.
+        text: prose with `code` in backticks, LaTeX, or code.
+        label: the term that an item explains, or the language of code.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[Block
 
     Args:
         expression: a method's name, or any expression.
-        traffic: what is sent and kept, as (what, how much).
+        traffic: bytes sent and stored, as (quantity, amount).
 
     Raises:
         CompositionError: the method cannot be composed.
@@ -59,9 +59,9 @@ def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[Block
     for part in plan.parts or (plan.reduction, plan.server_optimiser):
         blocks += _part(part)
     blocks += [Block("section", "The order of a round"), Block("code", describe(plan), "text")]
-    measured = [Block("item", text, label) for label, text in traffic]
-    if measured:
-        blocks += [Block("section", "Sent and kept"), *measured]
+    traffic_items = [Block("item", text, label) for label, text in traffic]
+    if traffic_items:
+        blocks += [Block("section", "Sent and kept"), *traffic_items]
     blocks += [Block("section", "Partners"), *_partners(expression, name)]
     if keys(plan):
         blocks += [Block("section", "Citation"), Block("code", bibtex(keys(plan)), "bibtex")]
@@ -69,81 +69,70 @@ def page(expression: str, traffic: Iterable[tuple[str, str]] = ()) -> list[Block
 
 
 def _facts(plan: Plan, name: str) -> list[tuple[str, str]]:
-    also = [alias for alias, entry in ALIASES.items() if entry == name]
+    """Return (label, text) of the facts that a method has something of."""
+    aliases = [alias for alias, entry in ALIASES.items() if entry == name]
     needs = sorted({need.value for part in plan.parts for need in part.needs})
-    weights = {part.weights for part in plan.parts if part.weights}
-    found = [
-        ("also called", ", ".join(f"`{alias}`" for alias in also)),
-        (
-            "made of",
-            " + ".join(f"`{part.name}`" for part in plan.parts)
-            or "no part: it is what happens where no part says otherwise, by `mean` and `addition`",
-        ),
-        ("weights", f"`{plan.weights}`" + (", as the paper states" if weights else "")),
+    is_stated = any(part.weights for part in plan.parts)
+    parts = " + ".join(f"`{part.name}`" for part in plan.parts)
+    facts = [
+        ("also called", ", ".join(f"`{alias}`" for alias in aliases)),
+        ("made of", parts or "no part: the server's defaults are `mean` and `addition`"),
+        ("weights", f"`{plan.weights}`" + (", as the paper states" if is_stated else "")),
         ("needs", "; ".join(needs)),
     ]
-    return [(label, text) for label, text in found if text]
+    return [(label, text) for label, text in facts if text]
 
 
 def _part(part: Part) -> list[Block]:
+    roles = Block("item", ", ".join(roles_of(part)), "Roles")
     try:
         doc = read(type(part))
-    except CompositionError as error:  # a part of one's own may run without
-        return _undocumented(part, error)
+    except CompositionError as error:  # a user's part may run without a complete docstring
+        first_line = summary(type(part))
+        problem = error.what if first_line else "This part has no docstring."
+        return [
+            Block("part", first_line or problem, part.name),
+            *([Block("text", problem)] if first_line else []),
+            roles,
+            *(Block("item", _typed(one), f"`{one.name}`") for one in hyperparameters(part)),
+        ]
     blocks = [Block("part", doc.summary, part.name)]
     for piece in doc.body:
         if isinstance(piece, Maths):
             blocks.append(Block("maths", piece.latex))
         else:
             blocks.append(Block("text", piece))
-    blocks += [
-        Block("item", doc.source, "Source"),
-        Block("item", ", ".join(roles_of(part)), "Roles"),
-    ]
-    for one in parameters(part):
-        meaning = f"{doc.args[one['name']]} ({_typed(one)})"
-        blocks.append(Block("item", meaning, f"`{one['name']}`"))
+    blocks += [Block("item", doc.source, "Source"), roles]
+    for one in hyperparameters(part):
+        blocks.append(Block("item", f"{doc.args[one.name]} ({_typed(one)})", f"`{one.name}`"))
     for label in ("Sent", "State", "Cost", "Laws", "Deviations"):
         blocks.append(Block("item", getattr(doc, label.lower()), label))
     return [*blocks, Block("code", doc.example, "python")]
 
 
-def _undocumented(part: Part, error: CompositionError) -> list[Block]:
-    """Return what can be said of a part whose docstring is not whole, and what it lacks."""
-    lacks = error.what if summary(type(part)) else "This part has no docstring."
-    return [
-        Block("part", summary(type(part)) or lacks, part.name),
-        *([Block("text", lacks)] if summary(type(part)) else []),
-        Block("item", ", ".join(roles_of(part)), "Roles"),
-        *(Block("item", _typed(one), f"`{one['name']}`") for one in parameters(part)),
-    ]
-
-
-def _typed(parameter: Mapping[str, Any]) -> str:
+def _typed(parameter: Hyperparameter) -> str:
     """Return type, range and value of a hyper-parameter."""
-    limits = [f"{_SIGNS[sign]} {bound:g}" for sign, bound in parameter["range"].items()]
-    typed = ", ".join([parameter["type"].removeprefix("Literal[").removesuffix("]"), *limits])
-    return f"`{typed}`; here `{parameter['value']!r}`"
+    limits = [f"{_SIGNS[sign]} {bound:g}" for sign, bound in parameter.range.items()]
+    typed = ", ".join([parameter.type.removeprefix("Literal[").removesuffix("]"), *limits])
+    return f"`{typed}`; here `{parameter.value!r}`"
 
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def _partners(expression: str, name: str) -> list[Block]:
-    """Return whom a method can be combined with; refusals of one kind together."""
-    found: dict[str, list[str]] = {}
+    """Return the methods that a method combines with, and the others by reason."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for other in REGISTRY:
-        if other in (name, "fedavg"):
-            continue
-        ruled = verdict(expression, other)
-        why = ruled.reason if ruled.code == BREAKS else REASONS[ruled.code]
-        found.setdefault(f"{ruled.code} {why}", []).append(f"`{other}`")
+        if other not in (name, "fedavg"):
+            result = verdict(expression, other)
+            reason = result.reason if result.code == BREAKS else REASONS[result.code]
+            by_reason.setdefault((result.code, reason), []).append(f"`{other}`")
     blocks = []
-    for key, others in sorted(found.items(), key=lambda pair: pair[0][0] not in (LEGAL, WEIGHTS)):
-        code, why = key.split(" ", 1)
+    for code, reason in sorted(by_reason, key=lambda key: key[0] not in (LEGAL, WEIGHTS)):
         label = {LEGAL: "Combines with", WEIGHTS: "Given weights"}.get(code, "Not with")
-        text = ", ".join(others)
-        blocks.append(Block("item", text if code == LEGAL else f"{text}: {why}", label))
+        others = ", ".join(by_reason[code, reason])
+        blocks.append(Block("item", others if code == LEGAL else f"{others}: {reason}", label))
     return blocks
 
 
@@ -151,12 +140,12 @@ def _partners(expression: str, name: str) -> list[Block]:
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    """Write a page as Markdown, formulae between double dollars."""
-    out: list[str] = []
+    """Return a page as Markdown, with formulae between double dollars."""
+    text = ""
     for before, block in zip([None, *blocks], blocks, strict=False):
-        together = before is not None and before.kind == block.kind == "item"
-        out.append(("" if not out else "\n" if together else "\n\n") + _marked(block))
-    return "".join(out) + "\n"
+        in_list = before is not None and before.kind == block.kind == "item"
+        text += ("" if not text else "\n" if in_list else "\n\n") + _marked(block)
+    return text + "\n"
 
 
 def _marked(block: Block) -> str:
@@ -179,15 +168,15 @@ def _marked(block: Block) -> str:
 
 
 def _aligned(latex: str) -> str:
-    several = "&" in latex or "\\\\" in latex
-    return f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}" if several else latex
+    is_aligned = "&" in latex or "\\\\" in latex
+    return f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}" if is_aligned else latex
 
 
 _PIECES = re.compile(r"(:math:`[^`]+`|``[^`]+``|`[^`]+`)")
 
 
 def _prose(text: str) -> str:
-    r"""Return prose that Markdown takes as it is meant.
+    r"""Return prose with Markdown's special characters escaped.
 
     >>> _prose("K~ of :math:`a_b` in <g, h>, `a*b`, _k")
     'K\\~ of $a_b$ in &lt;g, h>, `a*b`, \\_k'
@@ -208,7 +197,7 @@ def _prose(text: str) -> str:
 
 
 def terminal(blocks: Sequence[Block], width: int = 92) -> str:
-    """Write a page as plain text of a given width; formulae stay LaTeX."""
+    """Return a page as plain text of a given width; formulae stay LaTeX."""
     return "\n".join(_plain(block, width) for block in blocks).strip("\n")
 
 

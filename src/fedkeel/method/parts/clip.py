@@ -31,9 +31,10 @@ class Clip(GradientTransform):
     Sent: nothing beyond the model.
     State: none.
     Cost: two passes over the gradient for each step.
-    Laws: keeps the direction; idempotent; a bound above every norm is FedAvg, bit for bit. Beside
-        it a penalty (FedProx, FedDyn) no longer shortens the path that FedNova and SCAFFOLD divide
-        by, whether the bound is reached or not: what clips cannot be reckoned with.
+    Laws: keeps the direction; idempotent; a bound above every norm is FedAvg, bit for bit. With it,
+        a penalty (FedProx, FedDyn) no longer shortens the path that FedNova and SCAFFOLD divide by,
+        also where the bound is not reached, because the effect of clipping on the path is not
+        computed.
     Deviations: it acts last, after penalties, corrections and projections, and before weight decay
         and momentum. FedDyn's public code clips before it adds its own terms. Nothing is added to
         the norm before dividing.

@@ -1,4 +1,4 @@
-"""Compression of uploads: the largest entries alone, or 8 bits for each entry.
+"""Compression of uploads: only the largest entries, or 8 bits for each entry.
 
 Source
     Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, NeurIPS 2018 (key stich2018),
@@ -26,28 +26,29 @@ LEVELS = 127
 
 @dataclass(frozen=True)
 class TopK(Codec, ClientState):
-    r"""Sends the entries of the update that are largest, and adds the others to the next one.
+    r"""Sends the largest entries of the update, and adds the others to the next update.
 
     .. math::
         v = \Delta + e, \qquad \text{sent} = \mathrm{top}_k(v), \qquad
         e \leftarrow v - \mathrm{top}_k(v)
 
-    top_k keeps the k entries of v, over the whole model, whose absolute value is largest, and puts
-    zero in the place of the others.
+    top_k keeps the k entries of v with the largest absolute values over the whole model, and sets
+    the others to zero.
 
     Source: stich2018, Algorithm 1, for a client's update in place of a step.
 
     Args:
         fraction: k as a share of the model's entries, in (0, 1]; at least one entry is sent.
-        feedback: 1 adds what was not sent to the client's next update (the paper), 0 forgets it.
+        feedback: 1 adds the entries that were not sent to the client's next update (the paper), 0
+            drops them.
     Sent: k values and k whole numbers of 32 bits up, in place of the model.
     State: e for each client, one model, starting at 0.
     Cost: a partial sort of the update in each round.
-    Laws: fraction = 1 is FedAvg, bit for bit. What was sent and what is kept add up to the update
-        and what was kept before. The norm of what is not sent is at most sqrt(1 - k/n) times that
-        of v, of n entries.
-    Deviations: the paper sends in every step. Where entries are equal, which of them go is up to
-        the sort. What other parts send beside the update is not compressed.
+    Laws: fraction = 1 is FedAvg, bit for bit. The sent entries and the new e add up to the update
+        plus the old e. With n entries in v, the new e has at most sqrt(1 - k/n) times the norm of
+        v.
+    Deviations: the paper sends in every step. Among equal entries the sort decides which ones are
+        sent. Uploads of other parts are not compressed.
 
     Example:
         >>> import fedkeel
@@ -103,11 +104,12 @@ class Quantise(Codec):
     Sent: one byte for each entry and one number for each tensor up, in place of the model.
     State: none.
     Cost: two passes over the update in each round.
-    Laws: no entry is off by more than half a step, s / 2. Scaling the update scales what is
-        received. An update of whole multiples of s, one of them 127 s, is received as it is.
-    Deviations: the paper rounds up or down at random, which is right in the mean; here it is to the
-        nearest, which is off by less and the same in every run. The paper's code of the whole
-        numbers is left out: a byte is a byte.
+    Laws: the error of an entry is at most half a step, s / 2. Scaling the update scales the
+        received update. An update of whole multiples of s, with 127 s among them, is received
+        exactly.
+    Deviations: the paper rounds up or down at random, which is unbiased; here rounding is to the
+        nearest level, which has a smaller error and is the same in every run. The paper's lossless
+        code of the levels is left out.
 
     Example:
         >>> import fedkeel

@@ -1,4 +1,4 @@
-"""DP-SGD: local steps of which no example can be the cause beyond a bound, with noise on top.
+"""DP-SGD: local steps with a bound on the influence of each example, and with noise.
 
 Source
     Abadi et al., Deep Learning with Differential Privacy, CCS 2016 (key abadi2016). Algorithm 1.
@@ -34,8 +34,8 @@ class DPSGD(GradientRule):
     Args:
         norm: c, the largest norm allowed, > 0, in units of the gradient.
         sigma: size of the noise, >= 0, in units of c.
-        clipped: what is no longer than c: the gradient of each ``example`` (the paper), or the mean
-            gradient of the ``batch``, which bounds no example's part in it.
+        clipped: what is clipped to the norm c: the gradient of each ``example`` (the paper), or the
+            mean gradient of the ``batch``, which does not bound the influence of one example.
         noise_on: what the noise is added to: the ``sum`` of the gradients (the paper), or their
             ``mean``, which is B times as much.
     Sent: nothing beyond the model.
@@ -45,12 +45,11 @@ class DPSGD(GradientRule):
         moves g by 2 c / B at most, with clipped = ``batch`` by 2 c. Without noise
         and penalties g is no longer than c. The noise in g is sigma c z / B, with noise_on =
         ``mean`` sigma c z.
-    Deviations: nothing is accounted for: no privacy is stated, and at noise as small as FedReg's
-        there is none worth stating. The paper draws each example with a fixed probability and
-        divides by the expected number; here batches are what the run makes them, and B is the
-        number of examples in each. Penalties are added to g as they are. What other parts compute
-        or send of the data (Mime's gradients, say) is neither clipped nor noisy. The noise of a run
-        can be made again from its seed.
+    Deviations: there is no privacy accounting, and noise as small as FedReg's gives no useful
+        privacy. The paper draws each example with a fixed probability and divides by the expected
+        number; here the run makes the batches, and B is the number of examples in each. Penalties
+        are added to g as they are. What other parts compute or send of the data (Mime's gradients,
+        say) is neither clipped nor noisy. The noise of a run can be computed from its seed.
 
     Example:
         >>> import fedkeel

@@ -1,4 +1,4 @@
-"""FedACG: clients start where the server's momentum is about to go.
+"""FedACG: clients start from the model moved ahead along the server's momentum.
 
 Source
     Kim, Kim and Han, Communication-Efficient Federated Learning with Accelerated Client Gradient,

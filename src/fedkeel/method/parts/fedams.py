@@ -1,4 +1,4 @@
-"""FedAMS: AMSGrad at the server, with one of two ways to keep the denominator off zero.
+"""FedAMS: AMSGrad at the server, with two options to keep the denominator away from zero.
 
 Source
     Wang, Lin and Chen, Communication-Efficient Adaptive Federated Learning, ICML 2022 (key
@@ -71,11 +71,11 @@ class FedAMS(ServerOptimiser):
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return m = v = 0, v^ as `start` says, and no steps."""
-        first = self.eps if self.start is None else self.start
+        initial = self.eps if self.start is None else self.start
         return {
             "m": dict(tree.zeros_like(params)),
             "v": dict(tree.zeros_like(params)),
-            "largest": {k: torch.full_like(p, first) for k, p in params.items()},
+            "largest": {k: torch.full_like(p, initial) for k, p in params.items()},
             "t": torch.zeros((), dtype=torch.int64),
         }
 
@@ -86,7 +86,7 @@ class FedAMS(ServerOptimiser):
         state = cohort.state
         t = tree.leaf(state, "t") + 1
         kind: Literal["moments", "none"] = "moments" if self.correction else "none"
-        longer, root = unbiased(self.beta1, self.beta2, int(t), kind)
+        m_factor, root_factor = unbiased(self.beta1, self.beta2, int(t), kind)
         m, v = tree.leaves(state, "m"), tree.leaves(state, "v")
         m = {k: torch.add(m[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in update.items()}
         v = {
@@ -96,10 +96,13 @@ class FedAMS(ServerOptimiser):
         largest = {k: torch.maximum(w, v[k]) for k, w in tree.leaves(state, "largest").items()}
         if self.option == 1:
             largest = {k: w.clamp(min=self.eps) for k, w in largest.items()}
-        added = self.eps if self.option == 2 else 0.0
+        eps_outside = self.eps if self.option == 2 else 0.0
         params = {
             k: torch.addcdiv(
-                p, m[k], largest[k].sqrt().mul_(root).add_(added), value=self.lr * longer
+                p,
+                m[k],
+                largest[k].sqrt().mul_(root_factor).add_(eps_outside),
+                value=self.lr * m_factor,
             )
             for k, p in params.items()
         }

@@ -30,7 +30,7 @@ class ServerMomentum(ServerOptimiser):
         beta: momentum in [0, 1). 0.9 in hsu2019.
         lr: eta_g, > 0.
         damping: whether the aggregate enters with weight 1 - beta, as in two public codes (MOON,
-            FedDecorr). The learning rate then means something else.
+            FedDecorr). The learning rate then has another meaning.
         nesterov: whether the step looks ahead by one more beta v, as in one public code.
     Sent: nothing beyond the model.
     State: v at the server, one model, starting at 0.

@@ -41,9 +41,9 @@ class FedCM(GradientTransform, Upload, Broadcast, ServerOptimiser):
     State: the mean gradient at the server, one model, starting at 0.
     Cost: one pass over the parameters for each step.
     Laws: alpha = 1 is FedAvg, bit for bit. The first round is FedAvg's with alpha times the
-        learning rate, without weight decay. At rest the mean gradient is 0, so without weight decay
-        a fixed point is one of FedAvg with alpha times the learning rate; a weight decay lambda,
-        which acts after the mixture, counts there as lambda / alpha does in FedAvg.
+        learning rate, without weight decay. At a fixed point the mean gradient is 0, so without
+        weight decay a fixed point is one of FedAvg with alpha times the learning rate; a weight
+        decay lambda, which acts after the mixture, counts there as lambda / alpha does in FedAvg.
     Deviations: the paper's clients make K steps each; with unequal work ours divides by the mean
         length, so that the server's step is still eta K g-bar. The division is by the learning rate
         of the round that made the update, and by the path's length under local momentum. Penalties

@@ -20,23 +20,23 @@ from fedkeel.tree import State, Tree
 
 @dataclass(frozen=True)
 class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
-    r"""Adds to each client's objective how far it is from others' models, where those are curved.
+    r"""Adds the squared distances to the other clients' models, weighted by their curvature.
 
     .. math::
         F_k(\theta) + \lambda\sum_{j\ne k}(\theta-\theta_j)^\top
         \mathrm{diag}(I_j)\,(\theta-\theta_j)
 
     where theta_j is the last local model of client j and I_j the mean over its examples of the
-    squared gradient of the loss there, the diagonal of the empirical Fisher information. The sums
-    of I_j and of I_j theta_j are all that is sent.
+    squared gradient of the loss there, the diagonal of the empirical Fisher information. Only the
+    sums of I_j and of I_j theta_j are sent.
 
     Source: shoham2019fedcurv, section 3.
 
     Args:
         lam: lambda, >= 0. FedReg's tables have 1e-5 to 1e-3.
-        memory: whose terms count: those of all ``clients`` that have taken part so far, with each
-            one's own taken out again (the paper, where all take part in every round); or of the
-            clients of the last ``round`` (FedReg's code), each one's own with the others'.
+        memory: whose terms count: those of all ``clients`` that have taken part so far, without the
+            client's own terms (the paper, where all take part in every round); or those of the
+            clients of the last ``round`` (FedReg's code), with the client's own terms.
     Sent: two models down, the sums; two models up, what changed in the client's terms, or one, I_k,
         with memory = ``round``, where the server makes the other itself.
     State: the sums at the server, two models; the client's own terms, two models, none with
@@ -46,13 +46,13 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
     Laws: lambda = 0 is FedAvg, bit for bit; so is the first round. A client alone has no
         penalty, but with memory = ``round``. The gradient at theta is that of the sum of the
         others' terms.
-    Deviations: FedReg's code has no penalty against those who took part before the last round.
-        OpenFL's squares gradients of batches, not of examples. Examples are in evaluation mode. The
-        curvature is another one for each parameter, so the path length of local training knows
-        nothing of it: its gradient counts as any other. With memory = ``round`` the server takes a
-        local model to be the global one plus the update, which it is not beside a part that sends
-        another model or changes the update (FedNova, CGC). Batch normalisation with local
-        statistics has no gradient of single examples: such a run is refused when it is prepared.
+    Deviations: FedReg's code ignores clients that did not take part in the last round. OpenFL's
+        code squares gradients of batches, not of examples. Examples are in evaluation mode. The
+        curvature differs between parameters, so the path length of local training ignores it: its
+        gradient counts like any other. With memory = ``round`` the server computes a local model as
+        the global one plus the update, which is wrong where another part sends a different model or
+        changes the update (FedNova, CGC). Batch normalisation with local statistics has no gradient
+        of single examples: such a run is refused when it is prepared.
 
     Example:
         >>> import fedkeel

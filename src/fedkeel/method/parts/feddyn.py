@@ -46,12 +46,12 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
     Sent: nothing beyond the model.
     State: h_k for each client and h at the server, one model each, starting at 0.
     Cost: two passes over the parameters for each step.
-    Laws: h is the mean of the h_k over all C clients, where no other part changes the updates
-        (FedGH and CGC do: then h follows what they make of them; with updates divided by their
-        steps it could not, and FedNova is refused). On heterogeneous quadratics with unequal local
-        work its fixed point is the optimum of the clients' mean loss, whatever `weights` says:
-        clients count equally in h. The clients' first round is FedProx's with mu = alpha; of all
-        clients, it moves the model twice as far.
+    Laws: h is the mean of the h_k over all C clients where no other part changes the updates. FedGH
+        and CGC change them, and h follows the changed updates. FedNova divides updates by their
+        steps, and is refused. On heterogeneous quadratics with unequal local work its fixed point
+        is the optimum of the clients' mean loss, whatever `weights` says: clients count equally in
+        h. The clients' first round is FedProx's with mu = alpha; of all clients, it moves the model
+        twice as far.
     Deviations: local optima are approximated by the configured work. The authors' public code
         divides alpha by a client's share of the examples, puts it into the weight decay, clips
         gradients at 10 before its own terms are added (`clip` acts after them), and takes the mean

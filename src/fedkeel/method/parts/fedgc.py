@@ -45,15 +45,15 @@ class CGC(UpdateTransform, Broadcast, ServerState):
         groups: what is projected as one vector. "Layer by layer" in the paper; ``tensor`` is what
             public implementations of such projections do.
     Sent: g^{t-1} down, one model. The paper bills only one model down, because its clients keep
-        theta^{t-1}; that needs every client to hear every round, so what is sent is counted.
+        theta^{t-1}; that requires every client in every round, so the model is sent and counted.
     State: g^{t-1} at the server, one model.
     Cost: three passes over the update.
     Laws: where the angle is acute enough nothing changes; where it is not, <g_k, g^{t-1}> = C.
-    Deviations: in round 1 there is no g^0 and the paper does not say what then; nothing is done.
-        Where g^{t-1} is zero on a group no u meets the constraint; the group stays as it is. So it
-        does where g^{t-1} is the rounding of a zero, as on a bias before batch normalisation: at
-        most 32 times the type's precision, beside the whole of g^{t-1}. The printed line 6 writes
-        g_k^{t-1}; the text means the server's.
+    Deviations: in round 1 there is no g^0, and the paper does not treat this case; the update stays
+        as it is. Where g^{t-1} is zero on a group, no u meets the constraint, and the group stays
+        as it is. The same holds where g^{t-1} is only rounding error, as on a bias before batch
+        normalisation: at most 32 times the type's precision, relative to the whole g^{t-1}. The
+        printed line 6 writes g_k^{t-1}; the text means the server's.
 
     Example:
         >>> import fedkeel
@@ -72,18 +72,18 @@ class CGC(UpdateTransform, Broadcast, ServerState):
     def transform_update(self, update: Tree, round: Round) -> Tree:
         """Return the projected update."""
         server = tree.leaves(round.broadcast, "g")
-        least = _rounding(server)
-        out = dict(update)
+        rounding_error = _rounding(server)
+        projected = dict(update)
         active = []
         for names in tree.group_names(list(update), self.groups):
-            client_state, theirs = _pick(update, names), _pick(server, names)
-            inner = tree.dot(client_state, theirs) / round.lr
-            size = tree.dot(theirs, theirs)
-            v = qp.halfspace(inner, torch.where(size > least, size, 0.0), self.margin)
-            out.update({k: torch.add(client_state[k], theirs[k] * (v * round.lr)) for k in names})
+            local, last = _pick(update, names), _pick(server, names)
+            inner = tree.dot(local, last) / round.lr
+            size = tree.dot(last, last)
+            v = qp.halfspace(inner, torch.where(size > rounding_error, size, 0.0), self.margin)
+            projected.update({k: torch.add(local[k], last[k] * (v * round.lr)) for k in names})
             active.append((v > 0).to(inner.dtype))
         round.log("active", torch.stack(active).mean())
-        return out
+        return projected
 
     def init_server(self, params: Tree, population: Population) -> State:
         """Return g = 0, which constrains nothing."""

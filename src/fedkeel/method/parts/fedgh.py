@@ -1,4 +1,4 @@
-"""FedGH: remove from each client's update what conflicts with the others'.
+"""FedGH: remove the part of each client's update that conflicts with the others' updates.
 
 Source
     Zhang et al., FedGH: Gradient Harmonization in Federated Learning, slides, and the letter
@@ -40,9 +40,9 @@ class FedGH(CohortTransform):
     Sent: nothing beyond the model.
     State: none.
     Cost: one Gram matrix of the K updates and K^3 numbers besides.
-    Laws: without conflict it is FedAvg, bit for bit. A common factor on all updates, also a
-        negative one, comes out as that factor; so it does not matter that the update is used in
-        place of the "recalculated gradient".
+    Laws: without conflict it is FedAvg, bit for bit. A common factor of all updates, also a
+        negative one, is a factor of the result; so the update can replace the "recalculated
+        gradient".
     Deviations: the slides print the denominator |g_i|^2, which is no projection: what g_i loses
         then depends on the length of g_j; `rule="printed"` keeps it. With FedNova the normalised
         updates are harmonised; the paper does not say. Buffers are averaged, not harmonised.

@@ -27,8 +27,8 @@ class FedLC(Criterion):
     .. math::
         \ell(z, y) = -\log\frac{e^{z_y-\tau n_y^{-1/4}}}{\sum_{c} e^{z_c-\tau n_c^{-1/4}}}
 
-    with n_c the number of the client's examples of class c. Classes of which it has none are left
-    out of the sum.
+    with n_c the number of the client's examples of class c. Classes without examples are left out
+    of the sum.
 
     Source: zhang2022fedlc, section 4, the calibrated cross-entropy.
 

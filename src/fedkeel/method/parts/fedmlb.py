@@ -1,4 +1,4 @@
-"""FedMLB: train each block so that the received model can go on from it.
+"""FedMLB: train each block so that it also works with the received model's later blocks.
 
 Source
     Kim, Kim and Han, Multi-Level Branched Regularization for Federated Learning, ICML 2022 (key
@@ -25,7 +25,7 @@ from fedkeel.tree import Tree
 
 @dataclass(frozen=True)
 class FedMLB(LossTerm):
-    r"""Adds losses of hybrid networks: local blocks up to one of them, received ones from there on.
+    r"""Adds losses of hybrid networks, made of local first blocks and received last blocks.
 
     .. math::
         \lambda_1\ell(z) + \frac{1}{L}\sum_{l=1}^{L}\Bigl(\lambda_2\ell(z_l) + \lambda_3\,
@@ -50,8 +50,8 @@ class FedMLB(LossTerm):
     State: none.
     Cost: L more forward and backward passes for each step.
     Laws: lambda2 = lambda3 = 0 with lambda1 = 1 is FedAvg, bit for bit. In a first step all
-        networks are one, the divergences are 0, and the hybrids give their local blocks the
-        gradient of the loss once more, in shares.
+        networks are equal, the divergences are 0, and the hybrids add the gradient of the loss to
+        their local blocks once more, in shares.
     Deviations: hybrids are in training mode throughout. Divergences are not multiplied by T^2, as
         in the public code. That code clips gradients to a norm of 10: add `clip`.
 

@@ -43,12 +43,12 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     Cost: one pass over the update.
     Laws: equal paths give FedAvg, and so do equal numbers of steps with length = ``steps``. The
         path of plain SGD is its number of steps.
-    Deviations: the path is found by pushing a unit gradient through the optimiser, not from a
+    Deviations: the path length is found by applying the optimiser to a unit gradient, not from a
         closed form for each optimiser. The public code adds the proximal term into the momentum
-        buffer in place, so momentum and prox together differ from the paper there; here they
-        follow the paper. SGC compares the aggregate, which has tau_eff again, with updates that
-        have been divided, and CGC projects divided ones: beside both a margin above 0 is scaled,
-        also with equal paths.
+        buffer in place, so momentum and prox together differ from the paper there; here they follow
+        the paper. SGC compares the aggregate, which is multiplied by tau_eff, with divided updates,
+        and CGC projects divided updates: with either of them a margin above 0 is scaled, also for
+        equal paths.
 
     Example:
         >>> import fedkeel

@@ -1,4 +1,4 @@
-"""FedNTD: keep what the received model says of the classes that are not the true one.
+"""FedNTD: keep the received model's outputs for the classes that are not the true one.
 
 Source
     Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning,
@@ -40,9 +40,9 @@ class FedNTD(LossTerm):
     Sent: nothing beyond the model.
     State: none.
     Cost: a forward pass of the received model for each step.
-    Laws: beta = 0 is FedAvg, bit for bit; so is a first step, where both models are one, to
+    Laws: beta = 0 is FedAvg, bit for bit; so is a first step, where both models are equal, up to
         rounding, without dropout and batch normalisation. With two classes the term is 0. The
-        scores of the true classes do not enter.
+        scores of the true classes have no influence.
     Deviations: the received model is in evaluation mode. One public code (FedACG) mixes 0.7 of
         the cross-entropy with 0.3 of the divergence, without tau^2: that is beta = 3/7 with
         squared = False at 0.7 times the learning rate.

@@ -39,7 +39,7 @@ def unbiased(beta1: float, beta2: float, t: int, correction: Correction) -> tupl
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimiser):
-    """What the three share: a running mean of the aggregates, over the root of their size."""
+    """Base class of all three: a running mean of the aggregates over the root of their squares."""
 
     lr: float = param(0.1, gt=0.0)
     beta1: float = param(0.9, ge=0.0, lt=1.0)
@@ -58,10 +58,10 @@ class Adaptive(ServerOptimiser):
 
     def init_optimiser(self, params: Tree, population: Population) -> State:
         """Return m = 0, v as `v0` says, and no steps."""
-        first = self.tau**2 if self.v0 == "tau2" else 0.0
+        initial = self.tau**2 if self.v0 == "tau2" else 0.0
         return {
             "m": dict(tree.zeros_like(params)),
-            "v": {k: torch.full_like(p, first) for k, p in params.items()},
+            "v": {k: torch.full_like(p, initial) for k, p in params.items()},
             "t": torch.zeros((), dtype=torch.int64),
         }
 
@@ -70,14 +70,17 @@ class Adaptive(ServerOptimiser):
     ) -> tuple[Tree, State]:
         """Return the model after a step along m / (sqrt(v) + tau), and m, v and t."""
         t = tree.leaf(cohort.state, "t") + 1
-        longer, root = self.factors(int(t))
-        held, size = tree.leaves(cohort.state, "m"), tree.leaves(cohort.state, "v")
+        m_factor, root_factor = self.factors(int(t))
+        old_m, old_v = tree.leaves(cohort.state, "m"), tree.leaves(cohort.state, "v")
         m = {
-            k: torch.add(held[k] * self.beta1, d, alpha=1.0 - self.beta1) for k, d in update.items()
+            k: torch.add(old_m[k] * self.beta1, d, alpha=1.0 - self.beta1)
+            for k, d in update.items()
         }
-        v = {k: self.grow(size[k], d.square()) for k, d in update.items()}
+        v = {k: self.grow(old_v[k], d.square()) for k, d in update.items()}
         params = {
-            k: torch.addcdiv(p, m[k], v[k].sqrt().mul_(root).add_(self.tau), value=self.lr * longer)
+            k: torch.addcdiv(
+                p, m[k], v[k].sqrt().mul_(root_factor).add_(self.tau), value=self.lr * m_factor
+            )
             for k, p in params.items()
         }
         return params, {"m": dict(m), "v": dict(v), "t": t}
@@ -137,7 +140,7 @@ class FedAdam(Adaptive):
 
 @dataclass(frozen=True)
 class FedYogi(Adaptive):
-    r"""Yogi at the server: v moves by a share of the square, whatever its distance to it.
+    r"""Yogi at the server: v changes by a share of the square, whatever its distance to it.
 
     .. math::
         m &\leftarrow \beta_1 m + (1-\beta_1)\Delta, \qquad

@@ -1,4 +1,4 @@
-"""FedReg: keep what the received model knows, on data made to be hard for it.
+"""FedReg: keep the received model's knowledge, tested on generated data.
 
 Source
     Xu et al., Acceleration of Federated Learning with Alleviated Forgetting in Local Training, ICLR
@@ -48,9 +48,9 @@ class FedReg(Preparation, GradientRule, StepCorrection):
         ascent: E, number of ascent steps, >= 1; 10 in the paper.
         mg: whether the gradient loses its component along that of the pseudo data with uniform
             labels, to protect privacy (Eq. 12).
-        pairing: the pseudo data that a step sees: of its own examples (``example``, the paper), or
-            of the batch that had the same place in the round's first pass (``position``, the
-            public code, where later epochs pair at random). MG's are of its own in both.
+        pairing: the pseudo data that a step uses: those of its examples (``example``, the paper),
+            or those of the batch at the same position in the round's first pass (``position``, the
+            public code, where later epochs pair at random). MG uses those of its examples in both.
     Sent: nothing beyond the model.
     State: none.
     Cost: 3 gradients for each step (4 with mg), and 2 E input gradients for each distinct example
@@ -59,7 +59,8 @@ class FedReg(Preparation, GradientRule, StepCorrection):
         midpoint corrections on the batch itself, with the received model's labels and its own.
     Deviations: pseudo data are made once for each example and round, not once for each batch, which
         is the same for networks whose examples do not mix. They are made of the examples before
-        augmentation. Nothing is clamped to the data's range; the public code means to and does not.
+        augmentation. Pseudo data are not clamped to the data's range; the public code intends to
+        clamp them and does not.
 
     Example:
         >>> import fedkeel

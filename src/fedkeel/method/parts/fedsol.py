@@ -50,9 +50,9 @@ class FedSOL(GradientRule):
     Laws: rho = 0 is FedAvg, bit for bit; so is a first step, in which theta = theta^t, of a network
         that is the same in training and in evaluation. The fixed perturbation has length rho
         wherever the outputs differ.
-    Deviations: in a first step g is nothing but rounding, which the public code's fixed variant
-        stretches to a random perturbation of length rho. Here probabilities that differ by
-        rounding count as equal, and where all do there is no perturbation. The divergence is not
+    Deviations: in a first step g is only rounding error, which the public code's fixed variant
+        scales to a random perturbation of length rho. Here probabilities that differ by rounding
+        count as equal; where all are equal there is no perturbation. The divergence is not
         multiplied by T^2; only its direction counts. The public code can leave the classifier or
         the body unperturbed; its shipped settings perturb both. The loss that is recorded, and the
         batch statistics, are those of the perturbed model.

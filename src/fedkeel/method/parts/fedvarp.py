@@ -30,7 +30,7 @@ class FedVARP(Reduction, Table, ServerState):
         y &\leftarrow y + \frac1C\sum_{k\in S}(\Delta_k/\eta - y_k), \qquad
         y_k \leftarrow \Delta_k/\eta
 
-    so that y is the mean of the y_k of all C clients, seen or not.
+    so that y is the mean of the y_k of all C clients, also of those that have not taken part.
 
     Source: jhunjhunwala2022, Algorithm 1. The server's step size is `addition(lr=...)`.
 
@@ -41,11 +41,11 @@ class FedVARP(Reduction, Table, ServerState):
     Sent: nothing beyond the model.
     State: y_k of each client and y, at the server: C + 1 models, starting at 0.
     Cost: two passes over the K updates and the K memories.
-    Laws: of all clients, or in the first round, it is FedAvg. On quadratics it stands still where
-        FedAvg with all clients would, whoever takes part; FedAvg keeps moving.
+    Laws: with all clients in each round, and in the first round, it is FedAvg. On quadratics its
+        fixed point is that of FedAvg with all clients, whoever takes part; FedAvg keeps moving.
     Deviations: the paper divides by the number of local steps too, which is the same where all
         clients make equally many; `fednova` does so for unequal work. Clients count equally,
-        whatever `weights` says: the mean over those that are absent does.
+        whatever `weights` says, because the mean over absent clients does so.
 
     Example:
         >>> import fedkeel

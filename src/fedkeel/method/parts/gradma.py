@@ -50,7 +50,8 @@ class GradMAW(GradientTransform, Carry, ClientState):
     Args:
         previous: theta_{-1} of the first step: the worker's ``last`` local model from its previous
             participation (the paper), or the ``start``, the received model (the public code of the
-            full method), which makes the first constraint idle there and the client stateless.
+            full method), which makes the first constraint inactive in that step and the client
+            stateless.
         groups: what is projected as one vector: the ``model`` (the paper), or each ``tensor`` (the
             public code).
         margin: rho >= 0: constraints become <u, M_i> >= rho |g| |M_i|. 0 in the paper. Where two of
@@ -140,11 +141,11 @@ class GradMAS(ServerOptimiser):
 
     Args:
         memory: m, the number of workers remembered: 0, or at least those of one round; None
-            remembers every worker. When it is full, the stored worker that is not in this round and
-            has the smallest count of participations makes room; among equals, the earliest stored.
+            remembers every worker. When it is full, the stored worker outside this round with the
+            fewest participations is removed; among equals, the one stored first.
         beta1: momentum in [0, 1).
         beta2: what is left of a memory after a round, in [0, 1). At 0 inactive workers are
-            forgotten, against what the paper's text says of it.
+            forgotten, contrary to the paper's text.
         lr: eta_g, > 0.
         groups: what is projected as one vector: the ``model`` (the paper), or each ``tensor`` (the
             public code), where tensors smaller than the number of memories are soon set to zero.

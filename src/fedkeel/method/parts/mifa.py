@@ -33,21 +33,22 @@ class MIFA(Reduction, Table, ServerState):
     Source: gu2021mifa, Algorithm 1. GradMA's MIFAM is `mifa+momentum`.
 
     Args:
-        start: what is done until every client was there once, which in the paper is the first
-            round. ``seen`` takes the mean over those that were. ``wait`` leaves the model where it
-            is, for good if one never comes; the first step is then the mean over all C, all of them
-            from the initial model. ``no_wait`` counts those that were not as 0, so that early steps
-            are short.
+        start: what happens until every client has taken part once; in the paper all do in the first
+            round. ``seen`` takes the mean over the clients that have taken part. ``wait`` leaves
+            the model unchanged, for ever if one client never takes part; the first step is then the
+            mean over all C clients, all of them trained from the initial model. ``no_wait`` counts
+            absent clients as 0, so that early steps are short.
     Sent: nothing beyond the model.
-    State: G_k of each client and their sum, at the server: C + 1 models, starting at 0, and how
-        many clients were there.
+    State: G_k of each client and their sum, at the server: C + 1 models, starting at 0, and the
+        number of clients that have taken part.
     Cost: two passes over the K updates and the K memories.
-    Laws: of all clients it is FedAvg. With ``no_wait`` the first round is FedAvg's, K/C times as
-        long. On quadratics it stands still where FedAvg with all clients would, whoever takes part.
-    Deviations: the authors' public code waits too, then asks every client for an update at once and
-        steps in the round after; with ``wait`` the updates of the rounds waited serve, of which the
-        last of each client counts. Its other trainer is ``no_wait``. The paper's learning rate
-        falls as 1 / t. Clients count equally, whatever `weights` says.
+    Laws: with all clients in each round it is FedAvg. With ``no_wait`` the first round is FedAvg's,
+        K/C times as long. On quadratics its fixed point is that of FedAvg with all clients, whoever
+        takes part.
+    Deviations: the authors' public code also waits, then asks all clients for an update at once and
+        steps in the next round; here ``wait`` uses the updates of the rounds before, the last one
+        of each client. Its other trainer is ``no_wait``. The paper's learning rate falls as 1 / t.
+        Clients count equally, whatever `weights` says.
 
     Example:
         >>> import fedkeel

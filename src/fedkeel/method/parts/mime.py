@@ -1,4 +1,4 @@
-"""Mime and MimeLite: the server's optimiser, applied in every local step and left as it is there.
+"""Mime and MimeLite: every local step uses the server's momentum, and none changes it.
 
 Source
     Karimireddy et al., Breaking the Centralized Barrier for Cross-Device Federated Learning,
@@ -42,7 +42,7 @@ def whole_gradient(step: Step, params: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Fixed(GradientTransform, Broadcast, ServerState):
-    """What the two share: a server's momentum that every local step mixes in, and none changes."""
+    """Base class of both: a server's momentum that every local step uses and none changes."""
 
     beta: float = param(0.9, ge=0.0, lt=1.0)
 
@@ -91,14 +91,14 @@ class Mime(Survey, Fixed):
         each beyond the model.
     State: m at the server, one model, starting at 0.
     Cost: two gradients for each step, and one over all examples of the client.
-    Laws: of one client with beta = 0 it is SVRG, and with full batches of examples that are not
-        augmented FedAvg. On heterogeneous quadratics with unequal local work and full batches its
-        fixed point is the optimum.
-    Deviations: weight decay, and local momentum where the run has any, come on top; the
-        paper has neither. The public code (FedJAX) weighs clients by examples. Gradients of losses
-        that look at a whole batch are those of pieces of 256 examples. Those over all examples are
-        taken without augmentation (`data.augment`), and of what it changes in a mini-batch's
-        gradient the received model's own is taken off again: at that model nothing of it is left.
+    Laws: with one client and beta = 0 it is SVRG, and with full batches and without augmentation
+        FedAvg. On heterogeneous quadratics with unequal local work and full batches its fixed point
+        is the optimum.
+    Deviations: weight decay, and local momentum where the run has any, come on top; the paper has
+        neither. The public code (FedJAX) weighs clients by examples. Gradients of losses that look
+        at a whole batch are those of pieces of 256 examples. Gradients over all examples are taken
+        without augmentation (`data.augment`). Augmentation changes both gradients of a mini-batch,
+        so its effect cancels at the received model.
 
     Example:
         >>> import fedkeel

@@ -41,7 +41,7 @@ class Moon(LossTerm, ClientState):
     State: the last local model for each client, one model.
     Cost: forward passes of the received model and of the last local model for each step.
     Laws: mu = 0 is FedAvg, bit for bit. A client's first round is FedAvg's, to rounding: its last
-        model is then the received one, and the term is log 2 wherever the features point.
+        model is then the received one, and the term is log 2 for all features.
     Deviations: the paper's features are the outputs of a projection head of two layers, which it
         adds to the network: add one before the classifier to have the same. A client that takes
         part for the first time has no last model; the public code gives it the initial one, which

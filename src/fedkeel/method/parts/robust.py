@@ -1,4 +1,4 @@
-"""The coordinate-wise median and trimmed mean: aggregates that a few clients cannot pull far.
+"""The coordinate-wise median and trimmed mean: aggregates on which few clients have little effect.
 
 Source
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018

@@ -20,7 +20,7 @@ from fedkeel.tree import State, Tree
 
 @dataclass(frozen=True)
 class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
-    r"""Adds the server's control variate to the gradient and takes the client's away.
+    r"""Adds the server's control variate to the gradient and subtracts the client's.
 
     .. math::
         \theta &\leftarrow \theta - \eta\,(g - c_k + c) \\
@@ -92,5 +92,5 @@ class Scaffold(GradientTransform, ClientState, Upload, Broadcast, ServerState):
         cohort = outcome.cohort
         changes = tree.leaves(cohort.uploads, "c")
         share = 1.0 / cohort.population.clients
-        held = tree.leaves(cohort.state, "c")
-        return {"c": {k: v + share * changes[k].sum(dim=0) for k, v in held.items()}}
+        old = tree.leaves(cohort.state, "c")
+        return {"c": {k: v + share * changes[k].sum(dim=0) for k, v in old.items()}}

@@ -1,4 +1,4 @@
-"""What a server does where no part says otherwise: the weighted mean, added to the model.
+"""The server's default: the weighted mean of the updates, added to the model.
 
 Source
     McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,
