@@ -76,13 +76,18 @@ def rehearse_client(
     return {**reply_state(result.reply), "survey": dict(answers)}
 
 
+def specs_below(spec: Mapping[str, TensorSpec], prefix: str) -> dict[str, TensorSpec]:
+    """Return the specs of the paths that start with a prefix, by path without it."""
+    return {
+        path.removeprefix(prefix): tensor
+        for path, tensor in spec.items()
+        if path.startswith(prefix)
+    }
+
+
 def client_state_spec(spec: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return shape and type of what a client keeps, by path, from those of its reply."""
-    return {
-        path.removeprefix(CLIENT_STATE_PREFIX): tensor
-        for path, tensor in spec.items()
-        if path.startswith(CLIENT_STATE_PREFIX)
-    }
+    return specs_below(spec, CLIENT_STATE_PREFIX)
 
 
 def check_reply(
@@ -112,8 +117,7 @@ def with_empty_answers(message: Message, spec: Mapping[str, TensorSpec]) -> Mess
         spec: shape and type of each tensor of a rehearsed reply, by path.
     """
     zeros = {
-        path.removeprefix(SURVEY_PREFIX): torch.zeros(tensor.shape, dtype=tensor.dtype)
-        for path, tensor in spec.items()
-        if path.startswith(SURVEY_PREFIX)
+        path: torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for path, tensor in specs_below(spec, SURVEY_PREFIX).items()
     }
     return with_answers(message, substates(unwalk(zeros)))

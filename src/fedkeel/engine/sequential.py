@@ -23,7 +23,7 @@ from fedkeel.engine.rehearsal import (
     CLIENT_STATE_PREFIX,
     SURVEY_PREFIX,
     check_reply,
-    client_state_spec,
+    specs_below,
 )
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store import client_store
@@ -56,13 +56,12 @@ class Sequential:
     ) -> None:
         self._setup = setup
         self._reply_spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY_PREFIX)}
-        self._answer_spec = {
-            k.removeprefix(SURVEY_PREFIX): v for k, v in spec.items() if k.startswith(SURVEY_PREFIX)
+        self._sent_spec = {
+            k: v for k, v in self._reply_spec.items() if not k.startswith(CLIENT_STATE_PREFIX)
         }
-        clients = len(setup.federation)
-        self._store = client_store(
-            client_state_spec(spec), clients, private_memory, file, capacity, codec
-        )
+        self._answer_spec = specs_below(spec, SURVEY_PREFIX)
+        state_spec, clients = specs_below(spec, CLIENT_STATE_PREFIX), len(setup.federation)
+        self._store = client_store(state_spec, clients, private_memory, file, capacity, codec)
         self._steps_done = np.zeros(clients, dtype=np.int64)  # [C]
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
@@ -72,10 +71,7 @@ class Sequential:
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
         self._store.reserve(clients)
-        sent_spec = {
-            k: v for k, v in self._reply_spec.items() if not k.startswith(CLIENT_STATE_PREFIX)
-        }
-        rows = _empty_rows(sent_spec, len(clients))
+        rows = _empty_rows(self._sent_spec, len(clients))
         losses, finite, steps, examples = [], [], [], []
         seconds = dict.fromkeys(PHASES, 0.0)
         with use_numerics(self._setup.precision):
@@ -85,10 +81,8 @@ class Sequential:
                 result = train_client(self._setup, message, job, client_state, clock=clock)
                 reply = reply_state(result.reply)
                 check_reply(specs_of(reply), job.client, self._reply_spec)
-                new_state = tree.map_tensors(
-                    lambda t: t[None], tree.substate(reply, "client_state")
-                )
-                self._store.write(np.array([job.client]), ClientRecord.of(new_state))
+                new_state = ClientRecord.of(tree.stack([result.reply.client_state]))
+                self._store.write(np.array([job.client]), new_state)
                 _write_row(rows, job.row, {**reply, "client_state": {}})
                 losses.append(float(result.reply.loss))
                 finite.append(bool(result.reply.finite))

@@ -1,4 +1,4 @@
-"""The local optimiser, and the length of the path that it makes of gradients."""
+"""The local optimiser, and the length of the local path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Local
-from fedkeel.tree import State, Tree
+from fedkeel.tree import State, Tree, substate, tensors
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,18 @@ class LocalSGD:
         momentum: rho.
         nesterov: whether to use Nesterov's form.
         weight_decay: lambda.
-        still: parameters without weight decay: those that no gradient reaches, which torch's
-            optimiser leaves alone too.
+        no_decay: parameters without weight decay: those that no gradient reaches, as in torch.
     """
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    still: frozenset[str] = frozenset()
+    no_decay: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, local: Local, still: frozenset[str] = frozenset()) -> LocalSGD:
-        """Return the optimiser that the settings ask for."""
-        return cls(local.momentum, local.nesterov, local.weight_decay, still)
+    def of(cls, local: Local, no_decay: frozenset[str] = frozenset()) -> LocalSGD:
+        """Return the optimiser of some settings."""
+        return cls(local.momentum, local.nesterov, local.weight_decay, no_decay)
 
     def init(self, params: Tree) -> State:
         """Return the state before the first step."""
@@ -52,16 +51,16 @@ class LocalSGD:
         """Return parameters and state after one step."""
         if self.weight_decay != 0.0:
             grads = {
-                k: g if k in self.still else torch.add(g, params[k], alpha=self.weight_decay)
+                k: g if k in self.no_decay else torch.add(g, params[k], alpha=self.weight_decay)
                 for k, g in grads.items()
             }
         if self.momentum != 0.0:
-            held: Tree = state["momentum"]  # type: ignore[assignment]
-            held = {k: torch.add(g, held[k], alpha=self.momentum) for k, g in grads.items()}
-            state = {"momentum": dict(held)}
+            m = tensors(substate(state, "momentum"))
+            m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
+            state = {"momentum": dict(m)}
             if self.nesterov:
-                held = {k: torch.add(g, held[k], alpha=self.momentum) for k, g in grads.items()}
-            grads = held
+                m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
+            grads = m
         if isinstance(lr, Tensor):
             return {k: v - lr * grads[k] for k, v in params.items()}, state
         return {k: torch.sub(v, grads[k], alpha=lr) for k, v in params.items()}, state
@@ -71,10 +70,9 @@ class LocalSGD:
 def path_length(optimiser: LocalSGD, steps: int, lr: float, pull: float) -> float:
     r"""Return the displacement over -lr that `steps` gradients of 1 cause: FedNova's norm of a.
 
-    A unit gradient is pushed through the optimiser itself, with the pull of the penalties acting on
-    the displacement. That gives :math:`\lVert a_i\rVert_1` for any momentum, Nesterov's form and
-    proximal term without a closed form for each. Weight decay is part of the gradient, not of the
-    path.
+    The optimiser itself steps on unit gradients, with the pull of the penalties acting on the
+    displacement. That is :math:`\lVert a_i\rVert_1` for any momentum, Nesterov's form and proximal
+    term. Weight decay is part of the gradient, not of the path.
 
     >>> path_length(LocalSGD(), steps=5, lr=0.1, pull=0.0)
     5.0
