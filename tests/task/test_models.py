@@ -124,10 +124,12 @@ FAST = ("mlp", "cnn_mcmahan", "resnet18_gn", "fixup_resnet9", "vit", "char_lstm"
 
 
 def slow_unless(cases, is_fast):
-    """Mark the cases that are not fast."""
-    return [
-        case if is_fast(case) else pytest.param(*case, marks=pytest.mark.slow) for case in cases
-    ]
+    """Mark the cases, tuples or single values, that are not fast."""
+    marked = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marked.append(pytest.param(*values, marks=[] if is_fast(case) else pytest.mark.slow))
+    return marked
 
 
 def first_of_each(cases):
