@@ -64,6 +64,16 @@ def with_buffers(*policies: str) -> list[tuple[str, str]]:
     return [(e, p) for e in ENTRIES for p in policies if p == "refuse" or e in MIX]
 
 
+def slow_with_buffers(*policies: str) -> list:
+    """As `with_buffers`; networks with buffers are slow cases of all but two methods."""
+    return [
+        (entry, policy)
+        if policy == "refuse" or entry in ("fedavg", "scaffold")
+        else pytest.param(entry, policy, marks=pytest.mark.slow)
+        for entry, policy in with_buffers(*policies)
+    ]
+
+
 def said(reply: Reply) -> State:
     """Everything a reply holds, as one state."""
     return {
@@ -106,7 +116,7 @@ def about(y: Tensor) -> ClientInfo:
 # --- padded steps ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("entry", "buffers"), with_buffers("refuse", "average"))
+@pytest.mark.parametrize(("entry", "buffers"), slow_with_buffers("refuse", "average"))
 def test_padded_steps_change_nothing(entry: str, buffers: str) -> None:
     network = toy_network() if buffers == "refuse" else normed()
     played = federation(entry, FEW, local=MOMENTUM, network=network, buffers=buffers)
@@ -138,7 +148,7 @@ def test_padded_steps_may_stand_anywhere(entry: str) -> None:
 
 @pytest.mark.parametrize("entry", MIX)
 @pytest.mark.parametrize("autograd", ["eager", "functional"])
-@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("buffers", ["average", pytest.param("local", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None:
     played = federation(entry, local=MOMENTUM, network=normed(), buffers=buffers, autograd=autograd)
@@ -179,7 +189,7 @@ def test_no_argument_is_changed(entry: str, autograd: str, buffers: str) -> None
 # --- two ways of taking gradients ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("entry", "buffers"), with_buffers("refuse", "average", "local"))
+@pytest.mark.parametrize(("entry", "buffers"), slow_with_buffers("refuse", "average", "local"))
 def test_the_tape_and_torch_func_agree(entry: str, buffers: str) -> None:
     found = []
     for autograd in ("eager", "functional"):

@@ -98,7 +98,10 @@ def test_the_order_of_replies_does_not_matter(entry: str) -> None:
         assert again.diagnostics == done.diagnostics
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    "weights",
+    ["examples", *(pytest.param(w, marks=pytest.mark.slow) for w in ("processed", "uniform"))],
+)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_replies_that_weigh_nothing_or_are_not_finite_change_nothing(
     entry: str, weights: str

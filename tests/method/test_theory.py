@@ -103,7 +103,10 @@ class Quadratics:
 PACES = [(0.2, 0.0, 40), (0.08, 0.9, 40)]  # lr, momentum, rounds enough to stand still
 
 
-@pytest.mark.parametrize(("lr", "rho", "rounds"), PACES)
+@pytest.mark.parametrize(
+    ("lr", "rho", "rounds"),
+    [PACES[0], *(pytest.param(*p, marks=pytest.mark.slow) for p in PACES[1:])],
+)
 def test_fedavg_ends_off_the_optimum_fednova_less_and_scaffold_on_it(
     lr: float, rho: float, rounds: int
 ) -> None:

@@ -87,7 +87,9 @@ def test_markdown_is_whole(entry: str) -> None:
     assert "``" not in re.sub(r"^```.*$", "", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize(
+    "width", [60, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 100))]
+)
 def test_prose_on_a_terminal_is_no_wider_than_it(width: int) -> None:
     for entry in REGISTRY:
         prose = [b for b in page(entry) if b.kind not in ("code", "maths")]
