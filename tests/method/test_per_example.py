@@ -165,17 +165,17 @@ def expected(own: Network, given: Batch, params: Tree | None = None) -> Tree:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Let no gradients be few enough to be made at once; the names of those that are made."""
-    monkeypatch.setattr(per_example, "ENTRIES", 100)
-    monkeypatch.setattr(per_example, "TOGETHER", 4)
+    monkeypatch.setattr(per_example, "MAX_ENTRIES", 100)
+    monkeypatch.setattr(per_example, "MAX_EXAMPLES", 4)
     names: list[list[str]] = []
-    one_by_one = per_example._one_by_one
+    one_by_one = per_example._by_gradients
 
     def told(own: Network, params: Tree, buffers: Tree, given: Batch, chosen: tuple) -> Tree:
         if len(given.x) > 1:
             names.append(list(chosen))
         return one_by_one(own, params, buffers, given, chosen)
 
-    monkeypatch.setattr(per_example, "_one_by_one", told)
+    monkeypatch.setattr(per_example, "_by_gradients", told)
     return names
 
 
@@ -226,7 +226,7 @@ def test_padding_counts_for_nothing(first: float, made: list[list[str]]) -> None
 
 def test_few_examples_are_taken_one_by_one(made: list[list[str]]) -> None:
     own = network(Plain)
-    per_example.ENTRIES = 11 * tree.numel(own.params)  # the fixture puts it back
+    per_example.MAX_ENTRIES = 11 * tree.numel(own.params)  # the fixture puts it back
     assert gap(sum_squared_grads(own, own.params, {}, batch()), expected(own, batch())) < 1e-13
     assert made == [ALL]
 

@@ -1,10 +1,10 @@
-"""What is worked out for each example by itself, and which models that can be done with."""
+"""Functions of each example by itself: side by side where the model allows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,140 +16,138 @@ from fedkeel.errors import ModelError
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree
 
-ENTRIES = 1 << 22
-"""Entries of single examples' gradients that are held at a time."""
+MAX_ENTRIES = 1 << 22
+"""Largest number of entries of single examples' gradients in memory at a time."""
 
-TOGETHER = 100
-"""Examples that pass through the network at a time where their gradients are not made."""
+MAX_EXAMPLES = 100
+"""Examples in one pass where no gradients of single examples are made."""
 
 _T = TypeVar("_T")
 
 
 def map_examples(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
-    """Return what a function makes of each example's input and label, tensors [B, ...].
+    """Return a function's values for each example's input and label, tensors [B, ...].
 
-    The examples go through the model side by side, and one after the other where it does not bear
-    that, as recurrent layers.
+    The examples pass through the model side by side; where a layer does not support that, such as
+    a recurrent one, they pass one after the other.
 
     Raises:
-        ModelError: the model draws random numbers, keeps statistics of a batch, or makes its
-            gradients in a way of its own.
+        ModelError: the model draws random numbers, keeps statistics of a batch, or recomputes in
+            the backward pass.
     """
     try:
-        found: _T = torch.func.vmap(function)(batch.x, batch.y)
+        return torch.func.vmap(function)(batch.x, batch.y)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        text = str(error)
+        text = str(error)  # torch gives these refusals no types of their own
         if "random operation" in text:
-            has, do = "it draws random numbers, as dropout does", "leave the dropout out"
+            reason, remedy = "it draws random numbers, as dropout does", "leave the dropout out"
         elif "mutate a captured Tensor" in text or "in-place" in text:
-            has = "it writes to its buffers, as batch normalisation does"
-            do = "set model.buffers = 'average', or take group normalisation"
+            reason = "it writes to its buffers, as batch normalisation does"
+            remedy = "set model.buffers = 'average', or take group normalisation"
         elif "saved tensor hooks" in text:
-            has, do = "it recomputes in the backward pass (checkpointing)", "leave that out"
+            reason, remedy = "it recomputes in the backward pass (checkpointing)", "leave that out"
         else:
-            found = _stacked([function(x, y) for x, y in zip(batch.x, batch.y, strict=True)])
-            return found
+            values = [function(x, y) for x, y in zip(batch.x, batch.y, strict=True)]
+            return cast(_T, _stack(values))
         raise ModelError(
-            "The method takes each example's gradient by itself, which the model does not bear.",
-            got=has,
-            do=f"{do}, or choose another method",
+            "The method takes each example's gradient by itself, which the model does not allow.",
+            got=reason,
+            do=f"{remedy}, or choose another method",
         ) from error
-    return found
 
 
-def _stacked(found: Sequence[Any]) -> Any:  # noqa: ANN401 - as deep as what a function makes
-    first = found[0]
+def _stack(values: Sequence[Any]) -> Any:  # noqa: ANN401 - nested as a function's value is
+    first = values[0]
     if isinstance(first, dict):
-        return {k: _stacked([one[k] for one in found]) for k in first}
+        return {key: _stack([value[key] for value in values]) for key in first}
     if isinstance(first, (tuple, list)):
-        return type(first)(map(_stacked, zip(*found, strict=True)))
-    return torch.stack(list(found))
+        return type(first)(map(_stack, zip(*values, strict=True)))
+    return torch.stack(list(values))
 
 
 def sum_squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batch) -> Tree:
     """Return the sum over a batch of the squared gradient of each example's task loss.
 
-    An example's gradient by a linear layer's weights is the outer product of what the layer was
-    given, x, and the loss's gradient d by what it returned. So the sum of the squares is
-    (d^2)^T x^2, one product of matrices, and no example's gradient need be made. That holds for
-    layers that are called once, with one row for each example, and whose parameters are used
-    nowhere else; of all other parameters each example's gradient is made.
+    An example's gradient with respect to a linear layer's weights is the outer product of the
+    layer's input x and the loss's gradient d with respect to its output. So the sum of the squares
+    is the matrix product (d^2)^T x^2, without any example's gradient. That holds for layers that
+    are called once, with one row for each example, and whose parameters are used nowhere else; for
+    all other parameters the gradient of each example is computed.
 
     Args:
         network: the model, which is in evaluation mode.
         params: where.
         buffers: the model's buffers.
-        batch: B examples; padded ones count for nothing.
+        batch: B examples; padded ones have weight 0.
 
     Raises:
         ModelError: as in `map_examples`.
     """
-    thin: Tree = {}
-    if len(batch.x) * tree.numel(params) > ENTRIES:
-        thin = _by_factors(network, params, buffers, batch)
-    rest = {k: p for k, p in params.items() if k not in thin}
-    full = _one_by_one(network, params, buffers, batch, tuple(rest)) if rest else {}
-    return {k: thin[k] if k in thin else full[k] for k in params}
+    factored: Tree = {}
+    if len(batch.x) * tree.numel(params) > MAX_ENTRIES:
+        factored = _by_factors(network, params, buffers, batch)
+    rest = tuple(name for name in params if name not in factored)
+    full = _by_gradients(network, params, buffers, batch, rest) if rest else {}
+    return {name: factored[name] if name in factored else full[name] for name in params}
 
 
-def _one_by_one(
+def _by_gradients(
     network: Network, params: Tree, buffers: Tree, batch: Batch, names: Sequence[str]
 ) -> Tree:
-    """Return the sums of `sum_squared_grads` for some of the parameters, from each example's."""
+    """Return the sums for some of the parameters, from the gradients of each example."""
     chosen = {k: params[k] for k in names}
 
     def squared(x: Tensor, y: Tensor) -> Tree:
-        def loss(own: Tree) -> Tensor:
-            return network.loss({**params, **own}, buffers, Batch(x[None], y[None]), train=False)
+        def loss(some: Tree) -> Tensor:
+            return network.loss({**params, **some}, buffers, Batch(x[None], y[None]), train=False)
 
         return {k: g.square() for k, g in torch.func.grad(loss)(chosen).items()}
 
     total = tree.zeros_like(chosen)
-    for piece in _pieces(batch, max(1, ENTRIES // max(1, tree.numel(chosen)))):
-        found, real = map_examples(squared, piece), piece.real(network.dtype)
-        total = {k: t + torch.einsum("b,b...->...", real, found[k]) for k, t in total.items()}
+    for piece in _pieces(batch, max(1, MAX_ENTRIES // max(1, tree.numel(chosen)))):
+        squares, real = map_examples(squared, piece), piece.real(network.dtype)
+        total = {k: t + torch.einsum("b,b...->...", real, squares[k]) for k, t in total.items()}
     return total
 
 
 def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> Tree:
-    """Return the sums of `sum_squared_grads` for those parameters of linear layers that bear it.
+    """Return the sums for those parameters of linear layers for which matrix products do.
 
-    Each example passes through the network by itself, as in `_one_by_one`. The sum of the first one
-    is compared with what that gives.
+    Each example passes through the network by itself, as in `_by_gradients`. The sum of the first
+    example is compared with the result of `_by_gradients`.
     """
-    given = {k: p.detach() for k, p in params.items()}
+    detached = {k: p.detach() for k, p in params.items()}
     first = Batch(batch.x[:1], batch.y[:1])
-    alone = _one_by_one(network, params, buffers, first, tuple(params))
-    expected, names = _calls(network, given, buffers, first)
+    alone = _by_gradients(network, params, buffers, first, tuple(params))
+    expected, names = _calls(network, detached, buffers, first)
     if not names:
         return {}
 
     def factors(x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         def loss(taps: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            watched = _LinearCalls(given, taps)
+            watched = _LinearCalls(detached, taps)
             with watched:
-                value = network.loss(given, buffers, Batch(x[None], y[None]), train=False)
+                value = network.loss(detached, buffers, Batch(x[None], y[None]), train=False)
             if not _same(watched.calls, expected):
-                raise _Otherwise
-            return value, [call.given[0] for call in watched.calls]
+                raise _CallsDifferError
+            return value, [call.input[0] for call in watched.calls]
 
         taps = [x.new_zeros(call.width, dtype=network.dtype) for call in expected]
-        found: tuple[list[Tensor], list[Tensor]] = torch.func.grad(loss, has_aux=True)(taps)
-        return found
+        return cast(tuple[list[Tensor], list[Tensor]], torch.func.grad(loss, has_aux=True)(taps))
 
     def sums(piece: Batch) -> Tree:
         slopes, inputs = map_examples(factors, piece)
         return _sums(expected, slopes, inputs, piece.real(network.dtype))
 
     try:
-        own = sums(first)
-        total = {k: torch.zeros_like(own[k]) for k in names if _alike(own[k], alone[k])}
-        for piece in _pieces(batch, TOGETHER):
-            own = sums(piece)
-            total = {k: t + own[k] for k, t in total.items()}
-    except (_Otherwise, ModelError):
+        result = sums(first)
+        total = {k: torch.zeros_like(result[k]) for k in names if _is_close(result[k], alone[k])}
+        for piece in _pieces(batch, MAX_EXAMPLES):
+            result = sums(piece)
+            total = {k: t + result[k] for k, t in total.items()}
+    except (_CallsDifferError, ModelError):
         return {}
     return total
 
@@ -161,18 +159,18 @@ class _Call:
     Args:
         weight: name of its weights; None where they are no parameter.
         bias: the same of its biases.
-        given: [1, N] what it was given.
-        width: M, how much it returned.
+        input: [1, N] the layer's input.
+        width: M, the width of its output.
     """
 
     weight: str | None
     bias: str | None
-    given: Tensor
+    input: Tensor
     width: int
 
 
-class _Otherwise(Exception):  # noqa: N818 - a way that is not open
-    """Layers are called otherwise than for one example by itself."""
+class _CallsDifferError(Exception):
+    """Layers are called in another way than for one example by itself."""
 
 
 class _LinearCalls(TorchFunctionMode):
@@ -213,27 +211,26 @@ class _LinearCalls(TorchFunctionMode):
         if self._taps is None:
             return output
         if number >= len(self._taps):
-            raise _Otherwise
+            raise _CallsDifferError
         return output + self._taps[number]
 
 
 def _calls(
-    network: Network, params: Tree, buffers: Tree, one: Batch
+    network: Network, params: Tree, buffers: Tree, example: Batch
 ) -> tuple[list[_Call], list[str]]:
     """Return the calls of linear layers with one row that an example makes.
 
-    Also return the parameters that are used in one of them, once, and nowhere else. Those are the
-    ones of which the loss does not depend where calls are cut off from them, whatever the numbers
-    are.
+    Also return the parameters that one of these calls uses once and nothing else uses: the loss
+    does not depend on them once the calls are detached from them.
     """
     if network.traits.writes_parameters:
         return [], []
     leaves = {k: p.clone().requires_grad_() for k, p in params.items()}
     watched = _LinearCalls(leaves)
     with torch.enable_grad(), watched:
-        loss = network.loss(leaves, network.copy_buffers(buffers), one, train=False)
-    named = [name for c in watched.calls for name in (c.weight, c.bias) if name is not None]
-    once = [name for name in named if named.count(name) == 1]
+        loss = network.loss(leaves, network.copy_buffers(buffers), example, train=False)
+    names = [name for c in watched.calls for name in (c.weight, c.bias) if name is not None]
+    once = [name for name in names if names.count(name) == 1]
     if not once or not loss.requires_grad:
         return watched.calls, once
     others = torch.autograd.grad(loss, [leaves[name] for name in once], allow_unused=True)
@@ -248,18 +245,18 @@ def _same(calls: Sequence[_Call], others: Sequence[_Call]) -> bool:
 
 
 def _sums(
-    calls: Sequence[_Call], slopes: Sequence[Tensor], given: Sequence[Tensor], real: Tensor
+    calls: Sequence[_Call], slopes: Sequence[Tensor], inputs: Sequence[Tensor], real: Tensor
 ) -> Tree:
     """Return the sums of squares over examples, [M, N] and [M], by name.
 
     Args:
         calls: which layers.
-        slopes: [B, M] of each, the gradients of examples' losses by what it returned.
-        given: [B, N] of each, what it was given.
+        slopes: [B, M] of each, the gradients of the examples' losses by its output.
+        inputs: [B, N] of each, its inputs.
         real: [B] weights of the examples.
     """
     sums: Tree = {}
-    for call, slope, x in zip(calls, slopes, given, strict=True):
+    for call, slope, x in zip(calls, slopes, inputs, strict=True):
         squares = slope.square() * real[:, None]
         if call.weight is not None:
             sums[call.weight] = squares.t() @ x.square()
@@ -268,11 +265,11 @@ def _sums(
     return sums
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def _is_close(result: Tensor, expected: Tensor) -> bool:
     """Return whether two sums of squares differ by no more than rounding."""
-    close = 1e-9 if found.dtype == torch.float64 else 1e-3
+    tolerance = 1e-9 if result.dtype == torch.float64 else 1e-3
     size = expected.amax() if expected.numel() else 0.0
-    return bool(((found - expected).abs() <= close * size).all())  # not where there is NaN
+    return bool(((result - expected).abs() <= tolerance * size).all())  # false for NaN
 
 
 def _pieces(batch: Batch, size: int) -> Iterator[Batch]:
