@@ -318,12 +318,12 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", [pytest.param("memory", marks=pytest.mark.slow), "disk"])
 @pytest.mark.parametrize(
     ("method", "momentum", "thin"),
     [
         ("scaffold", 0.0, True),
-        ("scaffold", 0.9, True),  # which begins with nothing
+        pytest.param("scaffold", 0.9, True, marks=pytest.mark.slow),  # which begins with nothing
         ("scaffold+fedprox(mu=0.1)", 0.0, False),  # whose pull is not thin
     ],
 )
@@ -358,7 +358,7 @@ class StopAfter(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", [pytest.param("memory", marks=pytest.mark.slow), "disk"])
 def test_a_run_that_was_ended_goes_on_with_the_same_bits(where: str, tmp_path: Path) -> None:
     expected = start(ready(state=where))
     for last in (2, 3, 5):
@@ -367,7 +367,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bits(where: str, tmp_path: P
     assert same(start(ready(state=where), tmp_path / "run", resume=True), expected)
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
 def test_another_engine_may_go_on(where: str, tmp_path: Path) -> None:
     expected = start(ready(kind="sequential"))
     with pytest.raises(KeyboardInterrupt):
@@ -377,6 +377,7 @@ def test_another_engine_may_go_on(where: str, tmp_path: Path) -> None:
         torch.testing.assert_close(one, expected.params[name], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_workers_keep_products_too(tmp_path: Path) -> None:
     one = start(ready(workers=1, state="disk"))
     two = start(ready(workers=2, parallel_clients=3, state="disk"), tmp_path / "run")

@@ -52,7 +52,7 @@ def _apart_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_are_close", apart)
 
 
-FAST = ("fedavg", "scaffold", "fedreg")
+FAST = ("fedavg",)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ PERFORMANCE = "ignore:There is a performance drop"  # torch warns of vmap over s
     ("model", "sizes"),
     [
         (Gated, RAGGED),
-        (Sliced, ALIKE),
+        pytest.param(Sliced, ALIKE, marks=SLOW),
         pytest.param(Gated, ALIKE, marks=SLOW),
         pytest.param(Sliced, RAGGED, marks=SLOW),
     ],
@@ -188,7 +188,12 @@ def instances() -> nn.Module:
 
 @pytest.mark.parametrize(
     "model",
-    [Centred, Averages, pytest.param(Counts, marks=SLOW), pytest.param(instances, marks=SLOW)],
+    [
+        Averages,
+        pytest.param(Centred, marks=SLOW),
+        pytest.param(Counts, marks=SLOW),
+        pytest.param(instances, marks=SLOW),
+    ],
 )
 def test_models_that_mix_examples_see_no_padding(model: Callable[[], nn.Module]) -> None:
     agree(fk.Task(model, buffers="average"))
@@ -211,12 +216,12 @@ EMBEDDINGS = [{"scale_grad_by_freq": True}, {"sparse": True}]
 @pytest.mark.parametrize(
     ("more", "method"),
     [
-        (EMBEDDINGS[0], "scaffold"),
+        (EMBEDDINGS[0], "fedavg"),
         (EMBEDDINGS[1], "fedavg"),
         *(
             pytest.param(more, method, marks=SLOW)
             for more in EMBEDDINGS
-            for method in ("fedavg", "scaffold", "gcfed", "fedcurv")
+            for method in ("scaffold", "gcfed", "fedcurv")
         ),
     ],
 )
@@ -279,7 +284,7 @@ class NoisyDrop(Own):
     ("model", "sizes"),
     [
         (Turned, RAGGED),
-        (Attends, ALIKE),
+        pytest.param(Attends, ALIKE, marks=SLOW),
         pytest.param(Turned, ALIKE, marks=SLOW),
         pytest.param(Attends, RAGGED, marks=SLOW),
     ],

@@ -86,7 +86,7 @@ def ready(method: str, model: Callable[[], nn.Module] = Net, **engine: object) -
     )
 
 
-FAST = ("mine:Term(how='mean')", "mine:Share(how='count')", "mine:Ready", "feddecorr")
+FAST = ("mine:Term(how='mean')", "mine:Share(how='count')", "mine:Ready", "fedavg")
 SLOW = [m for m in (*SEEN, *UNSEEN) if m not in FAST]
 
 
@@ -109,7 +109,9 @@ def test_engines_agree(method: str, model: Callable[[], nn.Module]) -> None:
             torch.testing.assert_close(other.params[name], tensor, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", [*SEEN, *UNSEEN])
+@pytest.mark.parametrize(
+    "method", [*FAST, *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)]
+)
 def test_only_what_would_see_padding_goes_without(method: str) -> None:
     p = ready(method, kind="vectorized", parallel_clients=3)
     assert establish(p.setup).pads == (method in UNSEEN)
