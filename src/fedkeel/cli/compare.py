@@ -33,8 +33,8 @@ def compare(
 ) -> None:
     """Compare methods over seeds: a table, and a report page.
 
-    Runs that are finished are used again, unfinished ones are continued: run the same command to
-    go on after an interrupt, or with more methods or seeds to extend the comparison.
+    Finished runs are used again, unfinished ones are continued: run the same command to continue
+    after an interrupt, or with more methods or seeds to extend the comparison.
     """
     from rich.console import Console
 
@@ -46,7 +46,7 @@ def compare(
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather
     from fedkeel.runner.progress import progress_display
-    from fedkeel.study.compare import compare as play
+    from fedkeel.study.compare import compare as compare_methods
 
     experiment = read_experiment(path, preset, settings)
     expressions = (
@@ -57,32 +57,30 @@ def compare(
     ingredients = gather(experiment)
     try:
         with progress_display(console, quiet) as display:
-            number = seeds or experiment.compare.seeds
-            found = play(experiment, ingredients, expressions, number, out, display)
+            seeds = seeds or experiment.compare.seeds
+            comparison = compare_methods(experiment, ingredients, expressions, seeds, out, display)
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
     page = write_report(runs_of(out), out / "report.html", title=experiment.name)
     if as_json:
-        document(found.rows)
+        document(comparison.rows)
     else:
-        Console().print(terminal_table(found.table))
-    for sentence in [*differences(found.entries), *problems(found.entries)]:
+        Console().print(terminal_table(comparison.table))
+    for sentence in [*differences(comparison.entries), *problems(comparison.entries)]:
         say(console, sentence)
-    hints = [hint for one in found.results for hint in one.record.warnings]
-    for hint in dict.fromkeys(hints) if quiet else ():
-        say(console, f"warning: {hint}")
+    warnings = [text for result in comparison.results for text in result.record.warnings]
+    for warning in dict.fromkeys(warnings) if quiet else ():
+        say(console, f"warning: {warning}")
     say(console, f"runs    {out}")
     say(console, f"report  {page}")
-    if found.others:
-        told = (
-            f"{out} also holds {counted(found.others, 'run')} of earlier calls with other settings"
-        )
-        say(console, f"{told}: `fedkeel report` takes their folders")
-    for failure in found.failures:
+    if comparison.others:
+        others = f"{counted(comparison.others, 'run')} of earlier calls with other settings"
+        say(console, f"{out} also holds {others}: `fedkeel report` takes their folders")
+    for failure in comparison.failures:
         say(console, f"failed  {failure}")
-    if not found.complete:
+    if not comparison.complete:
         say(console, "interrupted; the same command goes on where it stopped")
         raise typer.Exit(130)
-    if found.failures:
+    if comparison.failures:
         raise typer.Exit(1)

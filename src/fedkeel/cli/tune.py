@@ -38,9 +38,9 @@ def tune(
 ) -> None:
     """Search for the best settings of each method: a table, and an experiment file for each.
 
-    What is searched stands in the file's [tune] table; the local learning rate where it says
-    nothing. What is chosen by is a validation part of the training data, or with tune.on=test the
-    test set. Runs that are finished are used again: run the same command to go on.
+    The file's [tune] table names what is searched; without it, that is the local learning rate.
+    Trials are scored on a validation part of the training data, or with tune.on=test on the test
+    set. Finished runs are used again: run the same command to continue.
     """
     from dataclasses import asdict
 
@@ -54,9 +54,9 @@ def tune(
     from fedkeel.study.tuning_result import experiment_files
     from fedkeel.study.tuning_table import tuning_table
 
-    given = {"trials": trials, "seeds": seeds}
-    laid = [f"tune.{name}={value}" for name, value in given.items() if value is not None]
-    experiment = read_experiment(path, preset, [*(settings or ()), *laid])
+    budget = {"trials": trials, "seeds": seeds}
+    overrides = [f"tune.{name}={value}" for name, value in budget.items() if value is not None]
+    experiment = read_experiment(path, preset, [*(settings or ()), *overrides])
     expressions = (
         split_expressions(methods) if methods is not None else list(experiment.compare.methods)
     )
@@ -65,33 +65,34 @@ def tune(
     ingredients = gather(experiment)
     try:
         with progress_display(console, quiet) as display:
-            found = search(
+            result = search(
                 experiment, ingredients, expressions, experiment.tune, out, jobs, display
             )
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    if not found.complete:
+    if not result.complete:
         say(
-            console, f"interrupted after {len(found.trials)} trials; the same command goes on there"
+            console,
+            f"interrupted after {len(result.trials)} trials; the same command goes on there",
         )
         raise typer.Exit(130)
     if as_json:
-        document([asdict(row) for row in found.rows])
+        document([asdict(row) for row in result.rows])
     else:
-        Console().print(tuning_table(found.rows, found.validation_examples))
+        Console().print(tuning_table(result.rows, result.validation_examples))
     say(console, f"runs    {out}")
-    for row, file in zip(found.rows, experiment_files(found), strict=True):
+    for row, file in zip(result.rows, experiment_files(result), strict=True):
         if row.value is None:
             say(console, f"failed  {row.method}: no trial could be finished")
         else:
             say(console, f"best    {file}")
-    if found.replaced:
-        names = ", ".join(found.replaced)
+    if result.replaced:
+        names = ", ".join(result.replaced)
         say(
             console,
             f"this search takes the place of another one, with other settings, trials or data, "
             f"that chose for {names}; its runs are still in {out}",
         )
-    if any(row.value is None for row in found.rows):
+    if any(row.value is None for row in result.rows):
         raise typer.Exit(1)
