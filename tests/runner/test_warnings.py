@@ -166,7 +166,7 @@ def test_a_test_set_that_is_nearly_all_of_one_label() -> None:
         "fedavg", task=task, clients=clients, test=(x[40:], y[40:]), rounds=1, local=local
     )
     (told,) = found.record.warnings
-    assert told.startswith("19 of 20 test examples have the label 0: a model that always says so")
+    assert told.startswith("19 of 20 test examples have the label 0: a model that always predicts")
     assert "reaches 95.0 %" in told
     assert len(repr(found)) < 200  # what a notebook shows
     assert "fedavg, seed 0: finished, 1 of 1 rounds, best 0." in repr(found)
@@ -255,7 +255,7 @@ def test_names_that_differ_in_case_alone() -> None:
 def test_settings_that_decide_nothing() -> None:
     local = fk.Local(lr=0.1, epochs=1, schedule=config.Schedule(kind="cosine", decay=0.5))
     assert find_warnings(prepared(local=local)) == [
-        "local.schedule.decay = 0.5 decides nothing: it is for kind 'exponential'"
+        "local.schedule.decay = 0.5 has no effect: it is for kind 'exponential'"
     ]
     assert find_warnings(prepared(local=fk.Local(lr=0.1, epochs=1))) == []
 

@@ -1,5 +1,5 @@
 """What a run leaves behind.
 
-This package is a leaf. Engines write these rows and the report reads them; it imports neither torch
-nor any other room of the house, so that a report needs no more than the files.
+This package is a leaf: a run writes these records and the report reads them. It imports neither
+torch nor another package of fedkeel, so that a report needs no more than the files.
 """

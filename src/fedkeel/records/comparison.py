@@ -26,14 +26,14 @@ def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
         The number of runs that were listed before and are not any more: they have other settings,
         another model, other data or another version.
     """
-    before = [one.name for one in runs_of(out)] if (out / INDEX).exists() else []
-    own = [folder for folder in folders if RunFolder(out / folder).exists()]
-    if not own:  # an error came before the first one: what is listed stays
+    before = [folder.name for folder in runs_of(out)] if (out / INDEX).exists() else []
+    begun = [folder for folder in folders if RunFolder(out / folder).exists()]
+    if not begun:  # after an error before the first run, the index stays
         return 0
-    common = {RunFolder(out / folder).common() for folder in own}
+    common = {RunFolder(out / folder).common() for folder in begun}
     alike = [folder for folder in before if RunFolder(out / folder).common() in common]
     listed: list[dict[str, Any]] = []
-    for folder in dict.fromkeys([*alike, *own]):
+    for folder in dict.fromkeys([*alike, *begun]):
         record = RunFolder(out / folder).read_run()
         listed.append({"method": record.method, "seed": record.seed, "folder": folder})
     write_text(out / INDEX, json.dumps({"name": name, "runs": listed}, indent=1) + "\n")
@@ -65,11 +65,11 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def _below(path: Path) -> str:
-    """Return which runs or comparisons stand one or two folders below, "" where none does."""
+    """Return which runs or comparisons are one or two folders below, "" where there are none."""
     for depth in ("*", "*/*"):
-        found = [one for one in sorted(path.glob(depth)) if (one / INDEX).exists()]
-        if found:
-            return str(found[0])
-        if any(RunFolder(one).exists() for one in path.glob(depth)):
+        comparisons = [p for p in sorted(path.glob(depth)) if (p / INDEX).exists()]
+        if comparisons:
+            return str(comparisons[0])
+        if any(RunFolder(p).exists() for p in path.glob(depth)):
             return f"{path}/{depth}"
     return ""

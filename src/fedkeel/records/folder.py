@@ -36,7 +36,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedkeel.errors import RunError
-from fedkeel.records.lock import alone
+from fedkeel.records.lock import locked
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import FORMAT, RunRecord, to_json
 
@@ -48,10 +48,10 @@ MODEL = "model.safetensors"
 BEST_MODEL = "model-best.safetensors"
 """File in a run folder with the model of the round that run.json names as `best_model`."""
 
-_LEFT = ("rounds.jsonl", "checkpoint", "state", "report.html")
+_OUTPUTS = ("rounds.jsonl", "checkpoint", "state", "report.html")
 """What a run writes beside run.json and config.toml before it is finished."""
 
-_AGAIN = "take it from a copy, or delete {} to run again from the start"
+_START_AGAIN = "take it from a copy, or delete {} to run again from the start"
 
 ANOTHER = "choose another folder (--out; out=... in Python and in 'flwr run -c')"
 """What to do where a folder cannot be used."""
@@ -87,7 +87,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """The folder of client state, which is there only where that lives on disk."""
+        """The folder of client state, where that lives on disk."""
         return self.path / "state"
 
     def exists(self) -> bool:
@@ -100,12 +100,12 @@ class RunFolder:
         These are the settings that decide numbers, but for method and seed, and what run.json says
         of version, model and data, which settings name at most; "" where it cannot be read.
         """
-        found = {k: v for k, v in self.deciding().items() if k not in ("method", "seed")}
+        settings = {k: v for k, v in self.deciding().items() if k not in ("method", "seed")}
         try:
             content = self.read_run().content()
         except RunError:
             return ""
-        text = json.dumps([found, content], sort_keys=True, default=str)
+        text = json.dumps([settings, content], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def deciding(self) -> dict[str, Any]:
@@ -123,22 +123,22 @@ class RunFolder:
                 over, or cannot be read.
         """
         try:
-            found = [name for name in _LEFT if (self.path / name).exists()]
+            names = [name for name in _OUTPUTS if (self.path / name).exists()]
             same = self.path / "config.toml"  # a start that was killed leaves the same one
             if same.exists() and same.read_bytes() != config.encode():
-                found.append(same.name)
+                names.append(same.name)
         except OSError as error:
             raise self._refused(error) from None
-        if found:
+        if names:
             raise RunError(
                 f"{self.path} holds files that this run would write over.",
-                got=", ".join(found),
+                got=", ".join(names),
                 do=ANOTHER,
             )
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep others from writing into the folder, for as long as this process lives.
+        """Lock the folder, so that no other process or thread writes into it.
 
         The folder is made where there is none.
 
@@ -148,7 +148,7 @@ class RunFolder:
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(alone(self.path))
+                stack.enter_context(locked(self.path))
             except BlockingIOError as error:
                 raise RunError(
                     f"{self.path} is being written by another {error.strerror}.",
@@ -159,7 +159,7 @@ class RunFolder:
             yield
 
     def clear(self) -> None:
-        """Take away what a run has left that came to nothing; run.json stays until the next one's.
+        """Remove what a run has left that failed at once; run.json stays until the next one's.
 
         Raises:
             RunError: it cannot be written to.
@@ -167,7 +167,7 @@ class RunFolder:
         if not self.exists():
             return
         try:
-            for name in (*_LEFT, MODEL, BEST_MODEL):
+            for name in (*_OUTPUTS, MODEL, BEST_MODEL):
                 path = self.path / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         except OSError as error:
@@ -192,7 +192,7 @@ class RunFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the disk says in the middle of a run into an error of the run."""
+        """Turn an error of the disk in the middle of a run into an error of the run."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -288,7 +288,7 @@ class RunFolder:
                 f"{file} lacks rounds of its run.",
                 got=f"{len(rows)} rows up to round {last}",
                 expected=f"{last + 1}",
-                do=_AGAIN.format(self.path),
+                do=_START_AGAIN.format(self.path),
             )
         return rows
 
@@ -310,7 +310,7 @@ class RunFolder:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, checkpoint: Checkpoint, aside: Path, final: Path) -> None:
-        """Write a checkpoint aside, see that it and the rows are on the disk, and rename it."""
+        """Write a checkpoint and rename it once it and the rows are on the disk."""
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         _save_arrays(checkpoint.arrays, aside / "arrays.safetensors")
@@ -348,7 +348,7 @@ class RunFolder:
             raise RunError(
                 f"{saved[-1]} cannot be read.",
                 got=error,
-                do=_AGAIN.format(self.path),
+                do=_START_AGAIN.format(self.path),
             ) from None
 
 

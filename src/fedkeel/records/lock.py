@@ -1,4 +1,8 @@
-"""A folder that one writes into at a time."""
+"""The lock of a folder that one process, and one thread in it, writes into at a time.
+
+A library's lock by ``flock`` would not do: a forked worker inherits it, and keeps the folder locked
+for a while after a kill of its parent.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,26 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_held: set[Path] = set()
-_look = threading.Lock()
-"""Folders that this process is writing into: a file's lock is that of the process as a whole."""
+_locked: set[Path] = set()
+"""Folders that this process writes into: the lock of a file is that of the whole process."""
+
+_guard = threading.Lock()
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made where there is none, for as long as this process lives.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, which is made where there is none; the lock ends with the process, too.
 
     Raises:
-        BlockingIOError: another ``process`` or another ``thread`` holds it; `strerror` says which.
-        OSError: it cannot be made or written to.
+        BlockingIOError: another ``process`` or another ``thread`` has the lock; `strerror` says
+            which.
+        OSError: the folder cannot be made or written to.
     """
-    own = folder.resolve()
-    with _look:  # before the file is opened: to close it would free the folder
-        if own in _held:
+    path = folder.resolve()
+    with _guard:  # before the file is opened, because to close it would end the lock
+        if path in _locked:
             raise BlockingIOError(errno.EAGAIN, "thread")
-        _held.add(own)
+        _locked.add(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("ab") as file:
@@ -43,4 +49,4 @@ def alone(folder: Path) -> Iterator[None]:
                 pass  # a file system without locks
             yield
     finally:
-        _held.discard(own)
+        _locked.discard(path)

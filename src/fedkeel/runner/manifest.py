@@ -1,4 +1,4 @@
-"""What a run is, written down before it starts: method, data, model, engine, environment."""
+"""Making the run record before a run starts: method, data, model, engine, environment."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from fedkeel.version import __version__
 
 
 def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunRecord:
-    """Return what a run is, before it starts.
+    """Return the record of a run before it starts.
 
     Args:
         prepared: the run.
-        engine: what runs the clients, where that is decided already.
+        engine: the engine, where it is chosen already.
     """
     settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
     network, federation = setup.training.network, setup.federation
     parts = plan.parts or ()
-    on_nodes = federation.how["kind"] == "nodes"  # then nobody knows, and nobody is asked
+    on_nodes = federation.how["kind"] == "nodes"
     return RunRecord(
         name=settings.name,
         key=prepared.key,
@@ -75,8 +75,8 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
                 "names": list(federation.names),
             }
         ),
-        local=_local_words(setup.training.local),
-        participation=_participation_words(prepared),
+        local=_local_text(setup.training.local),
+        participation=_participation_text(prepared),
         target=settings.evaluation.target or settings.stop.target,
         engine=engine or choose_engine(prepared),
         environment=environment(),
@@ -101,29 +101,29 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
     )
 
 
-def _local_words(local: config.Local) -> str:
+def _local_text(local: config.Local) -> str:
     if local.epochs:
         work = counted(local.epochs, "epoch")
     else:
         work = f"{counted(local.steps or 0, 'step')} ({local.sampling})"
-    words = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
+    texts = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
     if local.momentum:
-        words.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
+        texts.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
     if local.weight_decay:
-        words.append(f"weight decay {local.weight_decay:g}")
+        texts.append(f"weight decay {local.weight_decay:g}")
     if local.schedule.kind != "constant":
-        words.append(f"{local.schedule.kind} schedule")
-    return ", ".join(words)
+        texts.append(f"{local.schedule.kind} schedule")
+    return ", ".join(texts)
 
 
-def _participation_words(prepared: Prepared) -> str:
+def _participation_text(prepared: Prepared) -> str:
     cohort, population = prepared.settings.cohort, prepared.population
-    words = f"{population.per_round} of {population.clients} clients a round"
+    text = f"{population.per_round} of {population.clients} clients a round"
     if cohort.sampling != "uniform":
-        words += f", sampled by {cohort.sampling}"
+        text += f", sampled by {cohort.sampling}"
     if cohort.dropout:
-        words += f", each drops out with probability {cohort.dropout:g}"
-    return words
+        text += f", each drops out with probability {cohort.dropout:g}"
+    return text
 
 
 def environment() -> Environment:
@@ -145,8 +145,8 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor()
-    found = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return found[0] if found else platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor()
 
 
 def _part_record(part: Part) -> PartRecord:

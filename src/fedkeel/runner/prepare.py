@@ -1,4 +1,4 @@
-"""From settings to a world: data loaded, divided, a model made, a method composed, all checked.
+"""Preparing a run: loading and dividing data, making model and method, and checking everything.
 
 Everything that can be refused is refused here, before a run folder exists.
 """
@@ -79,15 +79,14 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         FedkeelError: with what was given, what was expected, why, and what to do.
     """
     dtype = DTYPES[settings.engine.dtype]
-    federation = ingredients.clients(settings.seed)
-    federation = _with_type(federation, dtype)
-    test = _like(federation.data, ingredients.test.to(dtype))
+    federation = _converted(ingredients.clients(settings.seed), dtype)
+    test = _matched_test_set(federation.data, ingredients.test.to(dtype))
     network = ingredients.task.network(federation.data, settings.seed, dtype)
-    _check_test(network, federation.data, test)
-    plan = parse(settings.method, _provides(network, federation), settings.weights)
+    _check_outputs(network, federation.data, test)
+    plan = parse(settings.method, _capabilities(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
     training = LocalTraining(plan, network, plan.work(settings.local), ingredients.task.buffers)
-    _check_single(training, federation, settings.rounds)
+    _check_batches_of_one(training, federation, settings.rounds)
     setup = TrainingSetup(
         training,
         federation,
@@ -97,38 +96,38 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.evaluation.batch_size,
         settings.engine.precision,
     )
-    _check_single_score(setup)
+    _check_evaluation_of_one(setup)
     check_server(plan, network.params, population, settings.engine)
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, training, 0)
     try:
         spec = rehearse(setup, server_message(plan, server, lr))
-    except ModelError as error:  # its place knows no method's name
+    except ModelError as error:  # where it is raised, the name of the method is unknown
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
     prepared = Prepared(settings, setup, server, spec, population, ingredients)
     return replace(prepared, key=_key(prepared), state=choose_place(prepared))
 
 
-def _with_type(federation: Federation, dtype: torch.dtype) -> Federation:
+def _converted(federation: Federation, dtype: torch.dtype) -> Federation:
     data = federation.data.to(dtype)
     return federation if data is federation.data else replace(federation, data=data)
 
 
-def _provides(network: Network, federation: Federation) -> frozenset[Capability]:
-    found = set(SIMULATION)
+def _capabilities(network: Network, federation: Federation) -> frozenset[Capability]:
+    capabilities = set(SIMULATION)
     if network.head:
-        found |= {Capability.HEAD, Capability.FEATURES}
+        capabilities |= {Capability.HEAD, Capability.FEATURES}
     if len(blocks(network.names)) > 1:
-        found.add(Capability.BLOCKS)
+        capabilities.add(Capability.BLOCKS)
     if not network.mixes_examples:
-        found.add(Capability.EXAMPLE_LOSSES)
+        capabilities.add(Capability.EXAMPLE_LOSSES)
     if federation.data.x.is_floating_point():
-        found.add(Capability.INPUT_GRADIENT)
-    return frozenset(found)
+        capabilities.add(Capability.INPUT_GRADIENT)
+    return frozenset(capabilities)
 
 
-def _like(train: Dataset, test: Dataset) -> Dataset:
+def _matched_test_set(train: Dataset, test: Dataset) -> Dataset:
     """Return the test set with labels numbered as those that are trained on."""
     if train.columns and test.columns and train.columns != test.columns:
         both = zip_longest(test.columns, train.columns)
@@ -143,7 +142,7 @@ def _like(train: Dataset, test: Dataset) -> Dataset:
     return test.with_label_names(train.label_names, "The test set") if train.label_names else test
 
 
-def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
+def _check_outputs(network: Network, train: Dataset, test: Dataset) -> None:
     if test.shape != train.shape:
         raise ModelError(
             "Training and test inputs differ in shape.",
@@ -163,36 +162,36 @@ def _check_test(network: Network, train: Dataset, test: Dataset) -> None:
         )
 
 
-def _check_single(training: LocalTraining, federation: Federation, rounds: int) -> None:
+def _check_batches_of_one(training: LocalTraining, federation: Federation, rounds: int) -> None:
     """Refuse batches of one example where batch normalisation cannot take them."""
     network, local = training.network, training.local
     if not network.mixes_examples:
         return
-    found = [n for n in np.unique(federation.sizes) if n and meets(local, int(n), rounds, 1)]
-    raised = raises_on_one(network, federation.data) if found else ""
-    if not raised:
+    sizes = [n for n in np.unique(federation.sizes) if n and has_batch_of(local, int(n), rounds, 1)]
+    error = error_on_one_example(network, federation.data) if sizes else ""
+    if not error:
         return
-    concerned = np.isin(federation.sizes, found)
-    client, alone = int(np.flatnonzero(concerned)[0]), federation.sizes == 1
-    cures = []
+    is_concerned, has_one = np.isin(federation.sizes, sizes), federation.sizes == 1
+    client = int(np.flatnonzero(is_concerned)[0])
+    remedies = []
     if local.batch_size == 1:
-        cures.append("raise local.batch_size")
-    elif (concerned & ~alone).any():
-        cures.append("set local.drop_last = 'single'")
-    if alone.any():
-        cures.append("give every client more examples (min_size = 2 of kind 'dirichlet')")
-    count = concerned.sum()
+        remedies.append("raise local.batch_size")
+    elif (is_concerned & ~has_one).any():
+        remedies.append("set local.drop_last = 'single'")
+    if has_one.any():
+        remedies.append("give every client more examples (min_size = 2 of kind 'dirichlet')")
+    count = is_concerned.sum()
     raise ModelError(
         f"{count} of {len(federation)} clients {'has' if count == 1 else 'have'} a mini-batch of "
         "one example, which this network cannot be trained on.",
         got=f"e.g. client {client} of size {federation.sizes[client]}, "
         f"local.batch_size = {local.batch_size!r}",
-        why=f"batch normalisation: {raised}",
-        do=f"{', and '.join(cures)}; or use fedkeel.replace_batch_norm(module)",
+        why=f"batch normalisation: {error}",
+        do=f"{', and '.join(remedies)}; or use fedkeel.replace_batch_norm(module)",
     )
 
 
-def _check_single_score(setup: TrainingSetup) -> None:
+def _check_evaluation_of_one(setup: TrainingSetup) -> None:
     """Refuse evaluations that end with one example where statistics of the batch are used."""
     if not setup.training.network.batch_statistics:
         return
@@ -201,24 +200,28 @@ def _check_single_score(setup: TrainingSetup) -> None:
         "clients' own examples": count_examples(setup, "clients"),
     }
     size = setup.shard
-    alone = [name for name, n in counts.items() if n and (size == 1 or n % size == 1)]
-    raised = raises_on_one(setup.training.network, setup.federation.data, False) if alone else ""
-    if not raised:
+    with_one = [name for name, n in counts.items() if n and (size == 1 or n % size == 1)]
+    error = (
+        error_on_one_example(setup.training.network, setup.federation.data, False)
+        if with_one
+        else ""
+    )
+    if not error:
         return
-    sizes = range(size + 1, max(counts.values()) + 2)
-    fits = (s for s in sizes if all(n % s != 1 for n in counts.values()))
+    larger = range(size + 1, max(counts.values()) + 2)
+    fitting = (s for s in larger if all(n % s != 1 for n in counts.values()))
     raise ModelError(
         "The last batch of an evaluation has one example, which this network cannot score.",
-        got=f"{counts[alone[0]]} in the {alone[0]}, in batches of {size}",
-        why=f"batch normalisation, by the batch at hand: {raised}",
-        do=f"set evaluation.batch_size = {next(fits)}"
+        got=f"{counts[with_one[0]]} in the {with_one[0]}, in batches of {size}",
+        why=f"batch normalisation, by the batch at hand: {error}",
+        do=f"set evaluation.batch_size = {next(fitting)}"
         if 1 not in counts.values()
         else "give more examples, or use fedkeel.replace_batch_norm(module)",
     )
 
 
-def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
-    """Return whether a client of `n` examples meets a batch of `size` in so many rounds."""
+def has_batch_of(local: config.Local, n: int, rounds: int, size: int) -> bool:
+    """Return whether a client of `n` examples has_batch_of a batch of `size` in so many rounds."""
     if size not in batches.batch_sizes(local, n):
         return False
     if n == size or local.batch_size == size or local.steps is None:
@@ -228,8 +231,8 @@ def meets(local: config.Local, n: int, rounds: int, size: int) -> bool:
     )
 
 
-def raises_on_one(network: Network, data: Dataset, train: bool = True) -> str:
-    """Return what the network raises on one example, "" where it takes it."""
+def error_on_one_example(network: Network, data: Dataset, train: bool = True) -> str:
+    """Return the error that the network raises on one example, "" where it raises none."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             network.logits(network.params, network.copy_buffers(network.buffers), data.x[:1], train)
@@ -251,7 +254,7 @@ def _key(prepared: Prepared) -> str:
         settings.pop("stop")
     setup = prepared.setup
     digest = hashlib.blake2b(digest_size=8)
-    facts = {
+    identity = {
         "version": __version__,
         "method": prepared.plan.expression,
         "weights": prepared.plan.weights,
@@ -263,7 +266,7 @@ def _key(prepared: Prepared) -> str:
         "network": setup.training.network.describe(),
         "own": user_part_digests(prepared.plan.parts),
     }
-    digest.update(json.dumps(facts, sort_keys=True).encode())
+    digest.update(json.dumps(identity, sort_keys=True).encode())
     for array in (
         setup.federation.rows,
         setup.federation.offsets,
@@ -271,8 +274,8 @@ def _key(prepared: Prepared) -> str:
         setup.federation.holdout_offsets,
     ):
         digest.update(b"" if array is None else array.tobytes())
-    everything = setup.training.network.initial_state()
-    apart = {k: v for k, v in setup.training.network.buffers.items() if k not in everything}
-    for _, tensor in walk({"p": dict(everything), "not saved": dict(apart)}):
+    saved = setup.training.network.initial_state()
+    unsaved = {k: v for k, v in setup.training.network.buffers.items() if k not in saved}
+    for _, tensor in walk({"p": dict(saved), "not saved": dict(unsaved)}):
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

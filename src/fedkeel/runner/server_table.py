@@ -1,4 +1,4 @@
-"""What the server remembers of each client, for methods with a `Table`: rows by client."""
+"""The server's rows of clients, for methods with a `Table`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PREFIX = "table/"
 
 
 class ServerTable:
-    """Rows of the clients that have taken part; nothing for methods that remember nothing.
+    """Rows of the clients that have taken part; empty for methods without a table.
 
     Args:
         plan: the method.
         params: the model, for shapes.
         population: C clients, and how many of them are in a round.
-        file: where the rows lie; None for memory.
+        file: where the rows are; None for memory.
     """
 
     def __init__(
@@ -40,24 +40,24 @@ class ServerTable:
         self._store = None
         if plan.tables:
             spec = specs_of(dict(initial_table_row(plan, params)))
-            most = population.per_round
-            self._store = client_store(spec, population.clients, private_memory, file, most)
+            count, per_round = population.clients, population.per_round
+            self._store = client_store(spec, count, private_memory, file, per_round)
 
     def remembered(self, params: Tree, clients: Ints) -> TableRows | None:
-        """Return what is remembered of clients [K], None for methods that remember nothing.
+        """Return the rows of clients [K], None for methods without a table.
 
         Args:
-            params: the global model, of which the row of a client that is new is made.
+            params: the global model, from which the row of a new client is made.
             clients: [K] client indices.
         """
         if self._store is None:
             return None
-        seen = self._store.has_row[clients]
-        known = dict(walk(self._store.read_rows(clients)))
-        absent = torch.from_numpy(~seen)
-        for path, fresh in walk(dict(initial_table_row(self._plan, params))):
-            known[path][absent] = fresh
-        return TableRows(substates(unwalk(known)), seen)
+        has_row = self._store.has_row[clients]
+        rows = dict(walk(self._store.read_rows(clients)))
+        is_new = torch.from_numpy(~has_row)
+        for path, tensor in walk(dict(initial_table_row(self._plan, params))):
+            rows[path][is_new] = tensor
+        return TableRows(substates(unwalk(rows)), has_row)
 
     def put(self, result: RoundResult) -> None:
         """Take the new rows of a finished round."""
@@ -66,8 +66,8 @@ class ServerTable:
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has to hold."""
-        found = {} if self._store is None else self._store.snapshot()
-        return {PREFIX + name: array for name, array in found.items()}
+        arrays = {} if self._store is None else self._store.snapshot()
+        return {PREFIX + name: array for name, array in arrays.items()}
 
     def saved(self) -> None:
         """Hear that the checkpoint of the last snapshot is complete."""
@@ -77,5 +77,5 @@ class ServerTable:
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take the rows of a checkpoint."""
         if self._store is not None:
-            own = {k.removeprefix(PREFIX): v for k, v in arrays.items() if k.startswith(PREFIX)}
-            self._store.restore({k: np.asarray(v) for k, v in own.items()})
+            rows = {k.removeprefix(PREFIX): v for k, v in arrays.items() if k.startswith(PREFIX)}
+            self._store.restore({k: np.asarray(v) for k, v in rows.items()})

@@ -1,4 +1,4 @@
-"""What a user should know before a run: nothing is wrong, and something may well go otherwise."""
+"""Warnings before a run: it can be made, and its result may not be what the user expects."""
 
 from __future__ import annotations
 
@@ -16,76 +16,78 @@ from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
 from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_round import server_message
-from fedkeel.runner.prepare import meets, raises_on_one
+from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.tree import nbytes, walk
 
-LARGE = 100.0
-"""Size of an input from which a table is taken to want another scale."""
+LARGE_INPUT = 100.0
+"""Absolute value of an input from which a table should be scaled."""
 
-SIDED = 0.8
+ONE_SIDED = 0.8
 """Share of the test examples with one label from which accuracy says little."""
 
-MANY, FEW = 20, 20
-"""Classes without names, and examples for each of them, from which they are taken for such."""
+MANY_CLASSES, FEW_EXAMPLES = 20, 20
+"""Classes without names, and examples for each, from which labels look like quantities."""
 
-SEARCHED, ROWS, SHARED = 20_000_000, 100_000, 0.1
-"""Numbers and examples up to which a training set is compared with the test set, which takes
-a quarter of a second, and the share of the latter from which it is told that they are the same."""
+MAX_NUMBERS, MAX_EXAMPLES = 20_000_000, 100_000
+"""Size up to which the training set is compared with the test set; this takes 0.25 s."""
 
-HEAVY = 1_000_000_000
-"""Bytes that a server remembers from which it is said before a run."""
+SHARED = 0.1
+"""Share of the test examples that are training examples too, from which there is a warning."""
+
+MUCH_MEMORY = 1_000_000_000
+"""Bytes of a part's server memory from which there is a warning."""
 
 
 def find_warnings(prepared: Prepared) -> list[str]:
-    """Return what is to be known before a run, none in a federation whose data nobody sees."""
+    """Return the warnings about a run; none where only the nodes see the data."""
     federation = prepared.setup.federation
     if federation.how["kind"] == "nodes":
         return []
     data = federation.data
-    found = (
-        *_idle(prepared.settings),
-        _one_class(data) or _one_sided(data, prepared.setup.test),
-        _unseen(data, prepared.setup.test),
-        _quantity(data),
-        _seen(data, prepared.setup.test),
-        *_cases(federation),
-        _nothing_held(federation),
-        _unscaled(data) or _series(data),
-        _softmax(prepared),
-        _strays(prepared),
-        _pairs(prepared),
-        _unaugmented(prepared),
-        _heavy(prepared),
+    warnings = (
+        *_unused_settings(prepared.settings),
+        _single_class(data) or _dominant_class(data, prepared.setup.test),
+        _labels_without_training(data, prepared.setup.test),
+        _labels_that_look_like_quantities(data),
+        _test_examples_in_training(data, prepared.setup.test),
+        *_names_that_differ_in_case(federation),
+        _nothing_held_out(federation),
+        _unscaled_columns(data) or _swapped_series_axes(data),
+        _softmax_before_loss(prepared),
+        _step_that_does_not_repeat(prepared),
+        _batches_of_two(prepared),
+        _correction_without_augmentation(prepared),
+        _large_server_memory(prepared),
     )
-    return [told for told in found if told]
+    return [message for message in warnings if message]
 
 
-def _idle(settings: config.Run) -> list[str]:
-    """Return a hint for each setting that is given and means nothing beside the others."""
+def _unused_settings(settings: config.Run) -> list[str]:
+    """Return a warning for each setting that has no effect beside the others."""
     tables: dict[str, Kinds] = {"local.schedule": settings.local.schedule}
-    found = []
+    messages = []
     if isinstance(settings, config.Experiment):
         tables["partition"] = settings.partition
         client, kind = settings.data.client, settings.partition.kind
         if client is not None and kind not in ("client", "nodes"):
-            found.append(
-                f"data.client = {client!r} decides nothing: partition.kind {kind!r} divides the "
+            messages.append(
+                f"data.client = {client!r} has no effect: partition.kind {kind!r} divides the "
                 "examples anew"
             )
     for name, table in tables.items():
         for key, kinds in table.idle.items():
-            found.append(
-                f"{name}.{key} = {getattr(table, key)!r} decides nothing: it is for kind "
+            messages.append(
+                f"{name}.{key} = {getattr(table, key)!r} has no effect: it is for kind "
                 f"{' or '.join(map(repr, kinds))}"
             )
-    return found
+    return messages
 
 
-def _quantity(data: Dataset) -> str:
-    """Return a hint where numbers are taken for classes of which each has few examples."""
+def _labels_that_look_like_quantities(data: Dataset) -> str:
+    """Return a warning where numbers are taken for classes of which each has few examples."""
     used = len(np.unique(data.y.numpy()))
-    words = [name for name in data.label_names if not name.lstrip("-").isdigit()]
-    if words or _known(data) or used < MANY or len(data) >= FEW * used:
+    names = [name for name in data.label_names if not name.lstrip("-").isdigit()]
+    if names or _is_from_catalogue(data) or used < MANY_CLASSES or len(data) >= FEW_EXAMPLES * used:
         return ""
     return (
         f"{len(data):,} training examples have {used} different numbers for labels: are they a "
@@ -94,18 +96,26 @@ def _quantity(data: Dataset) -> str:
     )
 
 
-def _known(data: Dataset) -> bool:
+def _is_from_catalogue(data: Dataset) -> bool:
     """Return whether all of the data come from the catalogue."""
     return all(source in SOURCES for source in data.sources)
 
 
-def _seen(data: Dataset, test: Dataset) -> str:
-    """Return a hint where test examples are trained on, number for number."""
-    large = max(data.x.numel(), test.x.numel()) > SEARCHED or max(len(data), len(test)) > ROWS
-    if large or _known(data) or data.shape != test.shape or data.x.dtype != test.x.dtype:
+def _test_examples_in_training(data: Dataset, test: Dataset) -> str:
+    """Return a warning where test examples are trained on, number for number."""
+    is_large = (
+        max(data.x.numel(), test.x.numel()) > MAX_NUMBERS
+        or max(len(data), len(test)) > MAX_EXAMPLES
+    )
+    if (
+        is_large
+        or _is_from_catalogue(data)
+        or data.shape != test.shape
+        or data.x.dtype != test.x.dtype
+    ):
         return ""
-    trained = set(_rows(data))
-    count = sum(row in trained for row in _rows(test))
+    trained = set(_example_digests(data))
+    count = sum(row in trained for row in _example_digests(test))
     if count < SHARED * len(test) or not count:
         return ""
     return (
@@ -114,15 +124,15 @@ def _seen(data: Dataset, test: Dataset) -> str:
     )
 
 
-def _rows(data: Dataset) -> Iterator[int]:
+def _example_digests(data: Dataset) -> Iterator[int]:
     """Yield a digest of each example with its label."""
     flat = data.x.reshape(len(data), -1).numpy()
     for row, label in zip(flat, data.y.tolist(), strict=True):
         yield hash((row.tobytes(), label))
 
 
-def _cases(federation: Federation) -> Iterator[str]:
-    """Yield a hint where names differ by the case of their letters alone."""
+def _names_that_differ_in_case(federation: Federation) -> Iterator[str]:
+    """Yield a warning where names differ by the case of their letters alone."""
     for names, what in (
         (federation.data.label_names, "labels"),
         (federation.names, "clients"),
@@ -135,8 +145,8 @@ def _cases(federation: Federation) -> Iterator[str]:
                 break
 
 
-def _nothing_held(federation: Federation) -> str:
-    """Return a hint where no client is large enough to hold anything out."""
+def _nothing_held_out(federation: Federation) -> str:
+    """Return a warning where no client is large enough to hold anything out."""
     if federation.holdout_rows is None or len(federation.holdout_rows):
         return ""
     return (
@@ -144,34 +154,36 @@ def _nothing_held(federation: Federation) -> str:
     )
 
 
-def _one_class(data: Dataset) -> str:
-    """Return a hint where all training examples have one label."""
-    found = np.unique(data.y.numpy()).tolist()
-    if len(found) > 1:
+def _single_class(data: Dataset) -> str:
+    """Return a warning where all training examples have one label."""
+    labels = np.unique(data.y.numpy()).tolist()
+    if len(labels) > 1:
         return ""
-    label = data.label_names[found[0]] if data.label_names else found[0]
-    return f"all training examples have the label {label!r}: every model is right by saying so"
-
-
-def _one_sided(data: Dataset, test: Dataset) -> str:
-    """Return a hint where nearly all test examples have one label."""
-    counts = np.bincount(test.y.numpy(), minlength=1)
-    most, all_of_them = int(counts.argmax()), max(int(counts.sum()), 1)
-    share = int(counts[most]) / all_of_them
-    if share < SIDED or data.classes < 2:
-        return ""
-    label = data.label_names[most] if most < len(data.label_names) else most
+    label = data.label_names[labels[0]] if data.label_names else labels[0]
     return (
-        f"{int(counts[most]):,} of {all_of_them:,} test examples have the label {label!r}: a model "
-        f"that always says so reaches {100 * share:.1f} %, so look at each class by itself "
+        f"all training examples have the label {label!r}: a model that always predicts it is right"
+    )
+
+
+def _dominant_class(data: Dataset, test: Dataset) -> str:
+    """Return a warning where nearly all test examples have one label."""
+    counts = np.bincount(test.y.numpy(), minlength=1)
+    top, total = int(counts.argmax()), max(int(counts.sum()), 1)
+    share = int(counts[top]) / total
+    if share < ONE_SIDED or data.classes < 2:
+        return ""
+    label = data.label_names[top] if top < len(data.label_names) else top
+    return (
+        f"{int(counts[top]):,} of {total:,} test examples have the label {label!r}: a model "
+        f"that always predicts it reaches {100 * share:.1f} %, so look at each class by itself "
         "(docs/guides/models.md, One class is rare)"
     )
 
 
-def _unseen(data: Dataset, test: Dataset) -> str:
-    """Return a hint where nobody trains on labels of the test set."""
-    seen = np.isin(test.y.numpy(), np.unique(data.y.numpy()))
-    count = int((~seen).sum())
+def _labels_without_training(data: Dataset, test: Dataset) -> str:
+    """Return a warning where nobody trains on labels of the test set."""
+    is_trained = np.isin(test.y.numpy(), np.unique(data.y.numpy()))
+    count = int((~is_trained).sum())
     if not count:
         return ""
     verb = "has" if count == 1 else "have"
@@ -181,13 +193,13 @@ def _unseen(data: Dataset, test: Dataset) -> str:
     )
 
 
-def _unscaled(data: Dataset) -> str:
-    """Return a hint where the columns of a table are of very different or large scales."""
+def _unscaled_columns(data: Dataset) -> str:
+    """Return a warning where the columns of a table are of very different or large scales."""
     if not data.columns or data.scale is not None or not data.x.is_floating_point():
         return ""
     sizes = data.x.abs().flatten(1).amax(dim=0)
     column = int(sizes.argmax())
-    if float(sizes[column]) < LARGE:
+    if float(sizes[column]) < LARGE_INPUT:
         return ""
     return (
         f"column {data.columns[column]!r} goes up to {float(sizes[column]):,.4g}: "
@@ -195,8 +207,8 @@ def _unscaled(data: Dataset) -> str:
     )
 
 
-def _series(data: Dataset) -> str:
-    """Return a hint where the steps of a series may have been taken for its channels."""
+def _swapped_series_axes(data: Dataset) -> str:
+    """Return a warning where the steps of a series may have been taken for its channels."""
     if data.scale is None or len(data.shape) != 2:
         return ""
     first, second = data.shape
@@ -209,15 +221,16 @@ def _series(data: Dataset) -> str:
     )
 
 
-def _softmax(prepared: Prepared) -> str:
-    """Return a hint where the module ends in a softmax, and its loss takes another."""
+def _softmax_before_loss(prepared: Prepared) -> str:
+    """Return a warning where the module ends in a softmax, and its loss takes another."""
     network = prepared.setup.training.network
     if not network.uses_cross_entropy:
         return ""
     with torch.no_grad():
-        few = prepared.setup.test.x[:8]
-        made = network.test_logits(network.params, network.buffers, few)
-    if made.shape[1] < 2 or made.min() < 0 or ((made.sum(dim=1) - 1).abs() > 1e-3).any():
+        inputs = prepared.setup.test.x[:8]
+        outputs = network.test_logits(network.params, network.buffers, inputs)
+    sums = outputs.sum(dim=1)
+    if outputs.shape[1] < 2 or outputs.min() < 0 or ((sums - 1).abs() > 1e-3).any():
         return ""
     return (
         "the model returns probabilities, and cross-entropy takes scores: it makes a softmax of "
@@ -225,37 +238,37 @@ def _softmax(prepared: Prepared) -> str:
     )
 
 
-def _strays(prepared: Prepared) -> str:
-    """Return a hint where a method of one's own does not do the same twice."""
-    own = user_part_digests(prepared.plan.parts)
-    if not own:
+def _step_that_does_not_repeat(prepared: Prepared) -> str:
+    """Return a warning where a step of the user's own method does not repeat."""
+    modules = user_part_digests(prepared.plan.parts)
+    if not modules:
         return ""
     lr = learning_rate(prepared.settings, prepared.setup.training, 0)
     message = server_message(prepared.plan, prepared.server, lr)
-    one, two = (dict(walk(rehearse_client(prepared.setup, message))) for _ in range(2))
-    if all(torch.equal(t, two[path]) or not t.isfinite().all() for path, t in one.items()):
+    first, second = (dict(walk(rehearse_client(prepared.setup, message))) for _ in range(2))
+    if all(torch.equal(t, second[path]) or not t.isfinite().all() for path, t in first.items()):
         return ""
     return (
-        f"the same step of the same client comes out otherwise each time: does {', '.join(own)} "
-        "draw random numbers that are not torch's, or keep something outside its state? Engines "
-        "will not agree, and a run that goes on will not be the one that was stopped"
+        "the same step of the same client gives another result each time: does "
+        f"{', '.join(modules)} draw random numbers that are not torch's, or keep something outside "
+        "its state? Engines will not agree, and a continued run will differ from an unbroken one"
     )
 
 
-def _pairs(prepared: Prepared) -> str:
-    """Return a hint where batch normalisation makes +1 and -1 of two examples, whatever they are.
+def _batches_of_two(prepared: Prepared) -> str:
+    """Return a warning where batch normalisation turns any two examples into +1 and -1.
 
-    What is left of their difference is rounding, which its gradient then magnifies: two exact
-    engines differ in such a client's update as much as two clients do.
+    Only rounding is left of their difference, and its gradient magnifies that: two exact engines
+    differ in such a client's update as much as two clients do.
     """
     training, federation = prepared.setup.training, prepared.setup.federation
     if not training.network.mixes_examples:
         return ""
     sizes, rounds = [int(n) for n in np.unique(federation.sizes) if n], prepared.settings.rounds
-    found = [n for n in sizes if meets(training.local, n, rounds, 2)]
-    if not found or not raises_on_one(training.network, federation.data):
+    with_pairs = [n for n in sizes if has_batch_of(training.local, n, rounds, 2)]
+    if not with_pairs or not error_on_one_example(training.network, federation.data):
         return ""
-    count = int(np.isin(federation.sizes, found).sum())
+    count = int(np.isin(federation.sizes, with_pairs).sum())
     return (
         f"{count} of {counted(len(federation), 'client')} {'has' if count == 1 else 'have'} "
         "mini-batches of two examples, which batch normalisation turns into +1 and -1 whatever "
@@ -264,8 +277,8 @@ def _pairs(prepared: Prepared) -> str:
     )
 
 
-def _unaugmented(prepared: Prepared) -> str:
-    """Return a hint where a part corrects by gradients of examples that are not augmented."""
+def _correction_without_augmentation(prepared: Prepared) -> str:
+    """Return a warning where a part corrects by gradients of examples that are not augmented."""
     parts = [part.name for part in prepared.plan.surveys]
     if not parts or not prepared.setup.augment:
         return ""
@@ -275,11 +288,11 @@ def _unaugmented(prepared: Prepared) -> str:
     )
 
 
-def _heavy(prepared: Prepared) -> str:
-    """Return a hint where a part lets the server remember very much."""
+def _large_server_memory(prepared: Prepared) -> str:
+    """Return a warning where a part lets the server remember very much."""
     sizes = {part: nbytes(state) for part, state in prepared.server.memory.items()}
-    part = max(sizes, key=lambda one: sizes[one], default="")
-    if not part or sizes[part] < HEAVY:
+    part = max(sizes, key=lambda name: sizes[name], default="")
+    if not part or sizes[part] < MUCH_MEMORY:
         return ""
     models = sizes[part] / nbytes(prepared.server.params)
     return (
