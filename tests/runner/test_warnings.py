@@ -107,7 +107,7 @@ def test_numbers_of_every_size_are_no_hint_where_columns_have_no_names() -> None
 def test_a_server_that_remembers_much(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared("gradma.s", per_round=2)
     assert find_warnings(ready) == []
-    monkeypatch.setattr("fedkeel.runner.warnings.HEAVY", 1000)
+    monkeypatch.setattr("fedkeel.runner.warnings.MUCH_MEMORY", 1000)
     [told] = find_warnings(ready)
     assert told.startswith("gradma.s lets the server remember up to 0.0 GB, as much as 9 models")
     assert find_warnings(prepared("fedavg", per_round=2)) == []
