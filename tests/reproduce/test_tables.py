@@ -193,13 +193,13 @@ def models() -> dict[str, list[config.Experiment]]:
     return found
 
 
-LARGE = ("resnet20", "fixup_resnet9", "resnet18_gn", "cnn_", "lenet5")
+SLOW_MODELS = ("resnet20", "fixup_resnet9", "resnet18_gn", "cnn_", "lenet5", "mlp_gcfed", "mlp, {}")
 """Models whose methods take seconds to prepare; the fast selection has the others."""
 
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(m, marks=pytest.mark.slow) if m.startswith(LARGE) else m for m in models()],
+    [pytest.param(m, marks=pytest.mark.slow) if m.startswith(SLOW_MODELS) else m for m in models()],
 )
 def test_every_method_can_start_on_its_model(model: str) -> None:
     """Large models are made without memory, and looked through once."""

@@ -56,7 +56,7 @@ def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:
     assert {column for _, column in ours} == {"skew", "plain"}
 
 
-@pytest.mark.parametrize("run", [6, 10])
+@pytest.mark.parametrize("run", [pytest.param(6, marks=pytest.mark.slow), 10])
 def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: int) -> None:
     """The searches have six, two and two runs; a table is not begun after the last."""
 

@@ -64,15 +64,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class DataSize:
-    """The size of an experiment's data.
-
-    Args:
-        train: training examples.
-        test: test examples.
-        shape: shape of one input.
-        classes: number of classes.
-        clients: number of clients.
-    """
+    """The size of an experiment's data: examples, shape of one input, classes and clients."""
 
     train: int
     test: int
@@ -82,11 +74,7 @@ class DataSize:
 
 
 class SpeedStore:
-    """Measured speeds, stored in a file beside the runs.
-
-    Args:
-        out: folder of all tables.
-    """
+    """Measured speeds, stored in a file in the folder of all tables."""
 
     def __init__(self, out: Path) -> None:
         self._file = out / SPEED_FILE

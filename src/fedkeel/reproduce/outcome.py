@@ -140,12 +140,9 @@ def _mean(values: SeedValues) -> float | None:
 def table_lines(
     table: Table, runs: Sequence[TableRun], failures: Mapping[str, str] | None = None
 ) -> list[TableLine]:
-    """Return a table's lines, column by column, from its finished runs.
+    """Return a table's lines, column by column; without runs they have published numbers alone.
 
-    Args:
-        table: the table.
-        runs: its runs; without any the lines have only published numbers.
-        failures: why a run could not go on, by the name of its folder.
+    `failures` says why a run could not go on, by the name of its folder.
     """
     results = _Results(runs)
     return [

@@ -57,11 +57,6 @@ def make_sampler(axes: Sequence[Axis], space: Space, seed: int) -> Sampler:
 
     A search space with no more points than trials is tried in full, whatever the sampler.
 
-    Args:
-        axes: the axes of the search space.
-        space: names the sampler and the number of trials.
-        seed: seed of random points.
-
     Raises:
         ConfigError: the grid is infinite, or Optuna is needed and not installed.
     """
@@ -95,13 +90,7 @@ def _size(axes: Sequence[Axis]) -> int | None:
 
 
 class GridSampler:
-    """All combinations, the last axis fastest; or some of them, drawn at random.
-
-    Args:
-        axes: the axes, each with a size.
-        max_points: largest number of points; None for all.
-        seed: seed of the draw.
-    """
+    """All combinations, the last axis fastest; or `max_points` of them, drawn at random."""
 
     def __init__(self, axes: Sequence[Axis], max_points: int | None, seed: int) -> None:
         self._axes = axes
@@ -130,11 +119,7 @@ def _grid_point(axes: Sequence[Axis], index: int) -> Point:
 class OptunaSampler:
     """Points that Optuna suggests, in waves; no point comes twice.
 
-    Args:
-        axes: the axes.
-        trials: number of points.
-        seed: seed of the suggestions.
-        is_tpe: whether scores are used (tree of Parzen estimators), or points are random.
+    With `is_tpe` suggestions depend on scores (tree of Parzen estimators), else they are random.
 
     Raises:
         ConfigError: Optuna is not installed.

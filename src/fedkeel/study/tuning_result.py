@@ -128,15 +128,7 @@ class EarlierSearch:
 def choose_best(
     method: str, axes: Sequence[Axis], trials: Sequence[Trial], size: int | None, space: Space
 ) -> TunedMethod:
-    """Choose the trial with the highest score, the first one of several equals.
-
-    Args:
-        method: the expression as given.
-        axes: its axes.
-        trials: its trials.
-        size: number of points in its search space; None where it is infinite.
-        space: the settings of the search.
-    """
+    """Choose a method's trial with the highest score, the first one of several equals."""
     scored = [(trial, trial.stat) for trial in trials if trial.stat is not None]
     best, stat = max(scored, key=lambda pair: pair[1].mean, default=(None, None))
     chosen: dict[str, Value] = {}
@@ -165,13 +157,7 @@ def choose_best(
 
 
 def search_digest(settings: RunSettings, space: Space, run: RunFolder) -> str:
-    """Return a digest of what all methods of one search have in common.
-
-    Args:
-        settings: everything that is not searched.
-        space: the choices and the budget.
-        run: a run of the search, whose record names model and data.
-    """
+    """Return a digest of what all methods of one search share; a run's record adds the data."""
     ignored = {"name", "method", "compare", "tune", "flower", "engine"}
     engine = {"dtype": settings.engine.dtype, "precision": settings.engine.precision}
     facts = [settings.model_dump(mode="json", exclude=ignored), engine]
@@ -183,12 +169,8 @@ def search_digest(settings: RunSettings, space: Space, run: RunFolder) -> str:
 def read_earlier(folder: Path, digest: str, methods: Collection[str]) -> EarlierSearch:
     """Return what earlier calls of the same search found for other methods.
 
-    A summary that is damaged or was written by an earlier version counts as none.
-
-    Args:
-        folder: the folder of the search.
-        digest: see `search_digest`.
-        methods: the methods of this call, which are left out.
+    The methods of this call are left out. A summary that is damaged or was written by an earlier
+    version counts as none.
     """
     try:
         summary = json.loads((folder / SUMMARY).read_text("utf-8"))
@@ -208,14 +190,7 @@ def _trial(values: dict[str, Any]) -> Trial:
 
 
 def write_result(result: TuningResult, settings: RunSettings, sampler: str, digest: str) -> None:
-    """Write the summary, and each method's experiment file where the search is complete.
-
-    Args:
-        result: the result of the search.
-        settings: everything that is not searched.
-        sampler: name of the sampler.
-        digest: see `search_digest`.
-    """
+    """Write the summary, and each method's experiment file where the search is complete."""
     summary = {
         "name": settings.name,
         "complete": result.complete,
