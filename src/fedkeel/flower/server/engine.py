@@ -18,6 +18,7 @@ from torch import Tensor
 from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
 from fedkeel.engine.evaluation import evaluate, split_examples
+from fedkeel.engine.local import LocalResult
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -43,7 +44,6 @@ from fedkeel.flower.server.outliers import outlying_answers, outlying_replies
 from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
-    TrainedClient,
     missing_answer,
     read_scores,
 )
@@ -110,7 +110,8 @@ class NodeClients:
         """
         jobs = {job.client: job for job in self._buffers.begin(clients)}
         enough = smallest_count(self._settings.enough, len(clients))
-        received: dict[int, TrainedClient] = {}
+        received: dict[int, LocalResult] = {}
+        self._new_digests = {}
         lost: list[int] = []
         self._traffic.begin_round(message.round)
         self._record_node_faults()
@@ -124,7 +125,6 @@ class NodeClients:
         self._check_quorum(message, len(clients), len({*received, *lost}))
         replied = np.array(sorted(received), dtype=np.int64)
         rows = [ClientJob(row, k, jobs[k].steps_done) for row, k in enumerate(replied.tolist())]
-        self._new_digests = {k: client.result.state_digest for k, client in received.items()}
         trainer = ReceivedReplies(self._setup, received)
         self._buffers.train(trainer, message, rows, lambda count: None)
         trained = self._buffers.gather(replied)
@@ -202,7 +202,7 @@ class NodeClients:
         self,
         reply: NodeReply,
         request: Request,
-        received: dict[int, TrainedClient],
+        received: dict[int, LocalResult],
         lost: list[int],
     ) -> None:
         """Take a node's clients into `received` and `lost`, or record why not."""
@@ -224,6 +224,7 @@ class NodeClients:
                     state = self._reader.state(content, item.client)
                     self._count_upload(state)
                     received[item.client] = self._reader.client(content, state, item, result)
+                    self._new_digests[item.client] = result.state_digest
                 except WireError as error:
                     self._traffic.add_fault(error.short(), [item.client])
                     continue

@@ -31,24 +31,16 @@ from fedkeel.method.round_values import Reply
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 
-@dataclass(frozen=True)
-class TrainedClient:
-    """A client's reply, and what its node says of it."""
-
-    reply: Reply
-    result: ClientResult
-
-
 class ReceivedReplies:
     """A `Trainer` whose clients have trained already, on their nodes.
 
     Args:
         setup: method, model and data.
-        clients: the replies by client.
+        results: the replies by client.
     """
 
-    def __init__(self, setup: TrainingSetup, clients: Mapping[int, TrainedClient]) -> None:
-        self.parallel_clients, self.placed, self._clients = 1, setup, clients
+    def __init__(self, setup: TrainingSetup, results: Mapping[int, LocalResult]) -> None:
+        self.parallel_clients, self.placed, self._results = 1, setup, results
         self.reasons: list[str] = []
 
     def __call__(
@@ -56,9 +48,7 @@ class ReceivedReplies:
     ) -> Iterator[TrainedClients]:
         """Return the replies that have come."""
         for job in jobs:
-            client = self._clients[job.client]
-            result = client.result
-            yield single_client(job, LocalResult(client.reply, result.steps, result.examples))
+            yield single_client(job, self._results[job.client])
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ class ReplyReader:
 
     def client(
         self, content: RecordDict, state: State, request: ClientRequest, result: ClientResult
-    ) -> TrainedClient:
+    ) -> LocalResult:
         """Return one client's reply, checked.
 
         Args:
@@ -136,7 +126,7 @@ class ReplyReader:
                 for name, spec in diagnostics.items()
             },
         )
-        return TrainedClient(reply, result)
+        return LocalResult(reply, result.steps, result.examples)
 
     def _update(self, state: State) -> Tree:
         """Return the update of a reply, decoded where it was encoded."""
