@@ -1,4 +1,4 @@
-"""Methods of one's own: parts in a file outside the package.
+"""Users' parts, in files outside the package.
 
 They are found by import path, ``my_method:Slow`` for the class Slow in my_method.py, or by the
 name under which an installed package declares them:
@@ -6,7 +6,7 @@ name under which an installed package declares them:
     [project.entry-points."fedkeel.methods"]
     slow = "my_package.slow:Slow"
 
-What stands there is a part, or a tuple of parts.
+The object there is a part, or a tuple of parts.
 """
 
 from __future__ import annotations
@@ -38,47 +38,47 @@ RESERVED = frozenset({"model", "survey", "mean"})
 
 @lru_cache(maxsize=1)
 def installed_methods() -> Mapping[str, tuple[str, ...]]:
-    """Return the import paths of what installed packages declare, by name."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the import paths that installed packages declare, by name."""
+    paths: dict[str, tuple[str, ...]] = {}
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
-        found[point.name] = tuple(dict.fromkeys([*found.get(point.name, ()), point.value]))
-    return found
+        paths[point.name] = tuple(dict.fromkeys([*paths.get(point.name, ()), point.value]))
+    return paths
 
 
 def load_parts(path: str) -> tuple[type[Part], ...]:
     """Return the parts at ``package.module:Name``.
 
     Raises:
-        CompositionError: nothing can be found there, or what stands there is no part.
+        CompositionError: there is nothing at this path, or it is no part.
     """
-    found = import_object(path, _PART)
-    kinds = found if isinstance(found, tuple) else (found,)
-    checked = tuple(_checked(path, kind) for kind in kinds)
-    if not checked or len({kind.name for kind in checked}) < len(checked):
+    value = import_object(path, _PART)
+    values = value if isinstance(value, tuple) else (value,)
+    kinds = tuple(_check_part(path, value) for value in values)
+    if not kinds or len({kind.name for kind in kinds}) < len(kinds):
         raise CompositionError(
-            f"method {path!r} is a tuple of {len(checked)} parts.",
-            got=", ".join(kind.name for kind in checked) or "no part",
+            f"method {path!r} is a tuple of {len(kinds)} parts.",
+            got=", ".join(kind.name for kind in kinds) or "no part",
             expected="one part or more, each with a name of its own",
         )
-    return checked
+    return kinds
 
 
 def expression_name(part: Part) -> str:
     """Return what an expression calls a part: its name, or its import path outside the package."""
     kind = type(part)
-    return f"{kind.__module__}:{kind.__qualname__}" if _outside(kind) else part.name
+    return f"{kind.__module__}:{kind.__qualname__}" if _is_user_class(kind) else part.name
 
 
 def user_part_digests(parts: Iterable[Part]) -> dict[str, str]:
     """Return digests of the files in which parts outside the package are written.
 
-    Files of a user's that these import count too.
+    The user's files that these import count too.
     """
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
-    return {kind.__module__: _digest(kind.__module__) for kind in kinds if _outside(kind)}
+    return {kind.__module__: _digest(kind.__module__) for kind in kinds if _is_user_class(kind)}
 
 
-def _outside(kind: type) -> bool:
+def _is_user_class(kind: type) -> bool:
     return kind.__module__.split(".")[0] != "fedkeel"
 
 
@@ -86,7 +86,7 @@ def _is_part(value: object) -> TypeGuard[type[Part]]:
     return isinstance(value, type) and issubclass(value, Part)
 
 
-def _could_be_meant(value: object) -> bool:
+def _is_candidate(value: object) -> bool:
     return _is_part(value) and not inspect.isabstract(value) and value is not Part
 
 
@@ -94,22 +94,22 @@ _PART = ImportTarget(
     noun="method",
     error=CompositionError,
     example="for the class Slow in my_method.py write 'my_method:Slow'",
-    is_candidate=_could_be_meant,
+    is_candidate=_is_candidate,
     write="write a part there: a frozen dataclass that plays roles",
 )
 
 
-def _checked(path: str, kind: object) -> type[Part]:
-    """Return the class if it is a part that can be made.
+def _check_part(path: str, kind: object) -> type[Part]:
+    """Return the class if it is a part that can be used.
 
     Raises:
         CompositionError: says what it lacks.
     """
     if not _is_part(kind):
-        one = "another class" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
+        got = "another class" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
         raise CompositionError(
             f"method {path!r} is not a part.",
-            got=one,
+            got=got,
             expected="a class that inherits roles of fedkeel.method.roles, or a tuple of such",
         )
     flaw = _flaw(kind)
@@ -118,20 +118,20 @@ def _checked(path: str, kind: object) -> type[Part]:
             f"method {path!r}: {kind.__name__} {flaw}.",
             do="see docs/guides/write-a-method.md for a whole part",
         )
-    _digest(kind.__module__)  # as it is now, whatever becomes of the file
-    _stay_importable(kind)
+    _digest(kind.__module__)  # of the file as it is now: it may change later
+    _keep_importable(kind)
     return kind
 
 
 def _flaw(kind: type[Part]) -> str:
-    """Return what keeps a class from being used as a part, "" where nothing does."""
+    """Return why a class cannot be used as a part, "" where it can."""
     if not any(issubclass(kind, role) for role in ROLES):
         return "plays no role"
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         return f"lacks {', '.join(missing)}, which its roles ask for"
     stages = [name for name in _annotated(kind) if name.endswith("_stage")]
-    unset = [n for n in ("name", "paper", "pairing", *stages) if _undecided(kind, n)]
+    unset = [n for n in ("name", "paper", "pairing", *stages) if _is_unset(kind, n)]
     if unset:
         return f"does not set {', '.join(unset)}"
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:
@@ -140,40 +140,41 @@ def _flaw(kind: type[Part]) -> str:
         return f"cites {kind.paper!r}, which papers.bib has not; '' where there is no paper"
     if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "is no frozen dataclass"
-    bare = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
-    if bare:
-        return f"has no default for {', '.join(bare)}"
-    return _untold(kind) or _misshapen(kind)
+    missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+    if missing:
+        return f"has no default for {', '.join(missing)}"
+    return _type_flaw(kind) or _signature_flaw(kind)
 
 
-def _untold(kind: type[Part]) -> str:
-    """Return what is wrong with the types of a part's hyper-parameters, "" where nothing is."""
+def _type_flaw(kind: type[Part]) -> str:
+    """Return what is wrong with the types of a part's hyper-parameters, or ""."""
     try:
         types = hyperparameter_types(kind)
-    except Exception as error:  # whatever stands in an annotation
+    except Exception as error:  # an annotation may raise anything
         return f"has a hyper-parameter of a type that cannot be read: {one_line(error)}"
-    odd = [name for name, hint in types.items() if not is_expressible(hint)]
-    if not odd:
+    refused = [name for name, hint in types.items() if not is_expressible(hint)]
+    if not refused:
         return ""
     return (
-        f"declares {odd[0]!r} as {type_name(types[odd[0]])}, which no expression can give: a "
-        "hyper-parameter is an int, a float, a bool, a str, a Literal of such, or None"
+        f"declares {refused[0]!r} as {type_name(types[refused[0]])}, which no expression can give: "
+        "a hyper-parameter is an int, a float, a bool, a str, a Literal of such, or None"
     )
 
 
-def _misshapen(kind: type[Part]) -> str:
-    """Return which method of a role takes other arguments than the role gives, "" where none."""
+def _signature_flaw(kind: type[Part]) -> str:
+    """Return which method takes other arguments than its role passes, or ""."""
     for role in (role for role in ROLES if issubclass(kind, role)):
         for name in sorted(getattr(role, "__abstractmethods__", ())):
-            wanted, own = getattr(role, name), getattr(kind, name)
-            if isinstance(wanted, property) or not inspect.isfunction(own):
+            declared, method = getattr(role, name), getattr(kind, name)
+            if isinstance(declared, property) or not inspect.isfunction(method):
                 continue
-            names = list(inspect.signature(wanted).parameters)
+            names = list(inspect.signature(declared).parameters)
             try:
-                inspect.signature(own).bind(*names)
+                inspect.signature(method).bind(*names)
             except TypeError:
-                given = ", ".join(names[1:])
-                return f"has a {name}{inspect.signature(own)}, which is called with ({given})"
+                arguments = ", ".join(names[1:])
+                signature = inspect.signature(method)
+                return f"has a {name}{signature}, which is called with ({arguments})"
     return ""
 
 
@@ -181,7 +182,7 @@ def _annotated(kind: type[Part]) -> set[str]:
     return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
 
 
-def _undecided(kind: type[Part], name: str) -> bool:
+def _is_unset(kind: type[Part], name: str) -> bool:
     return name in _annotated(kind) and not hasattr(kind, name)
 
 
@@ -191,9 +192,9 @@ def _digest(module: str) -> str:
     Raises:
         CompositionError: it is in no file.
     """
-    found = module_digest(module)
-    if found:
-        return found
+    digest = module_digest(module)
+    if digest:
+        return digest
     raise CompositionError(
         f"The parts of the module {module!r} are in no file.",
         why="a run is taken again only while the code of its method is the same",
@@ -201,8 +202,8 @@ def _digest(module: str) -> str:
     )
 
 
-def _stay_importable(kind: type[Part]) -> None:
-    """Leave the folder of a part on the path: processes that are spawned look it up again."""
+def _keep_importable(kind: type[Part]) -> None:
+    """Keep the folder of a part on the import path: spawned processes import the part again."""
     top = sys.modules[kind.__module__.split(".")[0]]
     file = getattr(top, "__file__", None)
     if file is None:
