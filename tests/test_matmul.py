@@ -115,7 +115,7 @@ def test_other_sums_are_left_to_torch(calls: list[tuple[int, ...]]) -> None:
     assert not calls
 
 
-def test_lanes(calls: list[tuple[int, ...]]) -> None:
+def test_several_products(calls: list[tuple[int, ...]]) -> None:
     a, b, whole = drawn(3, M, 2 * K), drawn(3, 2 * K, N), drawn(3, M, N)
     close(matmul.bmm(a, b), a.double() @ b.double())
     expected = whole.double() + 2.0 * a.double() @ b.double()
@@ -158,7 +158,7 @@ def test_linear_layers_choose_where_there_is_no_gradient(calls: list[tuple[int, 
     assert len(calls) == 1
 
 
-def test_a_recorded_step_is_the_step(calls: list[tuple[int, ...]]) -> None:
+def test_a_compiled_step_is_the_step(calls: list[tuple[int, ...]]) -> None:
     def loss(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, weight, bias).tanh().square().mean()
 

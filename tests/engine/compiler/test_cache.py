@@ -17,16 +17,16 @@ def doubled(state: State) -> State:
     return {"y": (leaf(state, "x") + 1.0) * 2.0}
 
 
-def record() -> FlatState:
+def compile_and_run() -> FlatState:
     given = FlatState.of({"x": torch.arange(3.0)})
     return CompileCache().run(Call("doubled", doubled, (0,)), Arguments([given], None))
 
 
-def test_a_recording_gives_what_the_function_gives() -> None:
-    assert torch.equal(leaf(record().state, "y"), torch.tensor([2.0, 4.0, 6.0]))
+def test_a_compiled_function_gives_what_the_function_gives() -> None:
+    assert torch.equal(leaf(compile_and_run().state, "y"), torch.tensor([2.0, 4.0, 6.0]))
 
 
-def test_libraries_that_round_otherwise_make_no_other_recording(
+def test_libraries_that_round_otherwise_make_no_other_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What follows a sign, as in FedReg, jumps where two products differ by rounding."""
@@ -44,10 +44,10 @@ def test_libraries_that_round_otherwise_make_no_other_recording(
     monkeypatch.setattr(matmul, "_onednn_product", shifted)
     given = FlatState.of({"x": x, "w": w, "z": known})
     found = CompileCache().run(Call("jumps", jumps, (0,)), Arguments([given], None))
-    assert (leaf(found.state, "y") > 0).any()  # what the recording gives, from the first time on
+    assert (leaf(found.state, "y") > 0).any()  # also at the first call
 
 
-def test_a_recording_that_writes_over_what_it_does_not_own_is_refused(
+def test_a_function_that_writes_over_what_it_does_not_own_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = passes.write_in_place
@@ -57,4 +57,4 @@ def test_a_recording_that_writes_over_what_it_does_not_own_is_refused(
 
     monkeypatch.setattr(passes, "write_in_place", greedy)
     with pytest.raises(CannotCompile, match="leaves something behind"):
-        record()
+        compile_and_run()

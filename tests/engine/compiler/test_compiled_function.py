@@ -92,8 +92,8 @@ def test_but_not_where_a_factor_has_been_written_over_by_then() -> None:
         torch.testing.assert_close(found, one, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(lanes: int) -> None:
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(clients: int) -> None:
     """FedProx's term, in a first step from where it pulls to, and in a second one."""
 
     def steps(start: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
@@ -104,14 +104,14 @@ def test_a_pull_is_one_pass_and_none_where_it_pulls_nowhere(lanes: int) -> None:
         return [w]
 
     given = [numbers(3, 5), *arguments()[2:]]
-    if lanes > 1:
+    if clients > 1:
         steps = torch.func.vmap(steps, (None, 0, 0, None))
         given[1:3] = torch.stack([given[1], -given[1]]), torch.stack([given[2]] * 2)
     expected = steps(*given)
     compiled = CompiledFunction(steps, given, rate=3)
     first, second = re.findall(r"apply_update\(\w+, float_1, (None|\(.*?\)), .*", compiled.code)
     assert (first, second) == ("None", "(0.25, start)")
-    assert (lanes > 1) == ("aten.sub" in compiled.code)  # the first step's, of all lanes
+    assert (clients > 1) == ("aten.sub" in compiled.code)  # the first step's, of all clients
     torch.testing.assert_close(compiled(*given)[0], expected[0], rtol=0, atol=1e-15)
 
 
@@ -129,14 +129,14 @@ def test_a_step_that_goes_nowhere_is_not_the_received_model_itself() -> None:
     assert torch.equal(given[0], before)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_centralised_gradient_stays_a_product(lanes: int) -> None:
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_centralised_gradient_stays_a_product(clients: int) -> None:
     def step(w: Tensor, x: Tensor, y: Tensor, lr: Tensor) -> list[Tensor]:
         slope = torch.func.grad(lambda w: F.cross_entropy(F.linear(x, w), y))(w)
         return [w - lr * (slope - slope.mean(1, keepdim=True))]
 
     given = [numbers(3, 5), *arguments()[2:]]
-    if lanes > 1:
+    if clients > 1:
         step = torch.func.vmap(step, (0, 0, 0, None))
         given = [
             *(torch.stack([t, 2 * t]) for t in given[:2]),

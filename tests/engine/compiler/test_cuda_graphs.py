@@ -54,7 +54,7 @@ def test_another_start_is_copied_in() -> None:
 
 
 def test_what_a_graph_reads_lives_as_long_as_the_graph() -> None:
-    """A captured graph knows addresses; nothing else may keep a recording's constants alive."""
+    """A captured graph knows addresses; nothing else may keep a function's constants alive."""
     layer = nn.Linear(3, 2)
     constant = weakref.ref(layer.weight)
     graph = CudaGraphFunction(lambda x, layer=layer: [layer(x)], [torch.ones(1, 3)], capture=still)

@@ -1,4 +1,4 @@
-"""Masks that are drawn apart from what uses them."""
+"""Dropout masks that are drawn before the steps that use them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_masks_are_those_that_torch_draws(shape: tuple[int, ...], dtype: torch.d
     assert torch.equal(torch.rand(3), expected[1])
 
 
-def test_a_lane_draws_from_its_own_generator() -> None:
+def test_a_client_draws_from_its_own_generator() -> None:
     draw = MaskSpec((3, 20), 0.5, torch.float32, torch.device("cpu"))
     every, first = draw.draw(seeded(1, 2, 3)), seeded(2)[0]
     assert torch.equal(every[1], torch.empty(20).bernoulli_(0.5, generator=first))
@@ -40,10 +40,10 @@ def test_a_lane_draws_from_its_own_generator() -> None:
 def test_padding_draws_nothing() -> None:
     draw = MaskSpec((2, 5, 3), 0.5, torch.float32, torch.device("cpu"))
     found = draw.draw(seeded(1, 2), np.array([2, 4]))
-    for lane, seed, real in ((0, 1, 2), (1, 2, 4)):
+    for client, seed, real in ((0, 1, 2), (1, 2, 4)):
         own = torch.empty(real, 3).bernoulli_(0.5, generator=seeded(seed)[0])
-        assert torch.equal(found[lane, :real], own)
-        assert not found[lane, real:].any()
+        assert torch.equal(found[client, :real], own)
+        assert not found[client, real:].any()
     alone = MaskSpec((5, 3), *vars_of(draw))
     torch.manual_seed(3)
     found = alone.draw(None, np.array([2]))
@@ -120,7 +120,7 @@ def test_a_gpus_own_dropout_is_given_its_mask() -> None:
     torch.testing.assert_close(out, torch.where(mask, x / 0.75, 0.0))
 
 
-def test_lanes_refuse_what_is_no_mask() -> None:
+def test_several_clients_refuse_what_is_no_mask() -> None:
     drawing = DrawnMasks(seeded(1)).drawing()
     with drawing, pytest.raises(CannotCompile, match="random numbers"):
         torch.randn_like(torch.ones(1, 3))

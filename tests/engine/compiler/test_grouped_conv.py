@@ -1,4 +1,4 @@
-"""Convolutions of lanes as matrix grouped_conv, on a processor, where numbers can be looked at."""
+"""Convolutions of several clients as matrix products, computed on a processor."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def gradients(**form: Any) -> Callable[..., list[Tensor]]:
     return flat
 
 
-def given(lanes: int, kernel: tuple[int, int], made: int, groups: int = 1) -> list[Tensor]:
+def given(clients: int, kernel: tuple[int, int], kernels: int, groups: int = 1) -> list[Tensor]:
     random = torch.Generator().manual_seed(0)
     shapes: list[tuple[int, ...]] = [
-        (lanes, 2, 4, 11, 10),
-        (lanes, made, 4 // groups, *kernel),
-        (lanes, made, made // groups, *kernel),
-        (lanes, made),
+        (clients, 2, 4, 11, 10),
+        (clients, kernels, 4 // groups, *kernel),
+        (clients, kernels, kernels // groups, *kernel),
+        (clients, kernels),
     ]
     return [torch.randn(shape, generator=random, dtype=D) for shape in shapes]
 
 
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("made", [6, 90])  # fewer kernels than an image has places, and more
+@pytest.mark.parametrize("kernels", [6, 90])  # fewer kernels than an image has places, and more
 @pytest.mark.parametrize(
     ("kernel", "form"),
     [
@@ -61,13 +61,13 @@ def given(lanes: int, kernel: tuple[int, int], made: int, groups: int = 1) -> li
 def test_products_are_the_convolutions(
     kernel: tuple[int, int],
     form: dict[str, Any],
-    made: int,
+    kernels: int,
     large: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grouped_conv, "LARGE", 0.0 if large else 1e9)
     grads = torch.func.vmap(gradients(**form))
-    values = given(3, kernel, made, form.get("groups", 1))
+    values = given(3, kernel, kernels, form.get("groups", 1))
     module = module_of(trace(grads, values))
     replace_grouped_convolutions(module.graph, "cpu")
     module.recompile()

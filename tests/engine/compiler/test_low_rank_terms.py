@@ -1,4 +1,4 @@
-"""Matrices of lanes as sums of terms: what is made of the terms is what the matrices would give."""
+"""Computing with the terms of matrices gives what computing with the matrices gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedkeel.engine.compiler.low_rank_terms import (
     weighted_sum,
 )
 
-LANES, BATCH, A, B = 3, 2, 5, 4
+N, BATCH, A, B = 3, 2, 5, 4
 
 
 def normal(*shape: int) -> Tensor:
@@ -25,7 +25,7 @@ def normal(*shape: int) -> Tensor:
 
 def whole(terms: Terms) -> Tensor:
     """The matrices, [n, a, b], term after term."""
-    total = torch.zeros(LANES, A, B, dtype=torch.float64)
+    total = torch.zeros(N, A, B, dtype=torch.float64)
     for parts, scales in terms:
         value = parts[0] if len(parts) == 1 else torch.bmm(*parts)
         for number, factors in scales:
@@ -37,14 +37,17 @@ def whole(terms: Terms) -> Tensor:
 
 
 def sample() -> tuple[Terms, Tensor, Tensor]:
-    """Terms of a step's products, of what was sent, of what lanes keep; and the latter two."""
+    """Terms of a step's products, of what was sent, of what clients keep; and the latter two."""
     torch.manual_seed(3)
-    per_lane = normal(LANES, 1, 1)
-    sent, kept = normal(A, B), normal(LANES, A, B)
+    per_client = normal(N, 1, 1)
+    sent, kept = normal(A, B), normal(N, A, B)
     terms: Terms = (
-        ((normal(LANES, A, BATCH), normal(LANES, BATCH, B)), ((-1.0, (0.1,)), (0.5, (per_lane,)))),
+        (
+            (normal(N, A, BATCH), normal(N, BATCH, B)),
+            ((-1.0, (0.1,)), (0.5, (per_client,))),
+        ),
         ((sent,), ((1.0, ()),)),
-        ((kept,), ((2.0, (0.1, per_lane)), (1.0, ()))),
+        ((kept,), ((2.0, (0.1, per_client)), (1.0, ()))),
     )
     return terms, sent, kept
 
@@ -57,10 +60,10 @@ def test_terms_give_what_the_matrices_give() -> None:
     terms, sent, kept = sample()
     matrices = whole(terms)
     assert close(dense(terms), matrices)
-    x, y = normal(LANES, 6, A), normal(LANES, 6, B)
+    x, y = normal(N, 6, A), normal(N, 6, B)
     assert close(multiply(x, False, terms), torch.bmm(x, matrices))
     assert close(multiply(y, True, terms), torch.bmm(y, matrices.mT))
-    weights = normal(1, LANES)
+    weights = normal(1, N)
     assert close(weighted_sum(weights, terms), weights @ matrices.flatten(1))
     sums = (None, sent.sum(), kept.sum((1, 2)))
     assert close(sum_of_entries(terms, sums), matrices.sum((1, 2)))
@@ -68,7 +71,7 @@ def test_terms_give_what_the_matrices_give() -> None:
 
 def scaffold(steps: int, rate: float, dtype: torch.dtype) -> tuple[Scale, ...]:
     """What c_k is multiplied by in the new c_k: 1 - S lr / (S lr), as it is worked out."""
-    inverse = -1.0 / (steps * torch.full((LANES, 1, 1), rate, dtype=dtype))
+    inverse = -1.0 / (steps * torch.full((N, 1, 1), rate, dtype=dtype))
     return (1.0, ()), *((1.0, (rate, inverse)) for _ in range(steps))
 
 
@@ -76,13 +79,16 @@ def scaffold(steps: int, rate: float, dtype: torch.dtype) -> tuple[Scale, ...]:
 def test_what_cancels_is_not_looked_at(dtype: torch.dtype) -> None:
     """Also where rounding leaves something of it: a kept matrix may be of any size."""
     left = 0
-    product = torch.randn(LANES, A, BATCH, dtype=dtype), torch.randn(LANES, BATCH, B, dtype=dtype)
+    product = (
+        torch.randn(N, A, BATCH, dtype=dtype),
+        torch.randn(N, BATCH, B, dtype=dtype),
+    )
     for steps in range(1, 9):
         for rate in (0.1, 0.05, 0.03, 0.007):
             scales = scaffold(steps, rate, dtype)
             total = sum(torch.as_tensor(n) * f[0] * f[1] for n, f in scales[1:]) + 1.0
             left += int(bool(torch.as_tensor(total).any()))
-            kept = torch.full((LANES, A, B), float("inf"), dtype=dtype)
+            kept = torch.full((N, A, B), float("inf"), dtype=dtype)
             found = dense(((product, ((1.0, ()),)), ((kept,), scales)))
             assert torch.equal(found, torch.bmm(*product))
     assert left > 5  # of 32
@@ -90,18 +96,18 @@ def test_what_cancels_is_not_looked_at(dtype: torch.dtype) -> None:
 
 def test_what_does_not_cancel_is() -> None:
     terms, _, kept = sample()
-    small = torch.tensor([1e-9, 0.0, -1e-9], dtype=torch.float64).view(LANES, 1, 1)
+    small = torch.tensor([1e-9, 0.0, -1e-9], dtype=torch.float64).view(N, 1, 1)
     found = dense((*terms[:1], ((kept,), ((1.0, (small,)), (1e-12, (small,))))))
     assert close(found - whole(terms[:1]), kept * small)
     assert (found != whole(terms[:1]))[[0, 2]].any()
 
 
 @pytest.mark.parametrize(("rank", "are_factors"), [(1, True), (2, False)])
-def test_what_is_returned_is_thin_where_the_next_round_can_begin_with_it(
+def test_factors_are_returned_where_the_next_round_can_begin_with_them(
     rank: int, are_factors: bool
 ) -> None:
-    """With as much again a lane works: else thin and whole would take turns."""
-    terms: Terms = (((normal(LANES, 10, rank), normal(LANES, rank, 8)), ((-1.0, (0.1,)),)),)
+    """The next round adds as many terms: otherwise factors and matrices would take turns."""
+    terms: Terms = (((normal(N, 10, rank), normal(N, rank, 8)), ((-1.0, (0.1,)),)),)
     result = factors_or_dense(terms)
     assert isinstance(result, tuple) == are_factors
     product = torch.bmm(*result) if isinstance(result, tuple) else result

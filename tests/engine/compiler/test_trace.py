@@ -1,4 +1,4 @@
-"""A function watched while it runs: what is written down, and what is refused."""
+"""Tracing a function: which operations are written down, and what is refused."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ def test_a_tensor_given_twice_is_two_arguments() -> None:
 
 
 def test_numbers_that_come_by_another_way_are_other_ones() -> None:
-    """So what was recorded gives another result than the function, and is not used."""
+    """So what was traced gives another result than the function, and is not used."""
     again = module_of(trace(lambda x: [x + outside(x)], [X]))
     assert not torch.allclose(again(X)[0], X + X)

@@ -104,10 +104,10 @@ def trained(
     for done in train(message, jobs, kept):
         kept_state = {path: dense(value) for path, value in done.client_state.values.items()}
         flat = {**dict(walk(done.state)), **kept_state}
-        for lane, job in enumerate(done.jobs):
-            counts = {"loss": done.loss[lane], "finite": done.finite[lane]}
-            counts["steps"] = torch.tensor([done.steps[lane], done.examples[lane]])
-            found[job.client] = {path: t[lane].clone() for path, t in flat.items()} | counts
+        for i, job in enumerate(done.jobs):
+            counts = {"loss": done.loss[i], "finite": done.finite[i]}
+            counts["steps"] = torch.tensor([done.steps[i], done.examples[i]])
+            found[job.client] = {path: t[i].clone() for path, t in flat.items()} | counts
     return found
 
 
