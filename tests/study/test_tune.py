@@ -176,7 +176,10 @@ def _plain(run: Path) -> dict[str, object]:
     return tomllib.loads((run / "config.toml").read_text())
 
 
-@pytest.mark.parametrize("metric", ["best", "last", "last_mean"])
+@pytest.mark.parametrize(
+    "metric",
+    [*(pytest.param(m, marks=pytest.mark.slow) for m in ("best", "last")), "last_mean"],
+)
 def test_validation_is_on_examples_that_nobody_trains_on(tmp_path: Path, metric: str) -> None:
     found = tuned(tmp_path, ["fedavg"], Space(space={"local.lr": (0.1,)}, metric=metric, seeds=2))
     [trial] = found.trials
@@ -310,7 +313,7 @@ def written(out: Path) -> dict[str, str]:
 EXPLODES = partial(nn.Sequential, nn.Linear(5, 6), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("sampler", ["grid", "tpe"])
+@pytest.mark.parametrize("sampler", [pytest.param("grid", marks=pytest.mark.slow), "tpe"])
 def test_a_trial_that_diverges_is_the_worst(tmp_path: Path, sampler: str) -> None:
     rates = (0.1, 1e4, 1e-3, 3e4, 1e-2)
     space = Space(space={"local.lr": rates}, sampler=sampler, trials=5 - (sampler == "tpe"))
