@@ -1,0 +1,116 @@
+"""Checking the arguments of the Python interface: each mistake is refused with what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedkeel import config
+from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.engine.prepared import Ingredients
+from fedkeel.errors import ConfigError, DataError
+from fedkeel.runner.callbacks import Callback
+from fedkeel.task.task import Task
+
+Test = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
+"""A test set: inputs [N, ...] and labels [N], or a data set."""
+
+_TABLES: dict[str, tuple[type[config.Settings], str]] = {
+    "local": (config.Local, "lr=0.1, epochs=1"),
+    "cohort": (config.Cohort, "participation=0.1"),
+    "evaluation": (config.Evaluation, "every=10"),
+    "stop": (config.Stop, "patience=10"),
+    "engine": (config.Engine, "kind='sequential'"),
+}
+"""Arguments that are settings themselves, with their class and how it may be called."""
+
+
+def run_settings(**values: object) -> config.Run:
+    """Return the settings of a run, or refuse an argument that is no settings (ConfigError)."""
+    for name in ("evaluation", "stop", "engine"):
+        values[name] = {} if values[name] is None else values[name]
+    for name, (kind, example) in _TABLES.items():
+        if not isinstance(values[name], (kind, Mapping)):
+            raise ConfigError(
+                f"{name!r} is no fedkeel.{kind.__name__}.",
+                got=_described(values[name]),
+                do=f"write e.g. {name}=fedkeel.{kind.__name__}({example})",
+            )
+    return config.build(config.Run, values, "run")
+
+
+def cohort_settings(
+    cohort: config.Cohort | None, participation: float | None, clients: int | None
+) -> config.Cohort:
+    """Return who takes part, or refuse what is given twice (ConfigError)."""
+    values = {"participation": participation, "clients": clients}
+    if cohort is None:
+        return config.build(config.Cohort, values, "run")
+    for key, name in (("participation", "participation"), ("clients", "clients_per_round")):
+        if values[key] is not None:
+            raise ConfigError(
+                f"'cohort' and {name!r} both say who takes part.",
+                got=values[key],
+                do=f"leave out {name!r}, or write cohort=fedkeel.Cohort({key}=...)",
+            )
+    return cohort
+
+
+def checked_ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
+    """Return data and model, or refuse what is neither (ConfigError, DataError)."""
+    if not isinstance(task, Task):
+        name = task.__name__ if isinstance(task, type) else "model"
+        do = f"write task=fedkeel.Task({name})"
+        raise ConfigError("'task' is no fedkeel.Task.", got=_described(task), do=do)
+    if not isinstance(clients, Federation):
+        raise DataError(
+            "'clients' is no federation.",
+            got=_described(clients),
+            expected="a fedkeel.Federation",
+            do="divide the arrays: clients=fedkeel.iid(x, y, clients=10), or by fedkeel.dirichlet, "
+            "by_classes or by_client; of clients' own arrays fedkeel.from_clients({'a': (x, y)})",
+        )
+    if not isinstance(test, Dataset):
+        if not isinstance(test, (tuple, list)) or len(test) != 2:
+            raise DataError(
+                "'test' is no test set.",
+                got=_described(test),
+                expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
+                do="keep some examples from the clients, and give test=(x_test, y_test)",
+            )
+        tokens = not clients.data.x.is_floating_point()
+        test = dataset(test[0], test[1], name="test", tokens=tokens)
+    model = task.model
+    name = getattr(model, "__name__", None) or type(model).__name__
+    return Ingredients(task, lambda seed: clients, test, name)
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse what is no callback (ConfigError)."""
+    wrong: list[object] = [callbacks]
+    if isinstance(callbacks, (list, tuple)):
+        wrong = [callback for callback in callbacks if not isinstance(callback, Callback)]
+    if wrong:
+        raise ConfigError(
+            "'callbacks' is no list of fedkeel.Callback.",
+            got=_described(wrong[0]),
+            do="write a subclass of fedkeel.Callback, and give callbacks=[MyCallback()]",
+        )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
+    return f"an object of type {type(value).__name__}"
+
+
+def checked_folder(out: str | Path | None) -> Path | None:
+    """Return the folder, or refuse what is no path (ConfigError)."""
+    if out is None or isinstance(out, (str, Path)):
+        return None if out is None else Path(out)
+    raise ConfigError("'out' is no folder.", got=_described(out), expected="a path, or None")
