@@ -52,7 +52,7 @@ def test_as_json_and_taken_again(folder: Path) -> None:
 
 
 def test_on_the_test_set_is_said_on_every_line(folder: Path) -> None:
-    done = call("tune", "toy.toml", *TWO, *RATES, "-s", "tune.on=test", "-q")
+    done = call("tune", "toy.toml", *TWO, *RATES, "-s", "tune.split=test", "-q")
     rows = [line for line in done.out.splitlines() if line.lstrip().startswith("fed")]
     assert len(rows) == 2
     assert all("test set" in row for row in rows)

@@ -143,9 +143,9 @@ def test_a_whole_number_will_do_for_a_fraction() -> None:
         (Partition, {"kind": "iid", "sigma": 1.0}, "'sigma' is for sizes = \"power\""),
         (Local, {"sampling": "random"}, "is for 'steps', and these are 'epochs'"),
         (Schedule, {"decay": 0.5}, "'kind' is not given, and 'decay' is for 'exponential'"),
-        (Schedule, {"at": [1]}, "'at' and 'factors' must have the same length"),
-        (Schedule, {"at": [2, 1], "factors": [0.5, 0.1]}, "'at' must ascend"),
-        (Schedule, {"at": [1], "factors": [0.0]}, "'factors' must be > 0"),
+        (Schedule, {"milestones": [1]}, "'milestones' and 'factors' must have the same length"),
+        (Schedule, {"milestones": [2, 1], "factors": [0.5, 0.1]}, "'milestones' must ascend"),
+        (Schedule, {"milestones": [1], "factors": [0.0]}, "'factors' must be > 0"),
         (Cohort, {"participation": 0.5, "clients": 3}, "'participation' or 'clients', not both"),
     ],
 )
@@ -186,7 +186,10 @@ def test_settings_that_do_go_together() -> None:
         (Schedule(kind="exponential", decay=0.5), [1.0, 0.5, 0.25, 0.125, 0.0625]),
         (Schedule(kind="cosine"), [1.0, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0.0]),
         (Schedule(kind="cosine", final=0.5), [1.0, (6 + 2**0.5) / 8, 0.75, (6 - 2**0.5) / 8, 0.5]),
-        (Schedule(kind="piecewise", at=(1, 3), factors=(0.5, 0.1)), [1.0, 0.5, 0.5, 0.1, 0.1]),
+        (
+            Schedule(kind="piecewise", milestones=(1, 3), factors=(0.5, 0.1)),
+            [1.0, 0.5, 0.5, 0.1, 0.1],
+        ),
     ],
 )
 def test_schedules_by_hand(schedule: Schedule, expected: list[float]) -> None:
@@ -236,7 +239,7 @@ def test_the_size_of_a_cohort(cohort: Cohort, population: int, size: int) -> Non
             "expected fedkeel.config.Schedule(...)",
         ),
         (lambda: Local(lr=0.1, epochs=1, schedule={"kid": 1}), "Local.schedule has no 'kid'."),
-        (lambda: Schedule(at=3), "expected a list or a tuple"),
+        (lambda: Schedule(milestones=3), "expected a list or a tuple"),
         (lambda: config.Model(name="x", args=3), "expected a dict"),
     ],
 )
@@ -253,7 +256,7 @@ def test_a_mistake_below_another_table_keeps_its_whole_path() -> None:
         build(config.Run, {"rounds": 1, "local": {"lr": 1, "schedule": {"kid": 1}}}, "try.toml")
 
 
-@pytest.mark.parametrize("values", [{"kind": "piecewise"}, {"at": (1,), "factors": (0.5,)}])
+@pytest.mark.parametrize("values", [{"kind": "piecewise"}, {"milestones": (1,), "factors": (0.5,)}])
 def test_a_schedule_by_pieces_needs_them(values):
     with pytest.raises(ConfigError, match="belong to kind = 'piecewise'"):
         Schedule(**values)

@@ -17,7 +17,7 @@ def space(**given: object) -> Space:
 
 def test_without_a_word_the_learning_rate_is_searched() -> None:
     assert space().space == {"local.lr": (0.01, 0.03, 0.1, 0.3, 1.0)}
-    assert (space().on, space().metric, space().seeds) == ("validation", "best", 1)
+    assert (space().split, space().metric, space().seeds) == ("validation", "best", 1)
 
 
 def test_keys_may_be_dotted_or_nested() -> None:
@@ -74,8 +74,8 @@ def test_an_experiment_holds_one_and_writes_it(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text(to_toml(build(Experiment, given, "values")))
     assert load(file).tune.space == {"local.lr": Range(low=0.01, high=1.0, log=True)}
-    laid = load(file, ["tune.space.local.momentum=[0.0, 0.9]", "tune.on=test"])
+    laid = load(file, ["tune.space.local.momentum=[0.0, 0.9]", "tune.split=test"])
     assert laid.tune.space["local.momentum"] == (0.0, 0.9)
-    assert laid.tune.on == "test"
+    assert laid.tune.split == "test"
     with pytest.raises(ConfigError, match=r"\[tune\] has no key 'seed_s'"):
         load(file, ["tune.seed_s=1"])

@@ -131,7 +131,9 @@ def test_a_long_value_is_cut_short() -> None:
 def test_tables_that_contradict_themselves_are_named() -> None:
     error = refusal(local__steps=3)
     assert error.what == "try.toml: [local] give either 'epochs' or 'steps'."
-    assert refusal(local__schedule__at=[1]).what.startswith("try.toml: [local.schedule] 'at'")
+    assert refusal(local__schedule__milestones=[1]).what.startswith(
+        "try.toml: [local.schedule] 'milestones'"
+    )
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ FULL = values(
     method="fedreg(mg=True)+fedavg",
     seed=2**32 - 1,
     weights="uniform",
-    local__schedule={"kind": "piecewise", "at": [1, 2], "factors": [0.5, 1e-7]},
+    local__schedule={"kind": "piecewise", "milestones": [1, 2], "factors": [0.5, 1e-7]},
     local__batch_size="all",
     local__momentum=1 / 3,
     cohort__participation=0.1,

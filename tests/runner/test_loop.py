@@ -375,7 +375,7 @@ def test_a_run_that_failed_can_be_tried_again_and_fails_the_same(tmp_path: Path)
         (fk.Schedule(), [1, 1, 1, 1]),
         (fk.Schedule(kind="exponential", decay=0.5), [1, 0.5, 0.25, 0.125]),
         (fk.Schedule(kind="cosine", final=0.1), [1, 0.8682, 0.55, 0.2318]),
-        (fk.Schedule(kind="piecewise", at=(1, 3), factors=(0.5, 0.1)), [1, 0.5, 0.5, 0.1]),
+        (fk.Schedule(kind="piecewise", milestones=(1, 3), factors=(0.5, 0.1)), [1, 0.5, 0.5, 0.1]),
     ],
 )
 def test_the_learning_rate_follows_its_schedule(

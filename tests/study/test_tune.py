@@ -201,7 +201,7 @@ def test_the_test_set_has_no_say_in_it(tmp_path: Path) -> None:
 def test_on_the_test_set_where_that_is_asked_for(tmp_path: Path) -> None:
     """The runs are those of a comparison, and are taken from one."""
     compared = compare(settings(), ingredients(), ["fedavg"], 2, tmp_path)
-    space = Space(space={"local.lr": (0.05, 0.5)}, on="test", seeds=2)
+    space = Space(space={"local.lr": (0.05, 0.5)}, split="test", seeds=2)
     display = Seen()
     found = tune(settings(), ingredients(), ["fedavg"], space, tmp_path, display=display)
     assert found.trials[0].values == tuple(result.best for result in compared.results)

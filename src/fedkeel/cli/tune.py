@@ -39,7 +39,7 @@ def tune(
     """Search for the best settings of each method: a table, and an experiment file for each.
 
     The file's [tune] table names what is searched; without it, that is the local learning rate.
-    Trials are scored on a validation part of the training data, or with tune.on=test on the test
+    Trials are scored on a validation part of the training data, or with tune.split=test on the test
     set. Finished runs are used again: run the same command to continue.
     """
     from dataclasses import asdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -15,7 +15,7 @@ Value = bool | int | float | str
 
 Metric = Literal["best", "last", "last_mean"]
 Sampler = Literal["grid", "random", "tpe"]
-On = Literal["validation", "test"]
+Split = Literal["validation", "test"]
 
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """What is searched where nothing is said."""
@@ -74,7 +74,7 @@ class Space(Settings):
         seed: the first of these seeds; None takes the run's own.
         metric: what counts of a run, over the rounds after which it was evaluated: the ``best``
             accuracy, the ``last``, or the mean of the last ten, ``last_mean``.
-        on: where accuracy is measured: on a ``validation`` part of the training data, or on the
+        split: where accuracy is measured: on a ``validation`` part of the training data, or on the
             ``test`` set, as many papers do.
         holdout: share of each client's training examples that is the validation part.
     """
@@ -86,8 +86,10 @@ class Space(Settings):
     seeds: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=0, le=2**32 - 1)
     metric: Metric = "best"
-    on: On = "validation"
+    split: Split = "validation"
     holdout: float = Field(0.2, gt=0.0, lt=1.0)
+
+    renamed: ClassVar[Mapping[str, str]] = {"on": "split"}
 
     @field_validator("space", mode="before")
     @classmethod

@@ -49,34 +49,37 @@ class Schedule(Kinds):
 
     Args:
         kind: ``constant``; ``cosine`` lr * (f + (1 - f) (1 + cos(pi r / T)) / 2);
-            ``exponential`` lr * decay^r; ``piecewise`` lr * factors[i] from round at[i] on.
+            ``exponential`` lr * decay^r; ``piecewise`` lr * factors[i] from round milestones[i] on.
         final: f of ``cosine``.
         decay: factor for each round of ``exponential``.
-        at: rounds at which ``piecewise`` changes, ascending.
-        factors: factor on lr from that round on, one for each entry of `at`.
+        milestones: rounds at which ``piecewise`` changes, ascending.
+        factors: factor on lr from that round on, one for each entry of `milestones`.
     """
 
     kind: Literal["constant", "cosine", "exponential", "piecewise"] = "constant"
     final: float = Field(0.0, ge=0.0)
     decay: float = Field(1.0, gt=0.0, le=1.0)
-    at: tuple[int, ...] = ()
+    milestones: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()
 
     belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "final": ("cosine",),
         "decay": ("exponential",),
     }
+    renamed: ClassVar[Mapping[str, str]] = {"at": "milestones"}
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if len(self.at) != len(self.factors):
-            raise ValueError("'at' and 'factors' must have the same length")
-        if list(self.at) != sorted(self.at):
-            raise ValueError("'at' must ascend")
+        if len(self.milestones) != len(self.factors):
+            raise ValueError("'milestones' and 'factors' must have the same length")
+        if list(self.milestones) != sorted(self.milestones):
+            raise ValueError("'milestones' must ascend")
         if any(f <= 0 for f in self.factors):
             raise ValueError("'factors' must be > 0")
-        if (self.kind == "piecewise") != bool(self.at):
-            raise ValueError("'at' and 'factors' belong to kind = 'piecewise', which needs them")
+        if (self.kind == "piecewise") != bool(self.milestones):
+            raise ValueError(
+                "'milestones' and 'factors' belong to kind = 'piecewise', which needs them"
+            )
         return self
 
     def factor(self, round: int, rounds: int) -> float:
@@ -86,7 +89,8 @@ class Schedule(Kinds):
         if self.kind == "exponential":
             return self.decay**round
         if self.kind == "piecewise":
-            passed = [f for at, f in zip(self.at, self.factors, strict=True) if round >= at]
+            steps = zip(self.milestones, self.factors, strict=True)
+            passed = [factor for milestone, factor in steps if round >= milestone]
             return passed[-1] if passed else 1.0
         return 1.0
 

@@ -125,7 +125,7 @@ def search_text(space: config.Space) -> str:
         for name, values in parameters.items()
     ]
     trials = "the whole grid" if space.trials is None else f"{space.trials} trials"
-    split = "the test set, as papers do" if space.on == "test" else "a validation part"
+    split = "the test set, as papers do" if space.split == "test" else "a validation part"
     return (
         f"Hyper-parameters of each method were searched in each setting: {'; '.join(axes)}; "
         f"{trials} each, {counted(space.seeds, 'seed')} a trial, chosen by {split}."

@@ -42,7 +42,7 @@ class TrialScore:
         Raises:
             DataError: no client has enough examples to hold any out.
         """
-        if space.on == "test":
+        if space.split == "test":
             cached = replace(ingredients, clients=cache(ingredients.clients))
             return cls(settings, cached, space.metric)
         partition = settings.partition if isinstance(settings, config.Experiment) else None
@@ -92,7 +92,8 @@ def _hold_out(federation: Federation, share: float, seed: int) -> Federation:
         raise DataError(
             "No client has enough examples to hold any out for validation.",
             got=f"at most {federation.sizes.max()} examples, of which {share:g} are held out",
-            do="raise tune.holdout, or set tune.on = 'test' and say that you chose on the test set",
+            do="raise tune.holdout, or set tune.split = 'test' and say that you chose on the test "
+            "set",
         )
     return replace(divided, how={**divided.how, "holdout": share, "held_out": count})
 

@@ -81,7 +81,7 @@ def tune(
         TrainingError: no trial of any method could be finished.
     """
     display = display or ProgressDisplay()
-    display = display if space.on == "test" else WithoutScores(display)
+    display = display if space.split == "test" else WithoutScores(display)
     methods = list(dict.fromkeys(methods))
     if not methods:
         raise ConfigError(

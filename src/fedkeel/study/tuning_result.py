@@ -151,7 +151,7 @@ def choose_best(
         offered=size,
         failed=len(trials) - len(scored),
         edge=edge,
-        on=space.on,
+        on=space.split,
         metric=space.metric,
     )
 
