@@ -24,9 +24,9 @@ from pathlib import Path
 import fedkeel
 from fedkeel.config import Weights
 from fedkeel.conformance import check_method
+from fedkeel.engine.process.affinity import core_count
 from fedkeel.method.legality import WEIGHTS, verdict
 from fedkeel.method.registry import REGISTRY
-from fedkeel.runner.prepare import cores
 
 Job = tuple[str, Weights | None]
 
@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="pairs among these only")
     parser.add_argument("--out", type=Path, default=Path("runs/pairs.jsonl"), metavar="FILE")
-    parser.add_argument("--workers", type=int, default=cores(), metavar="N")
+    parser.add_argument("--workers", type=int, default=core_count(), metavar="N")
     given = parser.parse_args(words)
     unknown = set(given.methods) - set(REGISTRY)
     if unknown:
