@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fedkeel.config.base import warn_once
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -13,6 +15,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    """Let each test see the warnings that a process gives once."""
+    warn_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)

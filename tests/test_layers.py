@@ -280,3 +280,22 @@ def test_the_reference_path_does_not_import_the_vectorized_engine() -> None:
     assert not found & {f"fedkeel.engine.{name}" for name in plain}
     others = ("fedkeel.engine.store", "fedkeel.engine.compiler")
     assert not any(module.startswith(others) for module in found)
+
+
+PATH_OF_A_ROUND = (
+    "study/api.py",
+    "runner/loop.py",
+    "engine/sequential.py",
+    "engine/local.py",
+    "method/local_loop.py",
+    "method/local_optimiser.py",
+    "method/server_round.py",
+)
+"""The files in which one reads how a round runs, from `fk.run` to the updated parameters."""
+
+
+def test_the_path_of_a_round_is_short() -> None:
+    lines = [len((SOURCE / file).read_text("utf-8").splitlines()) for file in PATH_OF_A_ROUND]
+    assert sum(lines) <= 1600
+    page = (SOURCE.parents[1] / "docs" / "concepts" / "round.md").read_text("utf-8")
+    assert all(f"`{file}`" in page for file in PATH_OF_A_ROUND)

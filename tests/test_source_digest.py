@@ -135,12 +135,18 @@ print(source_digest(Net), source_digest(loss), source_digest(Net()))
     ("old", "new", "changed"),
     [
         ('KIND = "a"', 'KIND = "b"', (True, True, True)),
-        ("def third(x): return x", "def third(x): return 2 * x", (True, True, True)),
-        ("SCALE = 2.0", "SCALE = 2.5", (True, False, True)),
-        ("    n = 4", "    n = 5", (True, False, True)),
-        ("import helper\n", "import beside as helper\n", (True, False, True)),
+        pytest.param(
+            *("def third(x): return x", "def third(x): return 2 * x", (True, True, True)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(*("SCALE = 2.0", "SCALE = 2.5", (True, False, True)), marks=pytest.mark.slow),
+        pytest.param(*("    n = 4", "    n = 5", (True, False, True)), marks=pytest.mark.slow),
+        pytest.param(
+            *("import helper\n", "import beside as helper\n", (True, False, True)),
+            marks=pytest.mark.slow,
+        ),
         ("def unused(x): return x", "def unused(x): return 0", (False, False, False)),
-        ("print(", "print(", (False, False, False)),
+        pytest.param("print(", "print(", (False, False, False), marks=pytest.mark.slow),
     ],
 )
 def test_in_a_script_counts_what_a_definition_names(

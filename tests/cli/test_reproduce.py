@@ -89,7 +89,7 @@ def test_the_same_command_takes_what_is_there(folder: Path) -> None:
 
 
 def test_tuned(folder: Path) -> None:
-    tune = '[tune]\nsampler = "grid"\non = "test"\n[tune.space]\n"local.lr" = [0.0001, 0.3]\n\n'
+    tune = '[tune]\nsampler = "grid"\nsplit = "test"\n[tune.space]\n"local.lr" = [0.0001, 0.3]\n\n'
     tiny(folder, TINY.replace("[metric]", f"{tune}[metric]", 1))
     words = (*WORDS, "--tune", "--columns", "skew", "--seeds", "1")
     done = call(*words, "--json")

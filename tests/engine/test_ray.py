@@ -118,6 +118,7 @@ def test_actors_make_the_bits_of_one_loop(nodes: Nodes) -> None:
     assert len(callback.seen) > 4
 
 
+@pytest.mark.slow
 def test_so_do_they_with_buffers_a_clients_evaluation_and_state_in_a_file(
     nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_so_do_they_with_buffers_a_clients_evaluation_and_state_in_a_file(
     assert same(one, two)
 
 
+@pytest.mark.slow
 def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nodes) -> None:
     more = {"parallel_clients": 3, "workers": 2, "per_round": 6}
     one = start(prepared("scaffold", kind="vectorized", **more))
@@ -139,6 +141,7 @@ def test_clients_side_by_side_in_actors_are_those_of_worker_processes(nodes: Nod
     assert [row.steps for row in one.rows] == [row.steps for row in two.rows]
 
 
+@pytest.mark.slow
 def test_actors_stand_on_both_nodes_and_one_too_many_harms_nobody(nodes: Nodes) -> None:
     ready = prepared()
     params = ready.setup.training.network.params
@@ -165,6 +168,7 @@ def test_an_actor_killed_in_mid_round_leaves_no_trace(
     assert same(one, two)
 
 
+@pytest.mark.slow
 def test_all_actors_killed_at_once_leave_no_trace(nodes: Nodes, actors: list[Any]) -> None:
     one = start(prepared("scaffold", per_round=6))
 
@@ -176,6 +180,7 @@ def test_all_actors_killed_at_once_leave_no_trace(nodes: Nodes, actors: list[Any
     assert len(actors) > 2
 
 
+@pytest.mark.slow
 def test_a_client_that_always_kills_its_actor_is_named(nodes: Nodes) -> None:
     ready = on_ray(nodes, model=Kills, clients=federation(marked=3))
     with pytest.raises(TrainingError, match="died 3 times on the same work") as found:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.method.context import ClientInfo, Step
+from fedkeel.method.context import ClientInfo, PartStates, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import client_start
 from fedkeel.method.local_optimiser import LocalSGD, path_length
@@ -411,7 +411,7 @@ def test_fedregs_privacy_gradient_has_nothing_of_the_meaning() -> None:
     assert rule is not None
     message = server_message(played.plan, played.played.server, LOCAL.lr)
     client, _ = client_start(played.training, message, None, ClientInfo(0, 6), lambda: Batch(x, y))
-    states = (message.broadcast, client.client_state, {}, client.prepared)
+    states = PartStates(message.broadcast, client.client_state, {}, client.prepared)
     view = Step(Batch(x, y), start, ClientInfo(0, 6), network, {}, states=states).view("fedreg")
     found = rule.gradient(start, view)
     size = float((tree.dot(plain, plain) * tree.dot(meaning, meaning)).sqrt())

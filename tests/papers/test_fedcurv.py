@@ -123,10 +123,10 @@ def test_information_does_not_depend_on_how_many_examples_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_once = fisher(ended())
-    monkeypatch.setattr(per_example, "ENTRIES", 4 * tree.numel(at_once) + 1)
+    monkeypatch.setattr(per_example, "MAX_ENTRIES", 4 * tree.numel(at_once) + 1)
     assert len(ended().all_examples_step().pieces(4)) == 3
     assert gap(fisher(ended()), at_once) < 1e-14
-    monkeypatch.setattr(per_example, "ENTRIES", 1)
+    monkeypatch.setattr(per_example, "MAX_ENTRIES", 1)
     assert gap(fisher(ended()), at_once) < 1e-14
 
 
@@ -138,7 +138,7 @@ def test_padding_has_no_information(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Step(real, six.start, ClientInfo(0, 6), toy_network(), {})
     plain = fisher(Round(six.start, six.end, ClientInfo(0, 6), 1, 1.0, 0.1, lambda: alone))
     for entries in (1 << 22, 4 * tree.numel(plain)):
-        monkeypatch.setattr(per_example, "ENTRIES", entries)
+        monkeypatch.setattr(per_example, "MAX_ENTRIES", entries)
         assert gap(fisher(ended(weight)), plain) < 1e-14
 
 

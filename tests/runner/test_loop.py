@@ -56,7 +56,7 @@ def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
 ) -> None:
     """By examples processed, too, of which a client has fewer where a pass ends in the round."""
     asked, trained = [], []
-    survey, train = loop.surveyed, loop.server_round
+    survey, train = loop.add_mean_answers, loop.server_round
 
     def surveyed(message: Message, answers: ByPart, weights: np.ndarray) -> Message:
         asked.append(weights.tolist())
@@ -66,7 +66,7 @@ def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
         trained.append(given[3].processed.tolist())
         return train(*given)
 
-    monkeypatch.setattr(loop, "surveyed", surveyed)
+    monkeypatch.setattr(loop, "add_mean_answers", surveyed)
     monkeypatch.setattr(loop, "server_round", server_round)
     fk.run(
         "mime",

@@ -333,7 +333,7 @@ def test_checkpoints_that_are_rounds_apart(tmp_path: Path, monkeypatch: pytest.M
     """Rows were written over and over since the last one, and their slots given out again."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr(fk.experiment.rounds, "time", clock)
+    monkeypatch.setattr("fedkeel.runner.checkpoint.time", clock)
 
     class EveryThird(StopAfter):
         def on_round_end(self, row: RoundRecord, model: GlobalModel) -> None:
@@ -494,7 +494,7 @@ def test_a_failed_step_of_the_server_leaves_nothing_in_its_memory(
     """Parts change theirs in place: what a round has begun must not be saved as the last one's."""
     ready = prepared("gradma", rounds=5, checkpoint_seconds=1e6)
     whole = start(ready)
-    finite, calls = checks.finite, []
+    finite, calls = checks.check_finite_model, []
 
     def third_fails(*args: object) -> None:
         calls.append(1)
@@ -503,7 +503,7 @@ def test_a_failed_step_of_the_server_leaves_nothing_in_its_memory(
         finite(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "finite", third_fails)
+        patch.setattr("fedkeel.method.server_round.check_finite_model", third_fails)
         with pytest.raises(TrainingError, match="once"):
             start(ready, tmp_path / "run")
     assert same(whole, start(ready, tmp_path / "run", resume=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -86,10 +87,10 @@ def with_current_names(
                     f"{path + key!r} is the old name of {path + name!r}, and both are given.",
                     do=f"drop {path + key}",
                 )
-            _warn(f"The setting {path + key!r} is now called {path + name!r}.")
+            warn_once(f"The setting {path + key!r} is now called {path + name!r}.")
         if name in renamed_values and isinstance(value, str) and value in renamed_values[name]:
             new = renamed_values[name][value]
-            _warn(f"The value {value!r} of the setting {path + name!r} is now called {new!r}.")
+            warn_once(f"The value {value!r} of the setting {path + name!r} is now called {new!r}.")
             value = new
         table = table_of(kind, name)
         if table is not None and isinstance(value, Mapping):
@@ -98,7 +99,9 @@ def with_current_names(
     return result
 
 
-def _warn(message: str) -> None:
+@cache
+def warn_once(message: str) -> None:
+    """Warn of an old name, once in a process."""
     warnings.warn(f"{message} The old name works in this version only.", RenamedSetting, 2)
 
 
