@@ -136,6 +136,7 @@ def test_it_says_what_fails_each_time(
     assert sum(bool(json.loads(line)["failure"]) for line in out.read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_it_checks_in_processes(script: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "pairs.jsonl"
     words = [sys.executable, str(SCRIPT), "fedavg", "fedprox", "--workers", "1", "--out", str(out)]

@@ -320,6 +320,7 @@ def test_a_file_and_memory_make_the_same_bits(tmp_path: Path, method: str, kind:
     assert not (tmp_path / "run" / "state").exists()
 
 
+@pytest.mark.slow
 def test_so_do_they_with_spawned_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workers.__init__, "__defaults__", ("spawn",))
     ready = prepared("scaffold", rounds=4, state="disk", kind="workers", workers=2)

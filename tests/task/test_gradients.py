@@ -218,7 +218,7 @@ class Recurrent(nn.Module):
         return self.fc(self.rnn(x[:, :, None])[0][:, -1])
 
 
-@pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, nn.LSTM])
+@pytest.mark.parametrize("layer", [pytest.param(nn.GRU, marks=pytest.mark.slow), nn.RNN, nn.LSTM])
 def test_recurrent_layers_have_a_gradient_for_each_example(layer: Any) -> None:
     task = fk.Task(Recurrent(layer), head="fc")
     settings: dict[str, Any] = {
