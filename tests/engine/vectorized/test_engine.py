@@ -16,7 +16,7 @@ from fedkeel import config
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.compiled_function import CompiledFunction
-from fedkeel.engine.compiler.errors import CannotCompile
+from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
@@ -644,7 +644,8 @@ def test_nothing_of_a_round_is_left_on_another_device(
 
     def run(self: CompileCache, call: Call, arguments: Arguments) -> FlatState:
         rates = [] if arguments.rate is None else [arguments.rate]
-        return FlatState.of(call.function(*(s.state for s in arguments.states), *rates))
+        with tracing():
+            return FlatState.of(call.function(*(s.state for s in arguments.states), *rates))
 
     monkeypatch.setattr(CompileCache, "run", run)
     p = ready(**given)
