@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engine.client_checkpoint import CLIENTS_PREFIX
+from fedkeel.engine.client_states import CLIENTS_PREFIX
 from fedkeel.engine.process.shared_memory import fork_shared_memory, private_memory, shared_segment
 from fedkeel.engine.sequential import Sequential
 from fedkeel.engine.spec import TensorSpec

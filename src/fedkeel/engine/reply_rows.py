@@ -23,6 +23,7 @@ from fedkeel.engine.rehearsal import (
     SURVEY_PREFIX,
     UPDATE_PREFIX,
     check_reply,
+    specs_below,
 )
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.base import ClientStore
@@ -69,9 +70,9 @@ class ReplyRows:
         store: ClientStore | None = None,
     ) -> None:
         self._setup, self._store = setup, store
-        self._survey_spec = _below(SURVEY_PREFIX, spec)
+        self._survey_spec = specs_below(spec, SURVEY_PREFIX)
         self._spec = {k: v for k, v in spec.items() if not k.startswith(SURVEY_PREFIX)}
-        self._client_state_spec = _below(CLIENT_STATE_PREFIX, spec)
+        self._client_state_spec = specs_below(spec, CLIENT_STATE_PREFIX)
         self.summed = sums and setup.training.plan.needs_only_update_sum
         uploads = (f"uploads/{part}/" for part in setup.training.plan.sum_only_uploads)
         prefixes = (UPDATE_PREFIX, *uploads) if self.summed else ()
@@ -262,10 +263,6 @@ class ReplyRows:
             for path, array in packed["client_state"].items()
         }
         self._write_client_state(ClientRecord(tensors), jobs)
-
-
-def _below(prefix: str, spec: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    return {k.removeprefix(prefix): v for k, v in spec.items() if k.startswith(prefix)}
 
 
 def _select(rows: Tensor, index: Tensor | slice) -> Tensor:

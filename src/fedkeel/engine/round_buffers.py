@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedkeel.engine.base import ClientJob, ReportProgress, TrainedCohort, TrainingSetup
-from fedkeel.engine.client_checkpoint import checkpoint_arrays, restore_clients
+from fedkeel.engine.client_states import ClientStates
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.rehearsal import CLIENT_STATE_PREFIX, client_state_spec
 from fedkeel.engine.reply_rows import ReplyRows
 from fedkeel.engine.spec import TensorSpec
-from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import Trainer
 from fedkeel.method.context import ByPart, Ints, Message
@@ -33,7 +30,7 @@ class RoundBuffers:
         allocate: provides the memory.
         file: file of client state; None keeps it in memory.
         sums: whether updates are added up as they come, where the method allows it.
-        away: whether clients keep their state themselves, on other machines.
+        on_nodes: whether clients keep their state themselves, on other machines.
         codec: stores some of the clients' state in compact form; None stores it as it is.
     """
 
@@ -45,18 +42,16 @@ class RoundBuffers:
         allocate: Allocate,
         file: Path | None = None,
         sums: bool = False,
-        away: bool = False,
+        on_nodes: bool = False,
         codec: RowCodec | None = None,
     ) -> None:
-        if away:
-            spec = {k: v for k, v in spec.items() if not k.startswith(CLIENT_STATE_PREFIX)}
-        self._away = away
         self._sizes = setup.federation.sizes
-        clients = len(self._sizes)
-        self._steps_done = np.zeros(clients, dtype=np.int64)  # [C]
-        client_state = client_state_spec(spec)
-        self.store = client_store(client_state, clients, allocate, file, capacity, codec)
-        self.rows = ReplyRows(setup, spec, capacity, allocate, sums, self.store)
+        self.clients = ClientStates(
+            len(self._sizes), client_state_spec(spec), capacity, allocate, file, codec, on_nodes
+        )
+        if on_nodes:
+            spec = {k: v for k, v in spec.items() if not k.startswith(CLIENT_STATE_PREFIX)}
+        self.rows = ReplyRows(setup, spec, capacity, allocate, sums, self.clients.store)
 
     def train(
         self,
@@ -66,24 +61,15 @@ class RoundBuffers:
         report_progress: ReportProgress = lambda _: None,
     ) -> None:
         """Train clients and write their rows. See `ReplyRows.train`."""
-        self.rows.train(trainer, message, jobs, self.store.read, report_progress)
+        self.rows.train(trainer, message, jobs, self.clients.store.read, report_progress)
 
     def answer_survey(self, message: Message, job: ClientJob) -> None:
         """Write one client's answers to the surveys into its row."""
-        self.rows.answer_survey(message, job, self.store.read_state(job.client))
+        self.rows.answer_survey(message, job, self.clients.store.read_state(job.client))
 
     def answers(self, clients: Ints) -> ByPart:
         """Return the answers of a cohort, tensors [K, ...] by part, as views."""
         return self.rows.answers(len(clients))
-
-    def jobs(self, clients: Ints) -> list[ClientJob]:
-        """Return a job for each client of the cohort."""
-        return [ClientJob(row, int(k), int(self._steps_done[k])) for row, k in enumerate(clients)]
-
-    def begin(self, clients: Ints) -> list[ClientJob]:
-        """Return a job for each client of the cohort, and reserve slots for what they will keep."""
-        self.store.reserve(clients)
-        return self.jobs(clients)
 
     def gather(self, clients: Ints) -> TrainedCohort:
         """Return the rows of a finished round, as views."""
@@ -107,22 +93,3 @@ class RoundBuffers:
             diagnostics={name: t.double().numpy() for name, t in diagnostics.items()},
             seconds=self.rows.seconds(count),
         )
-
-    def done(self, clients: Ints) -> Ints:
-        """Return [K] local steps that clients have made in earlier rounds."""
-        return self._steps_done[clients]
-
-    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
-        """Take the state that the clients `keep` have written, and add to their steps."""
-        clients = trained.replies.clients
-        rows = np.flatnonzero(np.isin(clients, keep))
-        self.store.commit(clients[rows])
-        self._steps_done[clients[rows]] += trained.steps[rows]
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return what a checkpoint holds of the clients."""
-        return checkpoint_arrays(self.store, self._steps_done, self._away)
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take what a checkpoint holds of the clients."""
-        restore_clients(arrays, self.store, self._steps_done, self._away)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.clock import Clock
-from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort, TrainingSetup
-from fedkeel.engine.client_checkpoint import checkpoint_arrays, restore_clients
+from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
+from fedkeel.engine.client_states import ClientStates, KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.local import PHASES, train_client
 from fedkeel.engine.process.numerics import use_numerics
@@ -26,7 +24,6 @@ from fedkeel.engine.rehearsal import (
     specs_below,
 )
 from fedkeel.engine.spec import TensorSpec, specs_of
-from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import ClientRecord, RowCodec
 from fedkeel.engine.survey import survey_client
 from fedkeel.method.context import ByPart, Ints, Message
@@ -34,7 +31,7 @@ from fedkeel.method.round_values import Replies, reply_state
 from fedkeel.tree import State, Tree
 
 
-class Sequential:
+class Sequential(KeepsClientStates):
     """Trains the clients of a round in this process, one after the other.
 
     Args:
@@ -60,9 +57,10 @@ class Sequential:
             k: v for k, v in self._reply_spec.items() if not k.startswith(CLIENT_STATE_PREFIX)
         }
         self._answer_spec = specs_below(spec, SURVEY_PREFIX)
-        state_spec, clients = specs_below(spec, CLIENT_STATE_PREFIX), len(setup.federation)
-        self._store = client_store(state_spec, clients, private_memory, file, capacity, codec)
-        self._steps_done = np.zeros(clients, dtype=np.int64)  # [C]
+        state_spec = specs_below(spec, CLIENT_STATE_PREFIX)
+        self.clients = ClientStates(
+            len(setup.federation), state_spec, capacity, private_memory, file, codec
+        )
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
 
@@ -70,19 +68,18 @@ class Sequential:
         self, message: Message, clients: Ints, report_progress: ReportProgress
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
-        self._store.reserve(clients)
         rows = _empty_rows(self._sent_spec, len(clients))
         losses, finite, steps, examples = [], [], [], []
         seconds = dict.fromkeys(PHASES, 0.0)
         with use_numerics(self._setup.precision):
-            for job in self._jobs(clients):
+            for job in self.clients.begin_round(clients):
                 clock = Clock()
-                client_state = self._store.read_state(job.client)
+                client_state = self.clients.store.read_state(job.client)
                 result = train_client(self._setup, message, job, client_state, clock=clock)
                 reply = reply_state(result.reply)
                 check_reply(specs_of(reply), job.client, self._reply_spec)
                 new_state = ClientRecord.of(tree.stack([result.reply.client_state]))
-                self._store.write(np.array([job.client]), new_state)
+                self.clients.store.write(np.array([job.client]), new_state)
                 _write_row(rows, job.row, {**reply, "client_state": {}})
                 losses.append(float(result.reply.loss))
                 finite.append(bool(result.reply.finite))
@@ -115,47 +112,17 @@ class Sequential:
         """Return the answers of clients [K] to the surveys."""
         rows = _empty_rows(self._answer_spec, len(clients))
         with use_numerics(self._setup.precision):
-            for job in self._jobs(clients):
-                client_state = self._store.read_state(job.client)
+            for job in self.clients.jobs(clients):
+                client_state = self.clients.store.read_state(job.client)
                 answers = survey_client(self._setup, message, job, client_state)
                 check_reply(specs_of(dict(answers)), job.client, self._answer_spec)
                 _write_row(rows, job.row, dict(answers))
         return tree.substates(tree.unwalk(rows))
 
-    def _jobs(self, clients: Ints) -> list[ClientJob]:
-        steps_done = self._steps_done[clients].tolist()
-        return [
-            ClientJob(row, client, steps)
-            for row, (client, steps) in enumerate(zip(clients.tolist(), steps_done, strict=True))
-        ]
-
-    def done(self, clients: Ints) -> Ints:
-        """Return [K] local steps that clients have made in earlier rounds."""
-        return self._steps_done[clients]
-
-    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
-        """Make the new state of the clients `keep` count."""
-        rows = np.isin(trained.replies.clients, keep)
-        clients = trained.replies.clients[rows]
-        self._store.commit(clients)
-        self._steps_done[clients] += trained.steps[rows]
-
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
         with use_numerics(self._setup.precision):
             return evaluate(self._setup, params, buffers, split)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return client state as arrays, for a checkpoint."""
-        return checkpoint_arrays(self._store, self._steps_done)
-
-    def saved(self) -> None:
-        """Hear that the checkpoint of the last state is complete."""
-        self._store.snapshot_saved()
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take client state from a checkpoint."""
-        restore_clients(arrays, self._store, self._steps_done)
 
     def __enter__(self) -> Sequential:
         return self

@@ -14,14 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import count_examples, evaluate_shard
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.process.affinity import current_core, free_core, woken_on_core
@@ -73,7 +72,7 @@ class _Shared:
     trainer: Trainer
 
 
-class Workers:
+class Workers(KeepsClientStates):
     """Trains clients in several processes.
 
     Args:
@@ -113,6 +112,7 @@ class Workers:
             evaluated=Buffers({"rows": TensorSpec((3,), torch.float64)}, examples_count, allocate),
             trainer=trainer or SequentialTrainer(setup),
         )
+        self.clients = self._shared.round_buffers.clients
         self.reasons: list[str] = []
         self._workers: list[_Worker] = []
         try:
@@ -128,7 +128,7 @@ class Workers:
         """Train clients [K] from a message."""
         setup, buffers = self._shared.setup, self._shared.round_buffers
         self._shared.message.write(message_state(message))
-        jobs = buffers.begin(clients)
+        jobs = self.clients.begin_round(clients)
         parallel_clients = self._shared.trainer.parallel_clients
         self._work(
             training_items(setup, message, jobs, len(self._workers), parallel_clients),
@@ -140,16 +140,8 @@ class Workers:
         """Return the answers of clients [K] to the surveys."""
         buffers = self._shared.round_buffers
         self._shared.message.write(message_state(message))
-        self._work(survey_items(message, buffers.jobs(clients), len(self._workers)))
+        self._work(survey_items(message, self.clients.jobs(clients), len(self._workers)))
         return buffers.answers(clients)
-
-    def done(self, clients: Ints) -> Ints:
-        """Return [K] local steps that clients have made in earlier rounds."""
-        return self._shared.round_buffers.done(clients)
-
-    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
-        """Take the state of the clients `keep`."""
-        self._shared.round_buffers.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
@@ -161,18 +153,6 @@ class Workers:
         count = count_examples(setup, split)
         self._work(evaluation_items(setup, split, count, len(self._workers)))
         return self._shared.evaluated.tensors["rows"][:count].clone()
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return client state as arrays."""
-        return self._shared.round_buffers.state()
-
-    def saved(self) -> None:
-        """Learn that the checkpoint of the last state is complete."""
-        self._shared.round_buffers.store.snapshot_saved()
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take client state from a checkpoint."""
-        self._shared.round_buffers.restore(arrays)
 
     def __enter__(self) -> Workers:
         return self

@@ -200,7 +200,7 @@ def total(train: VectorizedTrainer, p: Prepared) -> dict[str, Tensor]:
     rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private_memory, sums=True)
     clients = np.arange(len(SHORT))
     message = server_message(p.plan, p.server, 0.1)
-    rounds.train(train, message, rounds.begin(clients))
+    rounds.train(train, message, rounds.clients.begin_round(clients))
     found = rounds.gather(clients).replies
     sent: State = {"update": dict(found.update)}
     sent["uploads"] = {part: found.uploads[part] for part in p.plan.sum_only_uploads}
@@ -299,7 +299,7 @@ def test_only_sums_are_kept_of_what_the_server_adds_up() -> None:
     found = []
     for sums in (False, True):
         rounds = RoundBuffers(p.setup, p.spec, len(SHORT), private_memory, sums=sums)
-        rounds.train(VectorizedTrainer(p.setup, 2), message, rounds.begin(clients))
+        rounds.train(VectorizedTrainer(p.setup, 2), message, rounds.clients.begin_round(clients))
         replies = rounds.gather(clients).replies
         found.append(server_round(p.plan, p.server, message, replies, p.population, 0).server)
         shapes = {len(t) for _, t in walk({"d": dict(replies.update), "u": dict(replies.uploads)})}

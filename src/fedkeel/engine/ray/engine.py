@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
+from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.shared_memory import private_memory
@@ -57,7 +57,7 @@ class _Worker:
     item: WorkItem | None = None
 
 
-class Ray:
+class Ray(KeepsClientStates):
     """Trains clients in Ray actors of one thread each.
 
     Args:
@@ -96,6 +96,7 @@ class Ray:
         self._message_count = 0  # actors read each message once
         sums = parallel_clients is not None
         self._buffers = RoundBuffers(setup, spec, capacity, private_memory, file, sums, codec=codec)
+        self.clients = self._buffers.clients
         self._layout = RowLayout(client_state_spec(spec))
         self._workers: list[_Worker] = []
         self._failed_starts = 0  # in a row
@@ -119,7 +120,7 @@ class Ray:
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
         self._message.write(message_state(message))
-        jobs = self._buffers.begin(clients)
+        jobs = self.clients.begin_round(clients)
         items = training_items(
             self._setup, message, jobs, self._worker_count, self._parallel_clients
         )
@@ -129,17 +130,9 @@ class Ray:
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         self._message.write(message_state(message))
-        items = survey_items(message, self._buffers.jobs(clients), self._worker_count)
+        items = survey_items(message, self.clients.jobs(clients), self._worker_count)
         self._work(items, self._put_message("params", "buffers", "broadcast"))
         return self._buffers.answers(clients)
-
-    def done(self, clients: Ints) -> Ints:
-        """Return [K] local steps that clients have made in earlier rounds."""
-        return self._buffers.done(clients)
-
-    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
-        """Take the state of the clients `keep`."""
-        self._buffers.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
@@ -153,18 +146,6 @@ class Ray:
         items = evaluation_items(self._setup, split, count, self._worker_count)
         self._work(items, self._put_message(*names), evaluated=evaluated)
         return evaluated
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return client state as arrays."""
-        return self._buffers.state()
-
-    def saved(self) -> None:
-        """Learn that the checkpoint of the last state is complete."""
-        self._buffers.store.snapshot_saved()
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take client state from a checkpoint."""
-        self._buffers.restore(arrays)
 
     def __enter__(self) -> Ray:
         return self
@@ -287,7 +268,7 @@ class Ray:
         block = torch.zeros(count * self._layout.nbytes, dtype=torch.uint8)
         rows, has_row = self._layout.rows(block, count), np.zeros(count, dtype=np.bool_)
         for i, job in enumerate(item.jobs):
-            state = self._buffers.store.read_state(job.client)
+            state = self.clients.store.read_state(job.client)
             has_row[i] = state is not None
             for path, tensor in walk(dict(state or {})):
                 rows[path][i] = tensor

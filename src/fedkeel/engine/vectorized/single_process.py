@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
+from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
@@ -21,7 +20,7 @@ from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.tree import Tree
 
 
-class SingleProcess:
+class SingleProcess(KeepsClientStates):
     """Trains the clients of a round in this process with a trainer.
 
     Args:
@@ -46,6 +45,7 @@ class SingleProcess:
         self._buffers = RoundBuffers(
             setup, spec, capacity, private_memory, file, sums=True, codec=codec
         )
+        self.clients = self._buffers.clients
         self._trainer = trainer
         self._precision = setup.precision
 
@@ -58,7 +58,7 @@ class SingleProcess:
         self, message: Message, clients: Ints, report_progress: ReportProgress
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
-        jobs = self._buffers.begin(clients)
+        jobs = self.clients.begin_round(clients)
         with use_numerics(self._precision):
             self._buffers.train(self._trainer, message, jobs, report_progress)
         return self._buffers.gather(clients)
@@ -66,17 +66,9 @@ class SingleProcess:
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
         with use_numerics(self._precision):
-            for job in self._buffers.jobs(clients):
+            for job in self.clients.jobs(clients):
                 self._buffers.answer_survey(message, job)
         return self._buffers.answers(clients)
-
-    def done(self, clients: Ints) -> Ints:
-        """Return [K] local steps that clients have made in earlier rounds."""
-        return self._buffers.done(clients)
-
-    def commit(self, trained: TrainedCohort, keep: Ints) -> None:
-        """Make the new state of the clients `keep` count."""
-        self._buffers.commit(trained, keep)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split."""
@@ -86,18 +78,6 @@ class SingleProcess:
         buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
         with use_numerics(self._precision):
             return evaluate(setup, params, buffers, split)
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Return client state as arrays, for a checkpoint."""
-        return self._buffers.state()
-
-    def saved(self) -> None:
-        """Hear that the checkpoint of the last state is complete."""
-        self._buffers.store.snapshot_saved()
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take client state from a checkpoint."""
-        self._buffers.restore(arrays)
 
     def __enter__(self) -> SingleProcess:
         return self

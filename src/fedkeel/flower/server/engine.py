@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
+from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.local import LocalResult
 from fedkeel.engine.message_state import message_state
@@ -62,7 +63,7 @@ ROUND, RUN_NUMBER = "nodes/round", "nodes/run_number"
 from another one of the same key."""
 
 
-class NodeClients:
+class NodeClients(KeepsClientStates):
     """Trains and evaluates clients on the nodes of a federation.
 
     Args:
@@ -90,7 +91,8 @@ class NodeClients:
         self._specs, self._agreement = MessageSpecs.of(prepared), Agreement.of(prepared)
         self._run_number = np.array([secrets.randbits(64)], dtype=np.uint64)
         self._reader = ReplyReader(prepared, self._specs)
-        self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, away=True)
+        self._buffers = RoundBuffers(setup, prepared.spec, capacity, private_memory, on_nodes=True)
+        self.clients = self._buffers.clients
         clients = len(setup.federation)
         self._state_round = np.zeros(clients, dtype=np.int64)  # [C] of each client's state
         self._state_digest = np.zeros(clients, dtype=np.uint64)  # [C]
@@ -108,7 +110,7 @@ class NodeClients:
         Raises:
             TrainingError: fewer than the quorum replied before the deadline.
         """
-        jobs = {job.client: job for job in self._buffers.begin(clients)}
+        jobs = {job.client: job for job in self.clients.begin_round(clients)}
         enough = smallest_count(self._settings.enough, len(clients))
         received: dict[int, LocalResult] = {}
         self._new_digests = {}
@@ -300,7 +302,7 @@ class NodeClients:
             TrainingError: fewer than the quorum answered before the deadline.
         """
         self._traffic.begin_round(message.round)
-        jobs = {job.client: job for job in self._buffers.jobs(clients)}
+        jobs = {job.client: job for job in self.clients.jobs(clients)}
         answered: set[int] = set()
         for job in jobs.values():
             self._buffers.rows.write_answers(job, missing_answer(self._specs.answer))
@@ -340,13 +342,9 @@ class NodeClients:
 
     # --- state -----------------------------------------------------------------------------------
 
-    def done(self, clients: Ints) -> Ints:
-        """Return [K] local steps that clients have made in earlier rounds."""
-        return self._buffers.done(clients)
-
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Believe from now on in the states that the clients `keep` have written in this round."""
-        self._buffers.commit(trained, keep)
+        super().commit(trained, keep)
         if self._specs.client_state:
             for client in keep.tolist():
                 self._state_round[client] = self._round + 1
@@ -362,7 +360,7 @@ class NodeClients:
         """Return what the server knows of the clients' states."""
         descriptions = {} if self._descriptions is None else pack_descriptions(self._descriptions)
         return {
-            **self._buffers.state(),
+            **super().state(),
             STATE_ROUND: self._state_round.copy(),
             STATE_DIGEST: self._state_digest.copy(),
             ROUND: np.array([self._round], dtype=np.int64),
@@ -376,7 +374,7 @@ class NodeClients:
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take what the server knew of the clients' states at a checkpoint."""
-        self._buffers.restore(arrays)
+        super().restore(arrays)
         self._state_round[:] = arrays[STATE_ROUND]
         self._state_digest[:] = arrays[STATE_DIGEST]
         self._run_number[:] = arrays[RUN_NUMBER]
@@ -400,7 +398,7 @@ class NodeClients:
         if self._setup.training.buffers != "average":  # else nodes use their own
             buffers = {}
         message = Message(params, buffers, {}, self._round, 0.0)
-        jobs = {job.client: job for job in self._buffers.jobs(clients)}
+        jobs = {job.client: job for job in self.clients.jobs(clients)}
         replied: set[int] = set()
         for reply, request in self._ask(EVALUATE, message, jobs, replied, EVALUATION):
             try:
