@@ -35,6 +35,7 @@ from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Cohort, Outcome, Population, Round, Step
 from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import markdown, page
+from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import (
     BREAKS,
     LEGAL,
@@ -46,7 +47,7 @@ from fedkeel.method.legality import (
     verdict,
 )
 from fedkeel.method.part import Capability, Part
-from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
 from fedkeel.records import folder as run_folder
 from fedkeel.records.rows import RoundRecord, Scores

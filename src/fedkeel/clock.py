@@ -35,11 +35,11 @@ class Clock:
         return seconds
 
 
-def shares(whole: str, seconds: float, parts: Mapping[str, float]) -> dict[str, float]:
+def shares(phase: str, seconds: float, parts: Mapping[str, float]) -> dict[str, float]:
     """Divide the seconds of a phase among its parts, in their proportions.
 
     Args:
-        whole: name of the phase.
+        phase: name of the phase.
         seconds: how long it took.
         parts: seconds by part, on any scale: of several processes at once, say.
 
@@ -50,5 +50,5 @@ def shares(whole: str, seconds: float, parts: Mapping[str, float]) -> dict[str, 
     """
     total = sum(parts.values())
     if total <= 0.0:
-        return {whole: seconds}
-    return {f"{whole}.{name}": seconds * part / total for name, part in parts.items()}
+        return {phase: seconds}
+    return {f"{phase}.{name}": seconds * part / total for name, part in parts.items()}

@@ -109,8 +109,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     True
     """
     small = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), list(small), n=1, cutoff=0.5)
-    return small[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), list(small), n=1, cutoff=0.5)
+    return small[matches[0]] if matches else None
 
 
 def did_you_mean(word: str, known: Iterable[str], limit: int = 12) -> str:

@@ -55,19 +55,19 @@ def generators(
         round: as in `generator`.
         clients: stable client indices, >= 0.
 
-    >>> one, _ = generators(0, "batches", 3, [7, 8])
-    >>> bool(one.random() == generator(0, "batches", 3, 7).random())
+    >>> first, _ = generators(0, "batches", 3, [7, 8])
+    >>> bool(first.random() == generator(0, "batches", 3, 7).random())
     True
     """
     states = _together(seed, purpose, round, clients)
     if states is None:
         return [generator(seed, purpose, round, client) for client in clients]
-    known: list[Any] = [_Known(state) for state in states]  # which the stubs do not know
-    return [np.random.Generator(np.random.PCG64(one)) for one in known]
+    seeds: list[Any] = [_KnownSeed(state) for state in states]  # the stubs ask for another type
+    return [np.random.Generator(np.random.PCG64(seed)) for seed in seeds]
 
 
-class _Known(np.random.bit_generator.ISeedSequence):
-    """Words that a bit generator starts from, worked out before."""
+class _KnownSeed(np.random.bit_generator.ISeedSequence):
+    """The words that a bit generator starts from, computed before."""
 
     def __init__(self, state: NDArray[np.uint64]) -> None:
         self._state = state
@@ -78,12 +78,12 @@ class _Known(np.random.bit_generator.ISeedSequence):
 
 def _hashes(start: int, factor: int, count: int) -> list[tuple[np.uint32, np.uint32]]:
     """Return what one word after the other is combined with, and then multiplied by."""
-    found, word = [], start
+    pairs, word = [], start
     for _ in range(count):
         after = word * factor % (1 << 32)
-        found.append((np.uint32(word), np.uint32(after)))
+        pairs.append((np.uint32(word), np.uint32(after)))
         word = after
-    return found
+    return pairs
 
 
 _TAKE_IN = _hashes(0x43B0D7E5, 0x931E8875, 16)

@@ -295,17 +295,17 @@ def module_digest(name: str) -> str:
     The files count as they were when the modules were loaded, or first asked for. What a library
     imports does not count: its version does. It is "" for a module that is in no file.
     """
-    own = _module_file(name)
-    if own is None:
+    module_file = _module_file(name)
+    if module_file is None:
         return ""
     digests: dict[str, str] = {}
-    imports = list(own.imports)
+    imports = list(module_file.imports)
     for imported in imports:  # the list grows
         file = None if imported in digests or imported == name else _module_file(imported)
         if file is not None and is_user_file(file.path):
             digests[imported] = file.digest
             imports += file.imports
-    return _digest(" ".join([own.digest, *(f"{k} {digests[k]}" for k in sorted(digests))]))
+    return _digest(" ".join([module_file.digest, *(f"{k} {digests[k]}" for k in sorted(digests))]))
 
 
 def _module_file(name: str) -> _ModuleFile | None:

@@ -162,8 +162,8 @@ def substates(state: Mapping[str, Tensor | State]) -> dict[str, State]:
 
 def substate(state: Mapping[str, Tensor | State], name: str) -> State:
     """Return the nested state under `name`, empty where there is none."""
-    found = state.get(name, {})
-    return {} if isinstance(found, Tensor) else found
+    value = state.get(name, {})
+    return {} if isinstance(value, Tensor) else value
 
 
 def leaves(state: Mapping[str, Tensor | State], name: str) -> Tree:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedkeel.conformance import CHECKS, Check, check_method, run_checks
-from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.method.index import ALIASES
+from fedkeel.method.registry import REGISTRY
 
 GC = ("gcfed", "gcfed.global")
 COMPOSITIONS = [

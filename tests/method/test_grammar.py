@@ -17,8 +17,9 @@ from fedkeel.method.grammar import (
     write_terms,
 )
 from fedkeel.method.hyperparameters import check_hyperparameters, hyperparameter_types
+from fedkeel.method.index import ALIASES
 from fedkeel.method.part import Part
-from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.method.registry import REGISTRY
 
 # --- writing ---------------------------------------------------------------------------------
 

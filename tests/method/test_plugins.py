@@ -16,7 +16,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError
-from fedkeel.method import plugins
+from fedkeel.method import index, plugins
 from fedkeel.method.docs.cite import keys
 from fedkeel.method.grammar import parse, read_terms
 from fedkeel.method.part import Part
@@ -253,18 +253,18 @@ def test_a_part_of_fedkeel_by_its_path_is_that_part() -> None:
 def declare(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
     """Let installed packages declare methods; several paths of a name are told apart by a space."""
     found = [
-        metadata.EntryPoint(name, path, plugins.GROUP)
+        metadata.EntryPoint(name, path, index.ENTRY_POINTS)
         for name, paths in points.items()
         for path in paths.split()
     ]
     monkeypatch.setattr(metadata, "entry_points", lambda group: found if "fedkeel" in group else [])
-    plugins.installed_methods.cache_clear()
+    index.installed_methods.cache_clear()
 
 
 @pytest.fixture
 def _undeclared() -> Iterator[None]:
     yield
-    plugins.installed_methods.cache_clear()
+    index.installed_methods.cache_clear()
 
 
 @pytest.mark.usefixtures("_undeclared")
@@ -299,8 +299,8 @@ def test_names_that_clash(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_entry_points_can_be_read() -> None:
-    plugins.installed_methods.cache_clear()
-    assert isinstance(plugins.installed_methods(), dict)
+    index.installed_methods.cache_clear()
+    assert isinstance(index.installed_methods(), dict)
 
 
 # --- what is refused -------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import pytest
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
+from fedkeel.method.index import ALIASES, METHODS
 from fedkeel.method.part import Part
-from fedkeel.method.registry import ALIASES, REGISTRY, find_recipe
+from fedkeel.method.registry import REGISTRY, find_recipe
 from fedkeel.method.roles import ROLES
 from harness import EVERYTHING
 
@@ -105,6 +106,7 @@ def test_the_table_names_entries() -> None:
 @pytest.mark.parametrize("entry", REGISTRY)
 def test_every_entry_composes_of_its_parts(entry: str) -> None:
     recipe, plan = REGISTRY[entry], parse(entry, EVERYTHING)
+    assert [part.name for part in plan.parts] == list(METHODS[entry].parts)  # listed unimported
     assert [type(part) for part in plan.parts] == list(recipe.parts.values())
     assert {part.paper for part in plan.parts} <= {recipe.paper}
     for short, part in zip(recipe.parts, plan.parts, strict=True):

@@ -21,40 +21,41 @@ def methods(
     What --check finds matters most for a method of your own: whether engines agree on it, whether
     it goes on after a kill as if nothing had been, whether it changes what is not its own.
     """
-    from fedkeel.method.docs.cite import bibtex as entries
-    from fedkeel.method.docs.cite import keys
-    from fedkeel.method.grammar import parse
-
     if expression is None:
         document(_listed()) if as_json else _print_list()
     elif check:
         _check(expression, as_json)
     elif bibtex:
-        found = keys(parse(expression))
-        if found:
-            print(entries(found))
-        else:
-            say(stderr(), f"{expression} names no paper: there is nothing to cite")
+        _print_bibtex(expression)
     elif as_json:
         document(_objects(expression))
     else:
         _print_page(expression)
 
 
-def _check(expression: str, as_json: bool) -> None:
-    from dataclasses import asdict
+def _print_bibtex(expression: str) -> None:
+    from fedkeel.method.docs.cite import bibtex, keys
+    from fedkeel.method.grammar import parse
 
+    citations = keys(parse(expression))
+    if citations:
+        print(bibtex(citations))
+    else:
+        say(stderr(), f"{expression} names no paper: there is nothing to cite")
+
+
+def _check(expression: str, as_json: bool) -> None:
     from fedkeel.conformance import run_checks
 
-    found = run_checks(expression)
+    checks = run_checks(expression)
     if as_json:
-        document([asdict(one) for one in found])
+        document([asdict(check) for check in checks])
     else:
-        for one in found:
-            print(f"{'fails' if one.failure else 'holds'}  {one.name}")
-            if one.failure:
-                print(f"       {one.failure}")
-    if any(one.failure for one in found):
+        for check in checks:
+            print(f"{'fails' if check.failure else 'holds'}  {check.name}")
+            if check.failure:
+                print(f"       {check.failure}")
+    if any(check.failure for check in checks):
         raise typer.Exit(1)
 
 
@@ -99,19 +100,16 @@ def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedkeel.method.plugins import installed_methods
-    from fedkeel.method.registry import ALIASES
+    from fedkeel.method.index import ALIASES, METHODS, installed_methods
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("method", "what it does", "parts", "paper"):
         table.add_column(head, overflow="fold")
-    for one in _listed():
-        also = [alias for alias, name in ALIASES.items() if name == one["name"]]
-        name = one["name"] + (f" ({', '.join(also)})" if also else "")
-        parts = [part["name"] for part in one["parts"]]
-        shown = ", ".join(parts) if parts != [one["name"]] else ""
-        table.add_row(name, one["title"], shown, one["paper"])
-    for own, paths in installed_methods().items():
-        table.add_row(own, "of an installed package", ", ".join(paths), "")
+    for name, entry in METHODS.items():
+        aliases = ", ".join(alias for alias, method in ALIASES.items() if method == name)
+        parts = ", ".join(entry.parts) if list(entry.parts) != [name] else ""
+        table.add_row(f"{name} ({aliases})" if aliases else name, entry.title, parts, entry.paper)
+    for name, paths in installed_methods().items():
+        table.add_row(name, "of an installed package", ", ".join(paths), "")
     Console().print(table)
     print("combine with '+':  fedprox(mu=0.1)+gcfed    describe one:  fedkeel methods fedgc")

@@ -118,8 +118,8 @@ class Kinds(Settings):
     @property
     def idle(self) -> dict[str, tuple[str, ...]]:
         """Settings that have been changed and mean nothing here, and the kinds they are for."""
-        kind, own = getattr(self, "kind", ""), type(self).model_fields
-        changed = (name for name in self.belongs if getattr(self, name) != own[name].default)
+        kind, fields = getattr(self, "kind", ""), type(self).model_fields
+        changed = (name for name in self.belongs if getattr(self, name) != fields[name].default)
         return {name: self.belongs[name] for name in changed if kind not in self.belongs[name]}
 
     @model_validator(mode="after")

@@ -61,8 +61,8 @@ def readable(
         error: what pydantic raised.
         where: what the values came from, in the words of TOML; None where the class was called.
     """
-    found = error.errors(include_url=False)
-    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    problems = error.errors(include_url=False)
+    first = next((e for e in problems if e["type"] == "extra_forbidden"), problems[0])
     loc = [part for part in first["loc"] if isinstance(part, str)]
     table, known = _table(kind, loc)
     at = ".".join(table)
@@ -77,10 +77,10 @@ def readable(
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return ConfigError(f"{source}: {f'[{at}] ' if at else ''}{message}.")
-    given = first["input"]
-    shown = repr(given) if len(repr(given)) < 60 else repr(given)[:57] + "..."
+    value = first["input"]
+    shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
     depth = len(table) + 1  # a union of types complains once for each of them
-    same = [e for e in found if e["loc"][:depth] == first["loc"][:depth]]
+    same = [e for e in problems if e["loc"][:depth] == first["loc"][:depth]]
     words = _PYTHON if where is None else _TOML
     expected = ", or ".join(dict.fromkeys(_wanted(e["msg"], words) for e in same))
     return ConfigError(

@@ -45,7 +45,7 @@ class Range(Settings):
         return self
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether only whole numbers are tried."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
@@ -93,45 +93,45 @@ class Space(Settings):
 
     @field_validator("space", mode="before")
     @classmethod
-    def _flat(cls, given: object) -> object:
-        return dict(_read(given, "space")) if isinstance(given, Mapping) else given
+    def _flat(cls, values: object) -> object:
+        return dict(_read(values, "space")) if isinstance(values, Mapping) else values
 
     @field_validator("method", mode="before")
     @classmethod
-    def _by_method(cls, given: object) -> object:
-        if not isinstance(given, Mapping):
-            return given
-        found: dict[str, dict[str, Choices]] = {}
-        for key, choices in _read(given, "method").items():
-            name, _, own = key.rpartition(".")
+    def _by_method(cls, values: object) -> object:
+        if not isinstance(values, Mapping):
+            return values
+        result: dict[str, dict[str, Choices]] = {}
+        for key, choices in _read(values, "method").items():
+            name, _, hyperparameter = key.rpartition(".")
             if not name:
                 raise ValueError(
                     f"'method.{key}' has no table: write [tune.method.NAME] {key} = ..."
                 )
-            found.setdefault(name, {})[own] = choices
-        return found
+            result.setdefault(name, {})[hyperparameter] = choices
+        return result
 
 
-def _read(given: Mapping[str, Any], at: str, prefix: str = "") -> dict[str, Choices]:
+def _read(values: Mapping[str, Any], at: str, prefix: str = "") -> dict[str, Choices]:
     """Return choices by dotted key; tables may be nested or their keys dotted.
 
     Raises:
         ValueError: what stands at a key is neither a list nor a range.
     """
-    found: dict[str, Choices] = {}
-    for name, value in given.items():
+    result: dict[str, Choices] = {}
+    for name, value in values.items():
         key, where = prefix + name, f"'{at}.{prefix}{name}'"
         if isinstance(value, Range):
-            found[key] = value
+            result[key] = value
         elif isinstance(value, Mapping) and value.keys() & {"low", "high"}:
-            found[key] = _range(value, where)
+            result[key] = _range(value, where)
         elif isinstance(value, Mapping):
-            found |= _read(value, at, f"{key}.")
+            result |= _read(value, at, f"{key}.")
         elif isinstance(value, list | tuple):
-            found[key] = _list(value, where)
+            result[key] = _list(value, where)
         else:
             raise ValueError(f"{where} is {value!r}: give a list, or {{low = ..., high = ...}}")
-    return found
+    return result
 
 
 def _range(value: Mapping[str, Any], where: str) -> Range:
@@ -144,8 +144,8 @@ def _range(value: Mapping[str, Any], where: str) -> Range:
     try:
         return Range.model_validate(dict(value))
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{where}: {said}") from None
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {message}") from None
 
 
 def _list(value: list[Any] | tuple[Any, ...], where: str) -> tuple[Value, ...]:

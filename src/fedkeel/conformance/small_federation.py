@@ -77,9 +77,9 @@ def _data(clients: int = CLIENTS) -> tuple[Federation, tuple[np.ndarray, np.ndar
     centres = random.normal(size=(3, 5)) * 1.5
     lists, labels, at = [], [], 0
     for k in range(clients):
-        own = random.choice(3, size=1 + k % 3, replace=False)
+        classes = random.choice(3, size=1 + k % 3, replace=False)
         size = 5 + 3 * k
-        labels.append(random.choice(own, size=size))
+        labels.append(random.choice(classes, size=size))
         lists.append(np.arange(at, at + size))
         at += size
     y = np.concatenate(labels)

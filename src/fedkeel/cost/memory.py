@@ -109,8 +109,8 @@ def check_server(
     shapes = {k: v.to("meta") for k, v in params.items()}  # without memory
     try:
         needed = nbytes(dict(initial_memory(plan, shapes, population)))
-    except Exception:  # a part may read values, which tensors on "meta" do not have
-        return
+    except Exception:  # a part may read values, which tensors on "meta" do not have; where it is
+        return  # the part's own error, the start of the run raises it again, with the part's name
     budget = _budget(requested)
     if budget is not None and needed > max(budget, COMFORTABLE_BYTES):
         got = f"{format_bytes(needed)} at the server"

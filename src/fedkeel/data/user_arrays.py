@@ -107,10 +107,10 @@ def as_tokens(x: Tensor, name: str) -> Tensor:
     Raises:
         DataError: one is not a whole number >= 0.
     """
-    whole = x.to(torch.int64)
-    bad = torch.nonzero((whole != x) | (whole < 0))
+    integers = x.to(torch.int64)
+    bad = torch.nonzero((integers != x) | (integers < 0))
     if len(bad) == 0:
-        return whole
+        return integers
     raise DataError(
         f"{name}: a token is not a whole number >= 0.",
         got=f"{x[tuple(bad[0])].item()} in row {int(bad[0, 0])} (counted from 0)",

@@ -278,18 +278,18 @@ def _check_names(parts: Sequence[Part], expression: str) -> None:
 
 def _check_slots(parts: Sequence[Part], expression: str) -> None:
     for slot in SLOTS:
-        found = [part for part in parts if isinstance(part, slot)]
-        if len(found) > 1:
+        rivals = [part for part in parts if isinstance(part, slot)]
+        if len(rivals) > 1:
             raise CompositionError(
-                f"'{expression}' puts {len(found)} parts in the slot '{ROLES[slot]}', "
+                f"'{expression}' puts {len(rivals)} parts in the slot '{ROLES[slot]}', "
                 "which takes one.",
-                got=" and ".join(_summary(part) for part in found),
-                do=f"drop one of {', '.join(part.name for part in found)}" + _slot_hint(found),
+                got=" and ".join(_summary(part) for part in rivals),
+                do=f"drop one of {', '.join(part.name for part in rivals)}" + _slot_hint(rivals),
             )
 
 
-def _slot_hint(found: Sequence[Part]) -> str:
-    names = {part.name for part in found}
+def _slot_hint(rivals: Sequence[Part]) -> str:
+    names = {part.name for part in rivals}
     if {"momentum", "gradma.s"} <= names:
         return "; gradma.s brings its own momentum (beta1)"
     return ""

@@ -19,9 +19,9 @@ from typing import Any
 from fedkeel.config import Weights
 from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
+from fedkeel.method.index import ALIASES, installed_methods
 from fedkeel.method.part import Capability, Part
-from fedkeel.method.plugins import installed_methods
-from fedkeel.method.registry import ALIASES, REGISTRY, Recipe, find_recipe
+from fedkeel.method.registry import REGISTRY, Recipe, find_recipe
 from fedkeel.user_code import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -149,8 +149,8 @@ def build_parts(term: Term, expression: str) -> list[Part]:
             )
     out = []
     for short, kind in parts.items():
-        own = {f.name for f in fields(kind)}
-        given = {k: v for k, v in term.values.items() if k in own}
+        known = {f.name for f in fields(kind)}
+        given = {k: v for k, v in term.values.items() if k in known}
         out.append(_made(kind, {**recipe.defaults.get(short, {}), **given}))
     return out
 
@@ -206,10 +206,10 @@ def _method(text: str, at: int) -> tuple[str, int]:
 
 
 def _word(text: str, at: int, wanted: str) -> tuple[str, int]:
-    found = _NAME.match(text, at)
-    if not found:
+    match = _NAME.match(text, at)
+    if not match:
         raise _unreadable(text, at, wanted)
-    return found.group(), found.end()
+    return match.group(), match.end()
 
 
 def _values(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -219,10 +219,10 @@ def _values(text: str, at: int) -> tuple[dict[str, Any], int]:
     if text[at : at + 1] == ")":
         return values, at + 1
     while True:
-        found = _KEY.match(text, at)
-        if not found:
+        match = _KEY.match(text, at)
+        if not match:
             raise _unreadable(text, at, "key=value")
-        start = found.end()
+        start = match.end()
         at = _end_of_value(text, start)
         raw = text[start:at].strip()
         try:
@@ -232,9 +232,9 @@ def _values(text: str, at: int) -> tuple[dict[str, Any], int]:
             if raw.lower() not in lowered and not _NAME.fullmatch(raw):
                 raise _unreadable(text, start, "a number, True, False, None or text") from None
             value = lowered.get(raw.lower(), raw)
-        if found.group(1) in values:
-            raise _unreadable(text, found.start(1), f"each key once, not '{found.group(1)}' again")
-        values[found.group(1)] = value
+        if match.group(1) in values:
+            raise _unreadable(text, match.start(1), f"each key once, not '{match.group(1)}' again")
+        values[match.group(1)] = value
         if text[at : at + 1] == ")":
             return values, at + 1
         if text[at : at + 1] != ",":

@@ -15,9 +15,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from importlib import metadata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeGuard
 
@@ -29,20 +27,8 @@ from fedkeel.method.roles import ROLES
 from fedkeel.source_digest import module_digest
 from fedkeel.user_code import ImportTarget, import_object, one_line
 
-GROUP = "fedkeel.methods"
-"""Entry points of packages that bring methods."""
-
 RESERVED = frozenset({"model", "survey", "mean"})
 """Names that messages and records use themselves."""
-
-
-@lru_cache(maxsize=1)
-def installed_methods() -> Mapping[str, tuple[str, ...]]:
-    """Return the import paths that installed packages declare, by name."""
-    paths: dict[str, tuple[str, ...]] = {}
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
-        paths[point.name] = tuple(dict.fromkeys([*paths.get(point.name, ()), point.value]))
-    return paths
 
 
 def load_parts(path: str) -> tuple[type[Part], ...]:

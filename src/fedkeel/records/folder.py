@@ -309,25 +309,25 @@ class RunFolder:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _write(self, checkpoint: Checkpoint, aside: Path, final: Path) -> None:
+    def _write(self, checkpoint: Checkpoint, temporary: Path, final: Path) -> None:
         """Write a checkpoint and rename it once it and the rows are on the disk."""
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        _save_arrays(checkpoint.arrays, aside / "arrays.safetensors")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        _save_arrays(checkpoint.arrays, temporary / "arrays.safetensors")
         state = {"round": checkpoint.round, **checkpoint.state}
-        (aside / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
         rows = self.path / "rounds.jsonl"
-        for file in [*aside.iterdir(), *([rows] if rows.exists() else [])]:
+        for file in [*temporary.iterdir(), *([rows] if rows.exists() else [])]:
             _synchronise(file)
-        os.replace(aside, final)
+        os.replace(temporary, final)
 
     def save_model(self, arrays: Arrays, name: str = MODEL) -> None:
         """Write a model."""
-        aside = self.path / f".{name}.{os.getpid()}"
+        temporary = self.path / f".{name}.{os.getpid()}"
         with self._writing():
-            _save_arrays({key: array.copy(order="C") for key, array in arrays.items()}, aside)
-            _synchronise(aside)
-            os.replace(aside, self.path / name)
+            _save_arrays({key: array.copy(order="C") for key, array in arrays.items()}, temporary)
+            _synchronise(temporary)
+            os.replace(temporary, self.path / name)
 
     def drop_model(self) -> None:
         """Remove models and checkpoint of a run of which only the rows are needed."""
@@ -385,18 +385,18 @@ def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
         data: its content.
         mode: its permissions; None for those of any new file.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if mode is not None:
-            aside.chmod(mode)
-        os.replace(aside, path)
+            temporary.chmod(mode)
+        os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
         raise
 
 

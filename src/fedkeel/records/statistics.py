@@ -82,8 +82,8 @@ class PairedDifference:
     def interval(self) -> Interval | None:
         """The 95 % t-interval of the mean difference; None for one seed, which has no spread.
 
-        >>> found = paired_difference({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 0.0, 2: 0.0})
-        >>> round(found.interval.low, 3), round(found.interval.high, 3)
+        >>> gain = paired_difference({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 0.0, 2: 0.0})
+        >>> round(gain.interval.low, 3), round(gain.interval.high, 3)
         (-0.484, 4.484)
         """
         if self.stat.std is None:

@@ -106,11 +106,11 @@ def _failed_at_once(folder: RunFolder, record: RunRecord) -> bool:
     return record.status == "failed" and len(folder.rows(2)) < 2
 
 
-def _same_engine(before: RunRecord, asked: config.Engine) -> EngineChoice | None:
+def _same_engine(before: RunRecord, requested: config.Engine) -> EngineChoice | None:
     """Return the engine that was measured before; a new choice might round differently."""
-    is_measured = asked.kind == "vectorized" and asked.parallel_clients is None
-    if asked.kind == "auto" or (is_measured and before.engine.kind == "vectorized"):
-        return resumed_engine(before.engine, asked)
+    is_measured = requested.kind == "vectorized" and requested.parallel_clients is None
+    if requested.kind == "auto" or (is_measured and before.engine.kind == "vectorized"):
+        return resumed_engine(before.engine, requested)
     return None
 
 

@@ -60,12 +60,12 @@ def row_products(left: Tensor, right: Tensor, chunk: int = CHUNK) -> Tensor:
     width = left.shape[1]
     if width <= EXACT:
         return left.double() @ right.double().T
-    whole = width - width % chunk
+    full_width = width - width % chunk
     sums = torch.bmm(
-        left[:, :whole].reshape(len(left), -1, chunk).transpose(0, 1),
-        right[:, :whole].reshape(len(right), -1, chunk).permute(1, 2, 0),
+        left[:, :full_width].reshape(len(left), -1, chunk).transpose(0, 1),
+        right[:, :full_width].reshape(len(right), -1, chunk).permute(1, 2, 0),
     )  # [F / chunk, J, K]
-    return sums.sum(dim=0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
+    return sums.sum(dim=0, dtype=torch.float64) + left[:, full_width:] @ right[:, full_width:].T
 
 
 def relative_rounding(rows: Mapping[str, Tensor], names: Sequence[str]) -> float:

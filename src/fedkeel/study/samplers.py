@@ -201,7 +201,7 @@ def _suggest(axis: Axis, trial: Any) -> Value:  # noqa: ANN401 - Optuna may not 
         if axis.is_ordered:
             return axis.at(trial.suggest_int(axis.name, 0, len(choices) - 1))
         return axis.at(trial.suggest_categorical(axis.name, list(range(len(choices)))))
-    if choices.whole:
+    if choices.is_whole:
         return int(trial.suggest_int(axis.name, choices.low, choices.high, log=choices.log))
     exact = float(trial.suggest_float(axis.name, choices.low, choices.high, log=choices.log))
     return min(max(float(f"{exact:.{DIGITS}g}"), choices.low), choices.high)

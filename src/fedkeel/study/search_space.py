@@ -17,7 +17,7 @@ from fedkeel.config import Choices, Range, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.errors import ConfigError, did_you_mean, nearest
 from fedkeel.method.grammar import Term, accepted_hyperparameters, parse, read_terms, write_terms
-from fedkeel.method.registry import ALIASES
+from fedkeel.method.index import ALIASES
 
 Point = dict[str, Value]
 """One value for each axis, by the axis's name."""
@@ -58,7 +58,7 @@ class Axis:
     def size(self) -> int | None:
         """Number of values; None where it is infinite."""
         if isinstance(self.choices, Range):
-            return int(self.choices.high - self.choices.low) + 1 if self.choices.whole else None
+            return int(self.choices.high - self.choices.low) + 1 if self.choices.is_whole else None
         return len(self.choices)
 
     def at(self, index: int) -> Value:

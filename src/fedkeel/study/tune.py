@@ -195,7 +195,7 @@ class _TrialRuns:
         return Trial(
             method,
             point,
-            tuple(None if one.error else self.score.of(one.rows) for one in outcomes),
+            tuple(None if run.error else self.score.of(run.rows) for run in outcomes),
             tuple(outcome.folder.name for outcome in outcomes),
             next((outcome.error.what for outcome in outcomes if outcome.error), ""),
         )

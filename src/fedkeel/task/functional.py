@@ -42,11 +42,11 @@ class Functional:
         if self._copied:
             return self._call_copy({**params, **buffers}, buffers, x)
         if self._places is None:
-            given = {**params, **buffers}
-            out = functional_call(self.module, given, (x,))  # which puts what is assigned in there
+            values = {**params, **buffers}
+            out = functional_call(self.module, values, (x,))  # assigned buffers are put there
             for name, tensor in buffers.items():
-                if given[name] is not tensor:
-                    tensor.copy_(given[name])
+                if values[name] is not tensor:
+                    tensor.copy_(values[name])
             return out
         before: list[tuple[Place, Any]] = []
         try:
@@ -67,10 +67,10 @@ class Functional:
                 table[key] = held
 
     def _call_copy(
-        self, given: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
+        self, values: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
     ) -> Tensor:
         named = (*self.module.named_parameters(), *self.module.named_buffers())
-        module = copy.deepcopy(self.module, {id(t): given.get(name, t) for name, t in named})
+        module = copy.deepcopy(self.module, {id(t): values.get(name, t) for name, t in named})
         out: Tensor = module(x)
         for name, tensor in module.named_buffers():
             if tensor is not buffers[name]:

@@ -17,12 +17,12 @@ def blocks(names: Sequence[str]) -> list[list[str]]:
     """
     depth = 0
     while True:
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in names:
             owner = name.split(".")[:-1]
-            found.setdefault(".".join(owner[: depth + 1]), []).append(name)
-        if len(found) > 1 or depth >= max(name.count(".") for name in names):
-            return list(found.values())
+            groups.setdefault(".".join(owner[: depth + 1]), []).append(name)
+        if len(groups) > 1 or depth >= max(name.count(".") for name in names):
+            return list(groups.values())
         depth += 1
 
 

@@ -154,17 +154,17 @@ def _with_gradients(
     generators = _GlobalGenerators()
 
     def gradient(copied: bool) -> Sequence[Tensor | None]:
-        given = {k: same(nn.Parameter(v)).requires_grad_() for k, v in params.items()}
+        tensors = {k: same(nn.Parameter(v)).requires_grad_() for k, v in params.items()}
         generators.restore()
         call = Functional(other_copy, copied)
-        value = _weighted_sum(lambda: call(given, clone(buffers), first_x.clone()))
-        return torch.autograd.grad(value, list(given.values()), allow_unused=True)
+        value = _weighted_sum(lambda: call(tensors, clone(buffers), first_x.clone()))
+        return torch.autograd.grad(value, list(tensors.values()), allow_unused=True)
 
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            own = dict(own_copy.named_parameters())
+            copied = dict(own_copy.named_parameters())
             torch.autograd.backward(_weighted_sum(lambda: own_copy(first_x.clone())))
-            expected = [own[name].grad for name in params]
+            expected = [copied[name].grad for name in params]
             bypasses_modules = not _close(gradient(False), expected)
             correct = not bypasses_modules or _close(gradient(True), expected)
             missing = frozenset(k for k, g in zip(params, expected, strict=True) if g is None)

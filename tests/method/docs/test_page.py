@@ -15,9 +15,10 @@ from fedkeel.method.docs.describe import facts
 from fedkeel.method.docs.docstring import Maths, read
 from fedkeel.method.docs.page import Block, markdown, page, terminal
 from fedkeel.method.grammar import parse
+from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import WEIGHTS, verdict
 from fedkeel.method.part import Part
-from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.method.registry import REGISTRY
 from method.test_plugins import PARTS
 
 TRAFFIC = [("down", "two models"), ("up", "one model")]

@@ -112,8 +112,8 @@ def shares(count: int, sigma: float, random: Generator) -> Floats:
 def given_sizes(n: int, clients: int, sizes: Sequence[int]) -> Ints:
     """Return the sizes given for the clients, or refuse them (DataError)."""
     counts = np.asarray(sizes)
-    whole = counts.dtype.kind in "iu" and counts.shape == (clients,)
-    if not whole or counts.min() < 1 or counts.sum() > n:
+    is_whole = counts.dtype.kind in "iu" and counts.shape == (clients,)
+    if not is_whole or counts.min() < 1 or counts.sum() > n:
         given = f"{counts.size} sizes from {counts.min()} to {counts.max()}" if counts.size else "0"
         raise DataError(
             "The sizes given for the clients do not fit.",

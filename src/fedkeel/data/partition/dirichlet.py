@@ -284,11 +284,11 @@ def _draw_without_replacement(prior: Floats, turns: Ints, supply: Ints, random: 
     drawn = _draw(prior, turns, supply > 0, random)
     while True:
         order = np.argsort(drawn.astype(narrow), kind="stable")
-        asked = np.bincount(drawn, minlength=len(supply))
-        over = np.flatnonzero(asked > supply)
+        requested = np.bincount(drawn, minlength=len(supply))
+        over = np.flatnonzero(requested > supply)
         if len(over) == 0:
             return drawn
-        starts = np.cumsum(asked) - asked
+        starts = np.cumsum(requested) - requested
         excess = order[starts[over] + supply[over]]  # the turn that asks once too often
         label, turn = over[excess.argmin()], excess.min()
         left = supply > np.bincount(drawn[:turn], minlength=len(supply))

@@ -198,7 +198,7 @@ def from_clients(
         raise DataError(f"Two clients are called {twice!r}.", do="give each a name of its own")
     if not named:
         raise DataError("There are no clients.", expected="a pair (x, y) for each client")
-    parts = {name: _own(f"client {name}", pair, tokens) for name, pair in named.items()}
+    parts = {name: _client_data(f"client {name}", pair, tokens) for name, pair in named.items()}
     first, *_ = parts
     shape = tuple(parts[first].x.shape[1:])
     for name, part in parts.items():
@@ -216,7 +216,7 @@ def from_clients(
     return _divide("client", data, seed, holdout)
 
 
-def _own(client: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
+def _client_data(client: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
     """Return the examples of one client."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(
@@ -240,7 +240,7 @@ def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
             got=f"client ids of shape {given.shape}",
             expected=f"({n},)",
         )
-    values = [one.item() if isinstance(one, np.integer) else one for one in given.tolist()]
+    values = [v.item() if isinstance(v, np.integer) else v for v in given.tolist()]
     for row, value in enumerate(values):
         if value is None or value != value:  # NaN is not itself
             raise DataError(
@@ -248,10 +248,10 @@ def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
                 got=f"{value} in row {row} (counted from 0)",
                 do="name a client for every example",
             )
-    found = np.array(values)
-    if found.dtype.kind == "f" and any(a != b for a, b in zip(values, found.tolist(), strict=True)):
+    array = np.array(values)
+    if array.dtype.kind == "f" and any(a != b for a, b in zip(values, array.tolist(), strict=True)):
         return np.array(values, dtype=object)  # floats would make one of several large numbers
-    return found
+    return array
 
 
 def _divide(

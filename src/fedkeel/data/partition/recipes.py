@@ -130,15 +130,15 @@ def _deal(
 ) -> Ints:
     """Return [N] the owner of each row, when each class is divided among those that hold it."""
     clients, k = held.shape
-    asked = None if isinstance(sizes, str) else _asked(len(y), clients, k, sizes)
+    requested = None if isinstance(sizes, str) else _requested(len(y), clients, k, sizes)
     owner = np.full(len(y), -1, dtype=np.int64)
     for rank, places in enumerate(group(held.ravel(), len(present))):
         rows = random.permutation(present[rank])
         label = int(y[rows[0]])
-        if asked is None:
+        if requested is None:
             quota = _quota(len(rows), len(places), sizes, sigma, random, label)
         else:
-            quota = _demand(asked[places], len(rows), label)
+            quota = _demand(requested[places], len(rows), label)
         owner[rows[: quota.sum()]] = np.repeat(places // k, quota)
     return owner
 
@@ -162,7 +162,7 @@ def _ring(clients: int, count: int, k: int) -> Ints:
     return (first[:, None] + np.arange(k)) % count
 
 
-def _asked(n: int, clients: int, k: int, sizes: Sequence[int]) -> Ints:
+def _requested(n: int, clients: int, k: int, sizes: Sequence[int]) -> Ints:
     """Return [C k] how many rows each client asks of each of its classes."""
     total = given_sizes(n, clients, sizes)[:, None]
     return (total // k + (np.arange(k) < total % k)).ravel()
@@ -187,15 +187,16 @@ def _quota(
     return first + np.floor(shares(holders, sigma, random) * rest).astype(np.int64)
 
 
-def _demand(asked: Ints, n: int, label: int) -> Ints:
-    if asked.sum() > n or asked.min() < 1:
+def _demand(requested: Ints, n: int, label: int) -> Ints:
+    if requested.sum() > n or requested.min() < 1:
         raise DataError(
             f"The sizes given for the clients do not fit class {label}.",
-            got=f"{asked.sum()} examples asked for, from {asked.min()} to {asked.max()} a client",
-            expected=f"at least 1 for each of {len(asked)} clients, at most {n} in all",
+            got=f"{requested.sum()} examples asked for, "
+            f"from {requested.min()} to {requested.max()} a client",
+            expected=f"at least 1 for each of {len(requested)} clients, at most {n} in all",
             do="use smaller sizes, or at least one example for each class of a client",
         )
-    return asked
+    return requested
 
 
 def by_value(ids: Ints, names: Sequence[str]) -> tuple[Lists, tuple[str, ...]]:

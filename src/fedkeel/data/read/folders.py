@@ -95,8 +95,8 @@ def _list_images(folder: Path) -> tuple[list[Path], list[str]]:
     labels: list[str] = []
     for below in classes:
         files = sorted(path for path in below.iterdir() if _is_visible(path))
-        own = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-        if not own:
+        images_here = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+        if not images_here:
             raise DataError(
                 f"{below} has no images.",
                 expected=f"files that end in {suffixes}",
@@ -107,12 +107,12 @@ def _list_images(folder: Path) -> tuple[list[Path], list[str]]:
         if unknown:
             raise DataError(
                 f"{below} has {counted(len(unknown), 'file')} of a kind that is not read.",
-                got=f"{unknown[0].name} beside {counted(len(own), 'image')}",
+                got=f"{unknown[0].name} beside {counted(len(images_here), 'image')}",
                 expected=f"files that end in {suffixes}",
                 do="convert them, or move them elsewhere",
             )
-        images += own
-        labels += [below.name] * len(own)
+        images += images_here
+        labels += [below.name] * len(images_here)
     return images, labels
 
 

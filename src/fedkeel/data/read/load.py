@@ -195,7 +195,7 @@ def _limited(source: _Source, settings: Data) -> _Source:
     """Return the source with at most `settings.limit` training examples, in their order."""
     if settings.limit is None or len(source.train) <= settings.limit:
         return source
-    random = generator(0, f"data.limit/{source.name if source.is_known else 'own'}")
+    random = generator(0, f"data.limit/{source.name if source.is_known else 'source_scale'}")
     rows = np.sort(random.choice(len(source.train), settings.limit, replace=False))
     return replace(source, train=source.train.take(rows.astype(np.int64)))
 
@@ -283,10 +283,10 @@ def _inputs(sources: Sequence[_Source], settings: Data) -> tuple[Tensor, Tensor,
             else:
                 part.copy_(raw.x)
         if settings.normalize == "source" and source.is_known:
-            own = _published_scale(source.name, shape) or measure_scale(parts[0])
+            source_scale = _published_scale(source.name, shape) or measure_scale(parts[0])
             for part in parts:
-                own.apply_(part)
-            scale = own if len(sources) == 1 else None
+                source_scale.apply_(part)
+            scale = source_scale if len(sources) == 1 else None
     scale = normalise(train, test, settings.normalize) or scale
     do = 'normalize = "standardize" in [data], or divide the column by a large number'
     train, test = (cast_inputs(x, torch.float32, first.columns, do) for x in (train, test))

@@ -72,16 +72,16 @@ def cache_folder(cache: Path | None = None) -> Path:
     """
     if cache is not None:
         return cache
-    if own := os.environ.get("FEDKEEL_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("FEDKEEL_CACHE"):
+        return Path(folder).expanduser()
     parent = os.environ.get("XDG_CACHE_HOME")
     return (Path(parent) if parent else Path.home() / ".cache") / "fedkeel"
 
 
 def search_folders(cache: Path | None = None) -> list[Path]:
     """Return the folders that known sets are looked for in: FEDKEEL_DATA, then the cache."""
-    own = os.environ.get("FEDKEEL_DATA")
-    return [*([Path(own).expanduser()] if own else []), cache_folder(cache)]
+    folder = os.environ.get("FEDKEEL_DATA")
+    return [*([Path(folder).expanduser()] if folder else []), cache_folder(cache)]
 
 
 def locate(source: Source, cache: Path | None = None) -> Located | None:

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -176,9 +176,9 @@ def _open_archive(path: Path, file: BinaryIO) -> NpzFile:
 
 
 def _read_array(path: Path, name: str, archive: NpzFile) -> NDArray[Any]:
-    assert archive.zip is not None  # it is open
-    member = name if name in archive.zip.namelist() else f"{name}.npy"
-    with archive.zip.open(member) as header:
+    members = cast(zipfile.ZipFile, archive.zip)  # None only where the archive is closed
+    member = name if name in members.namelist() else f"{name}.npy"
+    with members.open(member) as header:
         is_first = npy_format.read_magic(header) == (1, 0)
         read = npy_format.read_array_header_1_0 if is_first else npy_format.read_array_header_2_0
         _, _, dtype = read(header)

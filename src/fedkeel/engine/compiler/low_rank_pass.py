@@ -105,10 +105,10 @@ class _SumFinder:
             return self.sums[node]
         if _is_zero(node):
             return {}
-        own, wanted = layout(node), layout(result)
-        if own is None or wanted is None or own[2] != wanted[2]:
+        present, wanted = layout(node), layout(result)
+        if present is None or wanted is None or present[2] != wanted[2]:
             return None
-        if own[0] not in (wanted[0], wanted[0][1:]):
+        if present[0] not in (wanted[0], wanted[0][1:]):
             return None
         if node not in self._other_sums:
             parts: Any = tuple(node.args) if node.target is aten.bmm.default else (node,)

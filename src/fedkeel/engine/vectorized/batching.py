@@ -294,8 +294,8 @@ def _prepared_rows(
         distinct = (group.distinct or ())[i]
         rows = [np.searchsorted(distinct, positions) for positions in batches]
         for step in range(steps):
-            own, first = rows[min(step, len(rows) - 1)], rows[step % first_pass]
-            table[step, 0, i, : len(own)] = own
+            now, first = rows[min(step, len(rows) - 1)], rows[step % first_pass]
+            table[step, 0, i, : len(now)] = now
             table[step, 1, i, : len(first)] = first
     return table
 
@@ -313,14 +313,14 @@ def _row_table(clients: Sequence[tuple[Ints, Sequence[Ints]]]) -> tuple[Ints, In
         steps, width = len(all_sizes[0]), all_sizes[0][0]
         positions = np.concatenate([batch for _, batches in clients for batch in batches])
         by_client = positions.reshape(len(clients), -1)
-        rows = np.stack([own[p] for (own, _), p in zip(clients, by_client, strict=True)])
+        rows = np.stack([examples[p] for (examples, _), p in zip(clients, by_client, strict=True)])
         table = rows.reshape(len(clients), steps, width).transpose(1, 0, 2)
         return table, np.full((steps, len(clients)), width)
     steps, width = max(map(len, all_sizes)), max(map(max, all_sizes))
     table = np.empty((steps, len(clients), width), dtype=np.int64)
     size_table = np.empty((steps, len(clients)), dtype=np.int64)
-    for i, ((own, batches), counts) in enumerate(zip(clients, all_sizes, strict=True)):
-        sizes, rows, last = np.array(counts), own[np.concatenate(batches)], len(counts)
+    for i, ((examples, batches), counts) in enumerate(zip(clients, all_sizes, strict=True)):
+        sizes, rows, last = np.array(counts), examples[np.concatenate(batches)], len(counts)
         is_real = np.arange(width) < sizes[:, None]
         if is_real.all():
             table[:last, i] = rows.reshape(last, width)

@@ -69,11 +69,11 @@ def serve(folder: str, parent: int) -> None:
 
     os.chdir(folder)  # the path of a socket has to be short
     name = f"{parent}.sock"
-    aside = f".{name}.{os.getpid()}"
+    temporary = f".{name}.{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(aside)
+        listener.bind(temporary)
         listener.listen(16)
-        os.replace(aside, name)  # from here on launchers can connect
+        os.replace(temporary, name)  # from here on launchers can connect
         _close_output()
         listener.settimeout(POLL_SECONDS)
         gc.collect()

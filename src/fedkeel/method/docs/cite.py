@@ -9,8 +9,8 @@ from fedkeel.method.grammar import parse
 
 def keys(plan: Plan) -> list[str]:
     """Return the citation keys of a method's parts, without repeats, in order."""
-    found = dict.fromkeys(part.paper for part in plan.parts if part.paper)
-    return list(found) or ([] if plan.parts else ["mcmahan2017"])
+    papers = dict.fromkeys(part.paper for part in plan.parts if part.paper)
+    return list(papers) or ([] if plan.parts else ["mcmahan2017"])
 
 
 def cite(expression: str) -> str:

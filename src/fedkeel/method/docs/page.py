@@ -18,9 +18,10 @@ from fedkeel.method.docs.cite import keys
 from fedkeel.method.docs.describe import Hyperparameter, describe, hyperparameters
 from fedkeel.method.docs.docstring import Maths, read, summary
 from fedkeel.method.grammar import parse
+from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import BREAKS, LEGAL, REASONS, WEIGHTS, verdict
 from fedkeel.method.part import Part
-from fedkeel.method.registry import ALIASES, REGISTRY
+from fedkeel.method.registry import REGISTRY
 
 Kind = Literal["title", "section", "part", "text", "maths", "code", "item"]
 

@@ -65,7 +65,7 @@ class TopK(Codec, ClientState):
 
     def encode(self, update: Tree, round: Round) -> State:
         """Return the k largest entries of what is to be sent, and where they stand."""
-        v = _flat(self._whole(update, round))
+        v = _flat(self._with_memory(update, round))
         k = max(1, nearest_whole(self.fraction * v.numel()))
         where = torch.topk(v.abs(), k, sorted=False).indices.sort().values
         return {"values": torch.gather(v, 0, where), "where": where.to(torch.int32)}
@@ -84,10 +84,10 @@ class TopK(Codec, ClientState):
         """Return what was not sent."""
         if not self.feedback:
             return {"e": dict(tree.leaves(round.client_state, "e"))}
-        whole = self._whole(round.update, round)
-        return {"e": dict(tree.sub(whole, self.decode(self.encode(round.update, round), whole)))}
+        full = self._with_memory(round.update, round)
+        return {"e": dict(tree.sub(full, self.decode(self.encode(round.update, round), full)))}
 
-    def _whole(self, update: Tree, round: Round) -> Tree:
+    def _with_memory(self, update: Tree, round: Round) -> Tree:
         return tree.add(update, tree.leaves(round.client_state, "e"))
 
 
@@ -123,13 +123,13 @@ class Quantise(Codec):
     def encode(self, update: Tree, round: Round) -> State:
         """Return whole numbers, and the step of each tensor."""
         steps = {k: v.abs().amax() / LEVELS for k, v in update.items()}
-        whole = {k: _rounded(v, steps[k]).to(torch.int8) for k, v in update.items()}
-        return {"q": dict(whole), "step": dict(steps)}
+        levels = {k: _rounded(v, steps[k]).to(torch.int8) for k, v in update.items()}
+        return {"q": dict(levels), "step": dict(steps)}
 
     def decode(self, sent: State, like: Tree) -> Tree:
         """Return whole numbers times steps."""
-        whole, steps = tree.leaves(sent, "q"), tree.leaves(sent, "step")
-        return {k: whole[k].to(v.dtype) * steps[k] for k, v in like.items()}
+        levels, steps = tree.leaves(sent, "q"), tree.leaves(sent, "step")
+        return {k: levels[k].to(v.dtype) * steps[k] for k, v in like.items()}
 
 
 def _rounded(v: Tensor, step: Tensor) -> Tensor:

@@ -140,9 +140,9 @@ class FedCurv(Penalty, ClientState, Upload, Broadcast, ServerState):
 
 def fisher(round: Round) -> Tree:
     """Return the mean over a client's examples of the squared gradient of the task's loss."""
-    whole = round.all_examples_step()
-    count = whole.batch.real(whole.network.dtype).sum()
-    sums = sum_squared_grads(whole.network, round.end, whole.buffers, whole.batch)
+    step = round.all_examples_step()
+    count = step.batch.real(step.network.dtype).sum()
+    sums = sum_squared_grads(step.network, round.end, step.buffers, step.batch)
     return {k: t / count for k, t in sums.items()}
 
 

@@ -73,8 +73,8 @@ class FedDecorr(LossTerm):
         standard = centred / (variance + EPS).sqrt()
         # the squared entries of Z'Z and of ZZ' have the same sum
         every = (standard @ standard.T).square().sum()
-        own = standard.square().sum(dim=0).square().sum()
+        diagonal = standard.square().sum(dim=0).square().sum()
         features = z.shape[1]
         if self.scale == "code":
-            return self.beta * (every - own) / (max(features * (features - 1), 1) * count)
-        return self.beta * (every - own) / (features**2 * count**2)
+            return self.beta * (every - diagonal) / (max(features * (features - 1), 1) * count)
+        return self.beta * (every - diagonal) / (features**2 * count**2)

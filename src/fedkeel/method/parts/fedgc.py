@@ -184,9 +184,9 @@ def _eps(tree_: Tree) -> float:
     return torch.finfo(next(iter(tree_.values())).dtype).eps
 
 
-def _rounding(whole: Tree) -> torch.Tensor:
+def _rounding(params: Tree) -> torch.Tensor:
     """Return [] the squared norm below which a group of a vector is the rounding of a zero."""
-    return (32 * _eps(whole)) ** 2 * tree.dot(whole, whole)
+    return (32 * _eps(params)) ** 2 * tree.dot(params, params)
 
 
 def _pick(tree_: Tree, names: Sequence[str]) -> Tree:

@@ -70,8 +70,8 @@ class FedGH(CohortTransform):
         groups = cohort.groups(self.groups)
         for names in groups:
             gram = updates.gram(names)
-            found = np.count_nonzero(np.triu(gram, 1) < 0.0)
-            conflicts += found / max(pairs, 1) / len(groups)
+            negative = np.count_nonzero(np.triu(gram, 1) < 0.0)
+            conflicts += negative / max(pairs, 1) / len(groups)
             coefficients = harmonise(gram, rng, self.rule, relative_rounding(updates.rows, names))
             mix.update(dict.fromkeys(names, coefficients))
         cohort.log("conflicts", conflicts)

@@ -89,5 +89,5 @@ def _margin(scores: Tensor, true: Tensor) -> Tensor:
     others = torch.where(true, -torch.inf, scores)
     alone = (others == -torch.inf).all(dim=1)
     rest = torch.where(alone[:, None], 0.0, others).logsumexp(dim=1)
-    own = torch.where(true, scores, 0.0).sum(dim=1)
-    return torch.where(alone, 0.0, rest - own)
+    true_score = torch.where(true, scores, 0.0).sum(dim=1)
+    return torch.where(alone, 0.0, rest - true_score)

@@ -119,18 +119,18 @@ class FedMLB(LossTerm):
         out: list[list[str]] = [[]]
         current = ""
         for name in params:
-            found = next((s for s in starts if under(name, s)), current)
-            if found != current and out[-1]:
+            block = next((s for s in starts if under(name, s)), current)
+            if block != current and out[-1]:
                 out.append([])
-            current = found
+            current = block
             out[-1].append(name)
         return out
 
 
-def _merged(found: list[list[str]], params: Tree) -> list[list[str]]:
+def _merged(blocks: list[list[str]], params: Tree) -> list[list[str]]:
     """Join each block whose parameters have at most one axis to the block before it."""
     out: list[list[str]] = []
-    for names in found:
+    for names in blocks:
         if out and all(params[k].ndim <= 1 for k in names):
             out[-1] = out[-1] + names
         else:

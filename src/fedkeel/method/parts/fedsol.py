@@ -93,8 +93,8 @@ class FedSOL(GradientRule):
         def pushed(output: Output) -> Tensor:
             ours = torch.softmax(output.logits.detach() / self.temperature, dim=1)
             apart = ours - theirs
-            told = apart.abs() > least * torch.maximum(ours, theirs)
-            apart = torch.where(told, apart, 0.0) / self.temperature
+            significant = apart.abs() > least * torch.maximum(ours, theirs)
+            apart = torch.where(significant, apart, 0.0) / self.temperature
             return (apart * output.logits).sum(dim=1)
 
         return step.grad_of(params, pushed)

@@ -105,8 +105,8 @@ class GradMAW(GradientTransform, Carry, ClientState):
                 sizes = torch.diagonal(products).clamp(min=0.0).sqrt()
                 inner = inner - self.margin * sizes[3] * sizes[:3]
             push = qp.enumerate_cone(gram, inner, solvable=self.margin == 0.0).to(m.dtype)
-            found = torch.split(m[3] + push @ m[:3], [grads[k].numel() for k in names])
-            out.update({k: v.view_as(grads[k]) for k, v in zip(names, found, strict=True)})
+            pieces = torch.split(m[3] + push @ m[:3], [grads[k].numel() for k in names])
+            out.update({k: v.view_as(grads[k]) for k, v in zip(names, pieces, strict=True)})
         return {k: out[k] for k in grads}
 
     def init_carry(self, start: Tree, client_state: State) -> State:
@@ -292,9 +292,9 @@ def _reduce_memory(
     slots = np.empty(len(clients), dtype=np.int64)
     new = np.zeros(len(clients), dtype=np.bool_)
     for i, client in enumerate(clients):
-        found = np.flatnonzero(worker == client)
-        if len(found):
-            slots[i] = found[0]
+        places = np.flatnonzero(worker == client)
+        if len(places):
+            slots[i] = places[0]
         else:
             new[i] = True
             slots[i] = _free_slot(worker, count, age, clients)

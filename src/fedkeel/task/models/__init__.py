@@ -107,11 +107,11 @@ def builder(name: str) -> Callable[..., object]:
         return custom.load(name)
     if name in MODELS:
         return MODELS[name].build
-    own = custom.suggested(name)
+    suggestion = custom.suggested(name)
     raise ModelError(
         f"there is no model {name!r}",
         expected="a known name, or an import path package.module:Class",
-        do=own or did_you_mean(name, MODELS, limit=len(MODELS)),
+        do=suggestion or did_you_mean(name, MODELS, limit=len(MODELS)),
     )
 
 
@@ -147,18 +147,20 @@ def _keywords(
         return given
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     keywords = {k: v for k, v in data.items() if k in named} | given
-    own = [word for word in named if word not in data]
+    arguments = [name for name in named if name not in data]
     extra = [word for word in given if word not in named]
     if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise ModelError(
             f"model {name!r} has no argument {extra[0]!r}",
-            do=did_you_mean(extra[0], own) if own else "remove it: the model has no arguments",
+            do=did_you_mean(extra[0], arguments)
+            if arguments
+            else "remove it: the model has no arguments",
         )
     missing = [word for word, p in named.items() if p.default is p.empty and word not in keywords]
     if missing:
         raise ModelError(
             f"model {name!r} needs the argument {missing[0]!r}",
-            expected=f"arguments {', '.join(own)}",
+            expected=f"arguments {', '.join(arguments)}",
             do="give it in the arguments of the model",
         )
     return keywords

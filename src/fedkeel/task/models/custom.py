@@ -20,15 +20,15 @@ def load(path: str) -> Callable[..., object]:
     Raises:
         ModelError: the path cannot be read, the module cannot be imported, or it has no such class.
     """
-    found = import_object(path, _NETWORK)
-    other_class = isinstance(found, type) and not _is_network(found)
-    if other_class or isinstance(found, nn.Module) or not callable(found):
+    network = import_object(path, _NETWORK)
+    other_class = isinstance(network, type) and not _is_network(network)
+    if other_class or isinstance(network, nn.Module) or not callable(network):
         raise ModelError(
             f"model {path!r} is not a class of torch.nn.Module",
-            got="another class" if other_class else f"an object of {type(found).__name__}",
+            got="another class" if other_class else f"an object of {type(network).__name__}",
             do="name the class itself, or a function that returns a new module",
         )
-    return found
+    return network
 
 
 def suggested(name: str) -> str:

@@ -78,12 +78,12 @@ def replace_batch_norm(module: nn.Module, groups: int = 32) -> nn.Module:
         return _group_norm("", made, groups)
     # A BatchNorm that is shared stays shared: by the identity of the one in the copy.
     new: dict[int, nn.Module] = {}
-    found = [
+    norms = [
         (name, child)
         for name, child in made.named_modules(remove_duplicate=False)
         if isinstance(child, _BatchNorm)
     ]
-    for name, child in found:
+    for name, child in norms:
         if id(child) not in new:
             new[id(child)] = _group_norm(name, child, groups)
         made.set_submodule(name, new[id(child)])

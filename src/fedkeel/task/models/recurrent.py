@@ -40,13 +40,13 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return h_1 ... h_T, [B, T, hidden], for x_1 ... x_T and h_0 = c_0 = 0."""
         h = c = x.new_zeros(x.shape[0], self.hidden.in_features)
-        found = []
+        outputs = []
         for given in self.inputs(x).unbind(1):
             i, f, g, o = (given + self.hidden(h)).chunk(4, dim=1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
-            found.append(h)
-        return torch.stack(found, dim=1)
+            outputs.append(h)
+        return torch.stack(outputs, dim=1)
 
 
 class CharLSTM(nn.Module):

@@ -1,0 +1,165 @@
+"""Every method by name: its paper, its title and its parts, without importing any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as it is listed.
+
+    Args:
+        paper: citation key.
+        title: one line.
+        parts: name of each part -> its module below `fedkeel.method.parts`, and its class there.
+        defaults: hyper-parameters that differ from the parts' own defaults, by the last word of a
+            part's name, "" for the part of a method that has one.
+    """
+
+    paper: str
+    title: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+METHODS: Mapping[str, Entry] = {
+    "fedavg": Entry("mcmahan2017", "weighted mean of locally trained models"),
+    "fedsgd": Entry(
+        "mcmahan2017", "one full-batch gradient for each round", {"fedsgd": "fedsgd:FedSGD"}
+    ),
+    "minibatch_sgd": Entry(
+        "woodworth2020",
+        "mean of mini-batch gradients at the received model",
+        {"minibatch_sgd": "fedsgd:MinibatchSGD"},
+    ),
+    "fedprox": Entry(
+        "li2020fedprox", "proximal term towards the received model", {"fedprox": "fedprox:FedProx"}
+    ),
+    "scaffold": Entry(
+        "karimireddy2020", "control variates against drift", {"scaffold": "scaffold:Scaffold"}
+    ),
+    "fednova": Entry(
+        "wang2020fednova", "updates normalised by local work", {"fednova": "fednova:FedNova"}
+    ),
+    "momentum": Entry(
+        "hsu2019", "momentum at the server (FedAvgM)", {"momentum": "fedavgm:ServerMomentum"}
+    ),
+    "addition": Entry(
+        "mcmahan2017", "plain server step with a learning rate", {"addition": "server:Addition"}
+    ),
+    "fedgc": Entry(
+        "fedgc2023",
+        "gradient constraints at clients and server",
+        {"fedgc.cgc": "fedgc:CGC", "fedgc.sgc": "fedgc:SGC"},
+    ),
+    "gcfed": Entry(
+        "gcfed2025",
+        "gradient centralisation, local and global",
+        {"gcfed.local": "gcfed:LocalGC", "gcfed.global": "gcfed:GlobalGC"},
+    ),
+    "localgc": Entry(
+        "gcfed2025",
+        "gradient centralisation at clients, all layers",
+        {"gcfed.local": "gcfed:LocalGC"},
+        {"": {"layers": "all"}},
+    ),
+    "globalgc": Entry(
+        "gcfed2025", "gradient centralisation at the server", {"gcfed.global": "gcfed:GlobalGC"}
+    ),
+    "fedgh": Entry("fedgh2024", "harmonised client updates", {"fedgh": "fedgh:FedGH"}),
+    "gradma": Entry(
+        "luo2023gradma",
+        "gradient memory at workers and server",
+        {"gradma.w": "gradma:GradMAW", "gradma.s": "gradma:GradMAS"},
+    ),
+    "fedreg": Entry(
+        "xu2022fedreg", "alleviated forgetting with pseudo data", {"fedreg": "fedreg:FedReg"}
+    ),
+    "fedadam": Entry("reddi2021", "Adam at the server", {"fedadam": "fedopt:FedAdam"}),
+    "fedyogi": Entry("reddi2021", "Yogi at the server", {"fedyogi": "fedopt:FedYogi"}),
+    "fedadagrad": Entry("reddi2021", "Adagrad at the server", {"fedadagrad": "fedopt:FedAdagrad"}),
+    "fedams": Entry("wang2022fedams", "AMSGrad at the server", {"fedams": "fedams:FedAMS"}),
+    "feddyn": Entry(
+        "acar2021feddyn", "dynamic regularisation of each client", {"feddyn": "feddyn:FedDyn"}
+    ),
+    "fedcm": Entry(
+        "xu2021fedcm", "the last global direction in every local step", {"fedcm": "fedcm:FedCM"}
+    ),
+    "fedsam": Entry(
+        "qu2022fedsam", "gradients at the worst point nearby", {"fedsam": "fedsam:FedSAM"}
+    ),
+    "clip": Entry("pascanu2013", "local gradients no longer than a bound", {"clip": "clip:Clip"}),
+    "topk": Entry(
+        "stich2018", "only the largest entries of the update are sent", {"topk": "compress:TopK"}
+    ),
+    "quantise": Entry("alistarh2017", "updates sent in 8 bits", {"quantise": "compress:Quantise"}),
+    "median": Entry(
+        "yin2018", "coordinate-wise median of the updates", {"median": "robust:Median"}
+    ),
+    "trimmed_mean": Entry(
+        "yin2018",
+        "coordinate-wise mean without the extremes",
+        {"trimmed_mean": "robust:TrimmedMean"},
+    ),
+    "fedacg": Entry(
+        "kim2024fedacg", "clients start ahead along the momentum", {"fedacg": "fedacg:FedACG"}
+    ),
+    "domo": Entry(
+        "xu2022domo", "server momentum fused into what clients receive", {"domo": "domo:DOMO"}
+    ),
+    "fedvarp": Entry(
+        "jhunjhunwala2022",
+        "absent clients' last updates as control variates",
+        {"fedvarp": "fedvarp:FedVARP"},
+    ),
+    "mifa": Entry("gu2021mifa", "mean of all clients' last updates", {"mifa": "mifa:MIFA"}),
+    "mime": Entry(
+        "karimireddy2021mime", "a fixed server momentum in corrected steps", {"mime": "mime:Mime"}
+    ),
+    "mimelite": Entry(
+        "karimireddy2021mime",
+        "a fixed server momentum in every local step",
+        {"mimelite": "mime:MimeLite"},
+    ),
+    "dpsgd": Entry("abadi2016", "clipped example gradients with noise", {"dpsgd": "dpsgd:DPSGD"}),
+    "fedlc": Entry("zhang2022fedlc", "scores calibrated by class counts", {"fedlc": "fedlc:FedLC"}),
+    "fedntd": Entry(
+        "lee2022fedntd", "distillation of the not-true classes", {"fedntd": "fedntd:FedNTD"}
+    ),
+    "feddecorr": Entry(
+        "shi2023feddecorr", "uncorrelated features", {"feddecorr": "feddecorr:FedDecorr"}
+    ),
+    "moon": Entry("li2021moon", "features near the received model's", {"moon": "moon:Moon"}),
+    "fedmlb": Entry(
+        "kim2022fedmlb", "hybrids of local and received blocks", {"fedmlb": "fedmlb:FedMLB"}
+    ),
+    "fedsol": Entry(
+        "lee2024fedsol",
+        "gradients away from the received model's outputs",
+        {"fedsol": "fedsol:FedSOL"},
+    ),
+    "fedcurv": Entry(
+        "shoham2019fedcurv", "stiff where it matters to others", {"fedcurv": "fedcurv:FedCurv"}
+    ),
+}
+"""Every method, in the order in which they are listed."""
+
+ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
+"""Other names of methods."""
+
+ENTRY_POINTS = "fedkeel.methods"
+"""Group of the entry points of packages that bring methods."""
+
+
+@lru_cache(maxsize=1)
+def installed_methods() -> Mapping[str, tuple[str, ...]]:
+    """Return the import paths that installed packages declare, by name."""
+    paths: dict[str, tuple[str, ...]] = {}
+    for point in sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
+        paths[point.name] = tuple(dict.fromkeys([*paths.get(point.name, ()), point.value]))
+    return paths
