@@ -203,9 +203,10 @@ A finished run leaves two models, each as the state dict of the module, with all
 ones too, and all buffers:
 
 - `model.safetensors`: the global model after the last round. `result.state_dict()` is the same.
-- `model-best.safetensors`: the global model of the best evaluated round, by the score on clients'
-  held-out examples where there are any, else by the score on the test set. `run.json` says which,
-  under `best_model`.
+- `model-best.safetensors`: the global model of the best evaluated round. The score is that on
+  clients' held-out examples where they are evaluated during the run (`partition.holdout` and
+  `evaluation.clients_every`), else that on the test set. `run.json` says which, under
+  `best_model`.
 
 [Your own data and model](../getting-started/own-data.md#use-the-trained-model) shows how to load
 one. Where clients keep their buffers (`model.buffers = "local"`), the buffers in the files are the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,19 @@ class SetupFacts:
         return not self.padding_obstacle
 
 
+_FACTS: dict[int, SetupFacts] = {}
+"""Facts by the id of their setup, as long as the setup exists."""
+
+
 def establish(setup: TrainingSetup) -> SetupFacts:
+    """Return what decides how a setup is trained; the trials are made once for each setup."""
+    if id(setup) not in _FACTS:
+        _FACTS[id(setup)] = _try_out(setup)
+        weakref.finalize(setup, _FACTS.pop, id(setup), None)
+    return _FACTS[id(setup)]
+
+
+def _try_out(setup: TrainingSetup) -> SetupFacts:
     """Find out what decides how a setup is trained, by trials on a few examples."""
     network, short = setup.training.network, has_short_rounds(setup)
     if reason := network.traits.why_not_traceable:

@@ -35,9 +35,9 @@ def test_methods_and_their_parts_have_tables() -> None:
 
 
 def test_a_range_is_of_whole_numbers_where_both_ends_are_written_so() -> None:
-    assert Range(low=1, high=5).whole
-    assert not Range(low=1, high=5.0).whole
-    assert not Range(low=0.5, high=5).whole
+    assert Range(low=1, high=5).is_whole
+    assert not Range(low=1, high=5.0).is_whole
+    assert not Range(low=0.5, high=5).is_whole
 
 
 def test_a_choice_given_twice_is_one() -> None:
