@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedkeel.config import Flower
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import FedkeelError
+from fedkeel.flower.node.log import public_reason
 from fedkeel.flower.node.node import Node
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.server.engine import NodeClients
@@ -99,9 +100,9 @@ class InProcessGrid(Grid):
             return []
         try:
             reply = self.nodes[node].reply(kind, across(message.content))
+            edited = self.edits.get(node, lambda kind, reply: reply)(kind, reply)
         except FedkeelError as error:
-            return [Message(Error(1, str(error)), reply_to=message)]
-        edited = self.edits.get(node, lambda kind, reply: reply)(kind, reply)
+            return [Message(Error(1, public_reason(error)), reply_to=message)]
         return [] if edited is None else [Message(across(edited), reply_to=message)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

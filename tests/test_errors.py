@@ -56,6 +56,16 @@ def test_line_breaks_of_others_make_no_lines() -> None:
     ]
 
 
+def test_texts_of_others_move_no_cursor() -> None:
+    """Control characters and invisible ones are shown; letters of any language stay."""
+    error = ConfigError("a\x1b[2Jb", got="c\x07\u202ed", do="\ud800 \x9b1m é 漢 \u00a0x")
+    assert str(error).splitlines() == [
+        "ConfigError: a\\x1b[2Jb",
+        "  got c\\x07\\u202ed",
+        "  do   \\ud800 \\x9b1m é 漢 \u00a0x",
+    ]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_comes_out_of_another_process_as_it_went_in(kind: type[FedkeelError]) -> None:
     error = full(kind)

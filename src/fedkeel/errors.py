@@ -8,6 +8,7 @@ with code 2; in Python they are ordinary exceptions.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -44,7 +45,8 @@ class FedkeelError(Exception):
     def lines(self) -> list[str]:
         """Return the message as at most four lines, the first of them `what`.
 
-        Line breaks in what a user wrote, or a library said, become spaces.
+        Line breaks in what a user wrote, or a library said, become spaces; other control characters
+        are shown as escapes, see `printable`.
         """
         facts = []
         if self.got is not None:
@@ -58,7 +60,7 @@ class FedkeelError(Exception):
             lines.append(f"  why  {self.why}")
         if self.do:
             lines.append(f"  do   {self.do}")
-        return [" ".join(line.splitlines()) for line in lines]
+        return [printable(" ".join(line.splitlines())) for line in lines]
 
 
 class ConfigError(FedkeelError):
@@ -88,6 +90,22 @@ class TrainingError(FedkeelError):
     """
 
     result: object = None
+
+
+def printable(text: str) -> str:
+    r"""Return a text with its control and invisible characters as escapes, for a terminal.
+
+    A name or a message from elsewhere could otherwise clear the screen, hide what is beside it, or
+    look like a line of fedkeel's own.
+
+    >>> print(printable("a\x1b[2Jb\r\n\u202ec"))
+    a\x1b[2Jb\r\n\u202ec
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or unicodedata.category(c) == "Zs" else ascii(c)[1:-1] for c in text
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedkeel.engine.spec import TensorSpec, specs_of
-from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError
+from fedkeel.errors import CompositionError, ConfigError, RunError, TrainingError, printable
 from fedkeel.flower.server.outliers import outlying_replies
 from fedkeel.flower.wire import WireError, pack, unpack
 from fedkeel.method import context
@@ -288,6 +288,7 @@ class Method(FedAvg):
 
     def _add_fault(self, server_round: int, node: int, reason: str) -> None:
         """Record why a node's reply is left out, and write it into Flower's log."""
+        reason = printable(reason)
         self.faults.setdefault(server_round, {})[node] = reason
         LOG.warning("round %d: node %d is left out: %s", server_round, node, reason)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fedkeel.errors import counted
+from fedkeel.errors import counted, printable
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.records.statistics import finite_or_none
 from fedkeel.report.formatting import (
@@ -190,7 +190,9 @@ def _faults(method: MethodResults) -> list[str]:
         listed = ", ".join(map(str, numbers[:8])) + (" and others" if len(numbers) > 8 else "")
         who = f" ({'client' if len(numbers) == 1 else 'clients'} {listed})" if numbers else ""
         of_rounds = counted(len(rows), "round")
-        sentences.append(f"{method.label}: {fault}, in {len(rounds):,} of {of_rounds}{who}.")
+        sentences.append(
+            f"{method.label}: {printable(fault)}, in {len(rounds):,} of {of_rounds}{who}."
+        )
     if len(by_frequency) > 3:
         others = counted(len(by_frequency) - 3, "other fault")
         sentences.append(f"{method.label}: rounds.jsonl lists {others}.")

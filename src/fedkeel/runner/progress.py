@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from fedkeel import config
+from fedkeel.errors import printable
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel, RunInfo
 from fedkeel.runner.result import Result
@@ -163,12 +164,12 @@ class ProgressBars(ProgressDisplay):
         self._runs, self._ended = runs, 0
         if runs > 1:
             self._all = self._progress.add_task(
-                f"{escape(self._prefix)}{runs} runs", total=rounds, text=""
+                f"{escape(printable(self._prefix))}{runs} runs", total=rounds, text=""
             )
 
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Show the bar of a run."""
-        text = escape(self._prefix + run)
+        text = escape(printable(self._prefix + run))
         task = self._progress.add_task(text, total=rounds, completed=done, text="")
         self._tasks[run] = _Bar(task, rounds)
         self._move(run, done)
@@ -320,7 +321,7 @@ class _Line:
 
 
 def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _accuracy(row: RoundRecord | None) -> str:

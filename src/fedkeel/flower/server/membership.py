@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from fedkeel.config import Flower
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, printable
 from fedkeel.flower.protocol import DESCRIBE, Agreement, NodeDescription
 from fedkeel.flower.server.connection import NodeConnection
 from fedkeel.flower.wire import HEADER, Header, WireError
@@ -236,7 +236,7 @@ class Membership:
                     do=f"{remedy}, then go on with resume",
                 )
             if missing != last_shown:  # Flower shows it to the user who submitted the run
-                print(f"waiting for nodes: {missing}", flush=True)
+                print(printable(f"waiting for nodes: {missing}"), flush=True)
                 last_shown = missing
             time.sleep(self._settings.poll_seconds)
 

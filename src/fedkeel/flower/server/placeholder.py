@@ -18,7 +18,7 @@ import torch
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.engine.prepared import Ingredients
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, printable
 from fedkeel.flower.data_on_nodes import NODES, ingredients
 from fedkeel.flower.protocol import MAX_SIZE, NodeDescription
 from fedkeel.runner.prepare import DTYPES
@@ -76,7 +76,7 @@ def _unique_names(nodes: list[NodeDescription]) -> tuple[str, ...]:
 
     A name that already ends like that gets a number too, so that all names differ.
     """
-    names = [node.name or f"client {client}" for client, node in enumerate(nodes)]
+    names = [printable(node.name) or f"client {client}" for client, node in enumerate(nodes)]
     count = Counter(names)
     return tuple(
         name if count[name] == 1 and " (client " not in name else f"{name} (client {client})"

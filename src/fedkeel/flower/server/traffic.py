@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedkeel.engine.base import RemoteReport
+from fedkeel.errors import printable
 from fedkeel.tree import State, nbytes
 
 EVALUATION = "evaluation"
@@ -50,9 +51,12 @@ class TrafficRecord:
         self.up[part] = self.up.get(part, 0) + nbytes(dict(state))
 
     def add_fault(self, reason: str, clients: Iterable[int], stage: str = "") -> None:
-        """Record what went wrong for which clients; in training, or in another stage."""
+        """Record what went wrong for which clients; in training, or in another stage.
+
+        The reason may be a node's own words, and is shown on terminals.
+        """
         clients = set(clients)
-        key = f"{stage}: {reason}" if stage else reason
+        key = printable(f"{stage}: {reason}" if stage else reason)
         self.faults[key] = sorted({*self.faults.get(key, []), *clients})
         self._clients.setdefault(stage, set()).update(clients)
 
