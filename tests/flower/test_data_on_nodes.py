@@ -499,7 +499,7 @@ def test_mistakes(tmp_path: Path) -> None:
 
 
 def test_what_an_error_says_stays_on_the_node(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The server is told what kind of error it was, and never the words, which may be data.
 
@@ -527,7 +527,7 @@ def test_what_an_error_says_stays_on_the_node(
         assert "secret-patient" not in reply.error.reason
     log = (tmp_path / "s" / "node.log").read_text()
     assert "secret-patient" in log
-    assert log == capsys.readouterr().err
+    assert log == capfd.readouterr().err
 
 
 def test_an_unexpected_error_stays_on_the_node_with_its_traceback(

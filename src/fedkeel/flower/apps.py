@@ -1,12 +1,12 @@
 """The two ends of a federation as Flower runs them: a ServerApp and a ClientApp.
 
-Flower starts a process for every message of a node. Nothing remains from one message to the next
-but the files of `node.client_storage`.
+Flower starts a process for every message of a node, which answers it in a child process, see
+`node.client_app`. Nothing remains from one message to the next but the files of
+`node.client_storage`.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
@@ -28,24 +28,6 @@ ORPHAN_SECONDS = 10.0
 """Time that a ServerApp has to end once the SuperLink that started it is gone."""
 
 
-class TimedClientApp(ClientApp):
-    """A ClientApp that ends its process when its message has expired.
-
-    Flower's heartbeats go on while an app hangs, and its node would never be free again. A thread
-    that needs nothing of Python ends the process, so a model that never returns is ended too. The
-    SuperNode's output then shows where the app hung.
-    """
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message, or end the process when the message expires."""
-        left = message.metadata.created_at + message.metadata.ttl - time.time()
-        faulthandler.dump_traceback_later(max(left, 1.0), exit=True, file=2)
-        try:
-            return super().__call__(message, context)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-
-
 def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the app of a node.
 
@@ -54,8 +36,9 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
         mods: Flower's own middlewares, the first one outermost.
     """
     from fedkeel.flower.node.answer import answer
+    from fedkeel.flower.node.client_app import SupervisedClientApp
 
-    file, app = Path(file), TimedClientApp(mods=list(mods))
+    file, app = Path(file), SupervisedClientApp(mods=list(mods))
     add_flower_app(file)
 
     def handle(message: Message, context: Context) -> Message:
