@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from rich.console import Console
 from torch import Tensor
 
 from fedkeel import config
@@ -19,6 +20,7 @@ from fedkeel.errors import RunError, TrainingError
 from fedkeel.flower.export import export
 from fedkeel.flower.server import serve as server
 from fedkeel.flower.server.engine import NodeClients
+from fedkeel.flower.server.serve import LinesWithFaults
 from fedkeel.runner.early_stopping import smallest_count
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
@@ -359,6 +361,38 @@ def test_what_is_not_like_the_others_is_left_out(tmp_path: Path, factor: float, 
     assert all(bool(v.isfinite().all()) for v in result.params.values())
 
 
+@pytest.mark.parametrize(
+    ("number", "lie", "words"),
+    [
+        ("loss", -3e29, " times as large as the median"),
+        ("loss", 1e308, " times as large as the median"),
+        ("loss", float("nan"), "sent NaN or infinity"),
+        ("fedgc.cgc.active", 1e308, " times as large as the median"),
+    ],
+)
+def test_a_number_for_the_record_is_screened_too(
+    tmp_path: Path, number: str, lie: float, words: str
+) -> None:
+    """It was recorded and plotted as it came, as the mean of all clients."""
+    made = run("fedgc", rounds=2, cohort=config.Cohort(clients=3))
+    grid = one_node_per_client(made, tmp_path)
+
+    def lies(reply: RecordDict) -> RecordDict:
+        reply["diagnostics-1"][number] = lie
+        return reply
+
+    grid.edits[10**9 + 7] = edited_in(0, lies)
+    first, second = run_on_nodes(made, grid).rows[1:]
+    ((reason, who),) = first.faults.items()
+    assert who == [1]
+    assert reason.endswith(words)
+    assert (first.clients, first.excluded) == ([0, 2], [1])
+    assert first.train_loss is not None
+    assert 0.0 < first.train_loss < 10.0
+    assert 0.0 <= first.diagnostics["fedgc.cgc.active"] <= 1.0
+    assert second.clients == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("method", "stage"), [("scaffold", ""), ("mime", "survey: ")])
 def test_a_damaged_header_leaves_its_client_out(tmp_path: Path, method: str, stage: str) -> None:
     """It ended the whole run in a traceback, and the record went on to say that it runs."""
@@ -398,6 +432,42 @@ def test_more_work_than_was_asked_for_is_not_believed(tmp_path: Path) -> None:
     row = run_on_nodes(made, grid).rows[1]
     assert row.clients == [1, 2]
     assert list(row.faults.values()) == [[0]]
+
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\r\u202e\x9b1m\nround 9: all is well"
+
+
+@pytest.mark.parametrize("kind", ["status", "error", "tensor", "survey"])
+def test_what_a_node_says_moves_no_cursor(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could clear the screen of who follows the run, or write a line that is not there."""
+    made = run("mime" if kind == "survey" else "fedavg", rounds=1)
+    grid = one_node_per_client(made, tmp_path)
+
+    def says(asked: str, reply: RecordDict) -> RecordDict:
+        if kind == "survey" and asked == "train.survey":
+            raise RunError(HOSTILE)
+        if asked != "train":
+            return reply
+        if kind == "error":
+            raise RunError(HOSTILE)
+        if kind == "tensor":
+            (name,) = [key for key in reply if key.startswith("tensors-")]
+            arrays = {k: Array(a.dtype, a.shape, HOSTILE, a.data) for k, a in reply[name].items()}
+            return RecordDict({**reply, name: ArrayRecord(arrays)})
+        (client,) = header_of(reply)["clients"]
+        return changed(reply, clients=[{**client, "status": HOSTILE}])
+
+    grid.edits[10**9] = says
+    row = run_on_nodes(made, grid, tmp_path / "run").rows[1]
+    assert all(words.isprintable() for words in row.faults)
+    reason = next(words for words, who in row.faults.items() if who == [0])
+    assert "\\x1b[2J" in reason
+    with LinesWithFaults(Console(force_terminal=True)) as display:
+        display.begin("run", 1, 0)
+        display.row("run", row)
+    assert f"round 1: {reason}: clients [0]" in capsys.readouterr().out.split("\n")
 
 
 def test_a_full_disk_does_not_hide_why_a_run_ended(

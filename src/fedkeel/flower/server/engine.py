@@ -41,7 +41,11 @@ from fedkeel.flower.protocol import (
 )
 from fedkeel.flower.server.connection import NodeConnection, NodeReply
 from fedkeel.flower.server.membership import Membership, pack_descriptions
-from fedkeel.flower.server.outliers import outlying_answers, outlying_replies
+from fedkeel.flower.server.outliers import (
+    outlying_answers,
+    outlying_numbers,
+    outlying_replies,
+)
 from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
@@ -241,9 +245,20 @@ class NodeClients(KeepsClientStates):
             self._traffic.add_received(part, {part: upload})
 
     def _exclude_outliers(self, trained: TrainedCohort) -> None:
-        """Mark replies as not finite whose norm is far from the others', and record them."""
-        replies = trained.replies
-        for row, reason in outlying_replies(replies, self._settings.outlier_factor).items():
+        """Mark replies as not finite that are far from the others', and record them.
+
+        The numbers that a client says of its training are screened as its update is.
+        """
+        replies, factor = trained.replies, self._settings.outlier_factor
+        numbers = {
+            "a training loss": torch.from_numpy(trained.loss),
+            **{
+                f"the diagnostic {name}": torch.from_numpy(values)
+                for name, values in trained.diagnostics.items()
+            },
+        }
+        outliers = {**outlying_numbers(numbers, factor), **outlying_replies(replies, factor)}
+        for row, reason in outliers.items():
             replies.finite[row] = False
             self._traffic.add_fault(reason, [int(replies.clients[row])])
         for client in replies.clients[~replies.finite].tolist():

@@ -1,4 +1,4 @@
-"""Replies of a round whose norm is far from the others'."""
+"""Replies of a round whose norm, or whose numbers, are far from the others'."""
 
 from __future__ import annotations
 
@@ -29,11 +29,32 @@ def outlying_answers(answers: ByPart, factor: float) -> dict[int, str]:
     return _outliers(_norms("an answer", answers), factor)
 
 
-def _outliers(norms_by_name: Mapping[str, Tensor], factor: float) -> dict[int, str]:
+def outlying_numbers(numbers: Mapping[str, Tensor], factor: float) -> dict[int, str]:
+    """Return the same for numbers that only the records hold, such as losses.
+
+    They may be close to 0 for most clients, as the loss is on what a model knows well. So the
+    median counts as 1 at least.
+
+    Args:
+        numbers: [K] of each client, by what they are called.
+        factor: see `outlying_replies`.
+
+    >>> outlying_numbers({"a loss": torch.tensor([0.5, 2.0, -3e29]).double()}, 1000.0)
+    {2: 'a loss 2e+29 times as large as the median'}
+    >>> outlying_numbers({"a loss": torch.tensor([1e-9, 1e-9, 20.0]).double()}, 1000.0)
+    {}
+    """
+    sizes = {name: values.double().abs() for name, values in numbers.items()}
+    return _outliers(sizes, factor, least=1.0)
+
+
+def _outliers(
+    norms_by_name: Mapping[str, Tensor], factor: float, least: float = 0.0
+) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for name, norms in norms_by_name.items():
         finite = norms[norms.isfinite()]
-        median = float(finite.median()) if len(finite) else 0.0
+        median = max(float(finite.median()), least) if len(finite) else 0.0
         if median > 0.0:
             outlying = (norms > factor * median) & norms.isfinite()
             for row in torch.nonzero(outlying).flatten().tolist():

@@ -113,14 +113,14 @@ class ReplyReader:
             )
         if self.specs.client_state and not re.fullmatch("[0-9a-f]{16}", result.state_digest):
             raise WireError("A reply's digest is not one.")
-        update = self._update(state)
+        update, loss = self._update(state), torch.tensor(values["loss"], dtype=torch.float64)
         reply = Reply(
             update=update,
             buffers=tensors(substate(state, "buffers")),
             uploads=substates(substate(state, "uploads")),
             client_state={},
-            loss=torch.tensor(values["loss"], dtype=torch.float64),
-            finite=all_finite({**state, "update": dict(update)}),
+            loss=loss,
+            finite=all_finite({**state, "update": dict(update)}) & loss.isfinite(),
             diagnostics={
                 name: torch.tensor(values[name], dtype=spec.dtype)
                 for name, spec in diagnostics.items()
