@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.records.rows import Scores
+from fedkeel.task.losses import Loss
 from fedkeel.task.metrics import COLUMNS, by_group, measure
 from fedkeel.task.network import Network
 
@@ -32,11 +33,9 @@ def found(
     scores: list[list[float]],
     y: list[int],
     network: Network | None = None,
-    group: list[int] | None = None,
 ) -> Tensor:
     network = network or Network(Given())
-    given = torch.tensor(scores), torch.tensor(y), None if group is None else torch.tensor(group)
-    return measure(network, network.params, network.buffers, *given)
+    return measure(network, network.params, network.buffers, torch.tensor(scores), torch.tensor(y))
 
 
 def test_scores_that_are_no_numbers_hit_nothing() -> None:
@@ -64,22 +63,28 @@ def test_with_three_classes_or_fewer_every_example_is_within_rank_3(classes: int
     assert rows[:, 1].tolist() == [1.0] * classes
 
 
-def test_a_loss_that_is_a_mean_counts_for_each() -> None:
-    rows = found([[2.0, 0.0], [0.0, 0.0]], [0, 0], Network(Given(), loss=mean_loss))
-    mean = (math.log(1 + math.exp(-2.0)) + math.log(2.0)) / 2
-    assert rows[:, 2].tolist() == pytest.approx([mean, mean], rel=1e-6)
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]))
+SMOOTHED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]), label_smoothing=0.1)
+IGNORING = nn.CrossEntropyLoss(ignore_index=0)
 
 
-def test_a_loss_that_is_a_mean_is_that_of_the_group() -> None:
-    scores = [[2.0, 0.0], [0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]
-    group = [7, 2, 7, 2]
-    one = found(scores, [0, 1, 1, 0])
-    mean = found(scores, [0, 1, 1, 0], Network(Given(), loss=mean_loss), group)
-    for g in (2, 7):
-        there = torch.tensor(group) == g
-        assert mean[there, 2].tolist() == pytest.approx([float(one[there, 2].mean())] * 2, rel=1e-6)
-    assert float(mean[:, 2].mean()) == pytest.approx(float(one[:, 2].mean()), rel=1e-6)
-    torch.testing.assert_close(mean[:, :2], one[:, :2])
+@pytest.mark.parametrize("loss", [mean_loss, WEIGHTED, SMOOTHED, IGNORING])
+def test_a_loss_that_is_a_mean_is_that_of_all_examples_of_a_group(loss: Loss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, y = torch.randn(40, 3, generator=generator), torch.arange(40) % 5 % 3
+    y[:7] = 0  # a first batch without a label that counts
+    group = torch.tensor([2] * 12 + [0] * 28)
+    network = Network(Given(), loss=loss)
+    for size in (40, 13, 7, 1):
+        parts = zip(scores.split(size), y.split(size), strict=True)
+        rows = torch.cat([found(a.tolist(), b.tolist(), network) for a, b in parts])
+        total = by_group(network, rows, y, torch.zeros_like(group), 1)[0]
+        assert total.loss == pytest.approx(float(loss(scores, y)), rel=1e-6)
+        there = by_group(network, rows, y, group, 3)
+        assert [score.examples for score in there] == [28, 0, 12]
+        for g in (0, 2):
+            expected = float(loss(scores[group == g], y[group == g]))
+            assert there[g].loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_measuring_changes_no_statistics_and_needs_no_tape() -> None:
@@ -93,7 +98,7 @@ def test_measuring_changes_no_statistics_and_needs_no_tape() -> None:
 def test_means_by_group() -> None:
     rows = torch.tensor([[1, 1, 0.5], [0, 1, 1.5], [0, 0, 4.0], [1, 1, 0.0]], dtype=torch.float64)
     group = torch.tensor([2, 2, 0, 2])
-    assert by_group(rows, group, 4) == [
+    assert by_group(Network(Given()), rows, torch.zeros_like(group), group, 4) == [
         Scores(examples=1, top1=0.0, top3=0.0, loss=4.0),
         Scores(examples=0, top1=0.0, top3=0.0, loss=0.0),
         Scores(examples=3, top1=2 / 3, top3=1.0, loss=2 / 3),
@@ -105,7 +110,7 @@ def test_means_of_groups_do_not_depend_on_how_examples_were_batched() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.rand(50, 3, generator=generator, dtype=torch.float64)
     group = torch.randint(0, 3, (50,), generator=generator)
-    scores = by_group(rows, group, 3)
+    scores = by_group(Network(Given()), rows, torch.zeros_like(group), group, 3)
     for g, score in enumerate(scores):
         expected = rows[group == g].mean(dim=0).tolist()
         assert [score.top1, score.top3, score.loss] == pytest.approx(expected, rel=1e-13)

@@ -171,7 +171,7 @@ class Engine(Protocol):
         """Make the new state of the clients `keep` count, after the server's round."""
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split, as `task.metrics.measure`."""
+        """Return [N, columns] of the examples of a split, as `task.metrics.measure`."""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays, for a checkpoint; what lies in a file stays there."""

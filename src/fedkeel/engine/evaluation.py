@@ -1,4 +1,4 @@
-"""Evaluation of a model on a split, shard by shard, as every engine does it."""
+"""Evaluation of a model on a split, shard by shard, as every engine does it; and its scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.engine.base import Split, TrainingSetup
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
+from fedkeel.records.rows import Scores
 from fedkeel.rng import seed_torch, torch_seed
 from fedkeel.task import metrics
 from fedkeel.tree import Tree
@@ -50,7 +52,7 @@ def count_examples(setup: TrainingSetup, split: Split) -> int:
 def evaluate_shard(
     setup: TrainingSetup, params: Tree, buffers: Tree, split: Split, start: int
 ) -> Tensor:
-    """Return [n, 3] of the examples from `start` on, at most `setup.shard` of them.
+    """Return [n, columns] of the examples from `start` on, at most `setup.shard` of them.
 
     A module that draws random numbers in evaluation draws the same ones for a shard each time.
     """
@@ -64,12 +66,47 @@ def evaluate_shard(
         x, y = setup.federation.data.x[index], setup.federation.data.y[index]
     with torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}", client=start))
-        groups = torch.from_numpy(examples.groups[shard])
-        return metrics.measure(setup.training.network, params, buffers, x, y, groups)
+        return metrics.measure(setup.training.network, params, buffers, x, y)
 
 
 def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Tensor:
-    """Return [N, 3] of the examples of a split, shard by shard in this process."""
+    """Return [N, columns] of the examples of a split, shard by shard in this process."""
     starts = range(0, count_examples(setup, split), setup.shard)
     shards = [evaluate_shard(setup, params, buffers, split, start) for start in starts]
-    return torch.cat(shards).cpu() if shards else torch.empty(0, 3, dtype=torch.float64)
+    return torch.cat(shards).cpu() if shards else empty_measurements(setup, 0)
+
+
+def empty_measurements(setup: TrainingSetup, count: int) -> Tensor:
+    """Return [count, columns] in float64, not filled, for what an evaluation measures."""
+    return torch.empty(count, measured_columns(setup), dtype=torch.float64)
+
+
+def measured_columns(setup: TrainingSetup) -> int:
+    """Return the number of columns that `task.metrics.measure` returns."""
+    return len(metrics.COLUMNS) + setup.training.network.mean_loss_outputs
+
+
+def mean_scores(
+    setup: TrainingSetup, split: Split, measured: Tensor, *, of_all: bool = False
+) -> list[Scores]:
+    """Return the scores of each group of a split, or of all its examples as one group.
+
+    Examples that nobody measured, NaN, do not count: a node may not have answered.
+
+    Args:
+        setup: with the model on the processor.
+        split: which examples were evaluated.
+        measured: [N, columns] of them.
+        of_all: whether all examples are one group.
+    """
+    examples = split_examples(setup, split)
+    is_measured = ~measured[:, 0].isnan()
+    group, count = torch.from_numpy(examples.groups)[is_measured], examples.group_count
+    if of_all:
+        group, count = torch.zeros_like(group), 1
+    rows = None if examples.rows is None else torch.from_numpy(examples.rows)
+    y = setup.test.y if rows is None else setup.federation.data.y[rows]
+    with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
+        seed_torch(torch_seed(setup.seed, f"evaluation.{split}"))  # a loss may draw numbers
+        network = setup.training.network
+        return metrics.by_group(network, measured[is_measured], y[is_measured], group, count)

@@ -120,7 +120,7 @@ class Sequential(KeepsClientStates):
         return tree.substates(tree.unwalk(rows))
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split."""
+        """Return [N, columns] of the examples of a split."""
         with use_numerics(self._setup.precision):
             return evaluate(self._setup, params, buffers, split)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
-from fedkeel.engine.evaluation import count_examples, evaluate_shard
+from fedkeel.engine.evaluation import count_examples, evaluate_shard, measured_columns
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.process.affinity import current_core, free_core, woken_on_core
 from fedkeel.engine.process.forking import (
@@ -109,7 +109,11 @@ class Workers(KeepsClientStates):
             setup=setup,
             message=Buffers(specs_of(message_state(message)), None, allocate),
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
-            evaluated=Buffers({"rows": TensorSpec((3,), torch.float64)}, examples_count, allocate),
+            evaluated=Buffers(
+                {"rows": TensorSpec((measured_columns(setup),), torch.float64)},
+                examples_count,
+                allocate,
+            ),
             trainer=trainer or SequentialTrainer(setup),
         )
         self.clients = self._shared.round_buffers.clients
@@ -144,7 +148,7 @@ class Workers(KeepsClientStates):
         return buffers.answers(clients)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split."""
+        """Return [N, columns] of the examples of a split."""
         setup = self._shared.setup
         message: State = {"params": dict(params)}
         if setup.training.buffers == "average":  # otherwise the workers have them

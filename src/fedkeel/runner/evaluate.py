@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedkeel.engine.base import Engine, Split, TrainingSetup
-from fedkeel.engine.evaluation import split_examples
+from fedkeel.engine.evaluation import mean_scores
 from fedkeel.method.round_values import Server
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.task.metrics import by_group
 
 
 def with_test_scores(
@@ -21,13 +19,14 @@ def with_test_scores(
 
     It is returned as it is where nobody measured any: a federation may have its test data on nodes.
     """
-    measured, group, groups = _measure(engine, setup, server, "test")
-    if not len(measured):
+    measured = _measure(engine, setup, server, "test")
+    total = mean_scores(setup, "test", measured, of_all=True)[0]
+    if not total.examples:
         return row
-    row = replace(row, test=by_group(measured, torch.zeros_like(group), 1)[0])
-    if groups == 1:
+    row = replace(row, test=total)
+    if len(setup.test.sources) == 1:
         return row
-    scores = by_group(measured, group, groups)
+    scores = mean_scores(setup, "test", measured)
     return replace(row, sources=dict(zip(setup.test.sources, scores, strict=True)))
 
 
@@ -38,7 +37,7 @@ def with_client_scores(
 
     A client without examples to measure on has 0 of them, and None for its scores.
     """
-    scores = by_group(*_measure(engine, setup, server, "clients"))
+    scores = mean_scores(setup, "clients", _measure(engine, setup, server, "clients"))
     columns: dict[str, list[float | None]] = {"examples": [float(s.examples) for s in scores]}
     for name in ("top1", "top3", "loss"):
         columns[name] = [_value(score, name) for score in scores]
@@ -49,12 +48,6 @@ def _value(score: Scores, name: str) -> float | None:
     return getattr(score, name) if score.examples else None
 
 
-def _measure(
-    engine: Engine, setup: TrainingSetup, server: Server, split: Split
-) -> tuple[Tensor, Tensor, int]:
-    examples = split_examples(setup, split)
+def _measure(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Tensor:
     buffers = server.buffers or setup.training.network.buffers
-    measured = engine.evaluate(server.params, buffers, split)
-    is_measured = ~measured[:, 0].isnan()  # a node that does not answer measures nothing
-    groups = torch.from_numpy(examples.groups)
-    return measured[is_measured], groups[is_measured], examples.group_count
+    return engine.evaluate(server.params, buffers, split)

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.memory import check_server, choose_place
+from fedkeel.cost.memory import check_server, choose_place, format_bytes
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
 from fedkeel.engine.base import TrainingSetup
-from fedkeel.engine.evaluation import count_examples
+from fedkeel.engine.evaluation import count_examples, measured_columns
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse
 from fedkeel.errors import DataError, ModelError, counted
@@ -42,6 +42,9 @@ from fedkeel.user_code import one_line
 from fedkeel.version import __version__
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+LARGEST_EVALUATION = 4_000_000_000
+"""Bytes of an evaluation's outputs, at most, where the loss needs all of them at once."""
 
 
 def gather(experiment: config.Experiment) -> Ingredients:
@@ -97,6 +100,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.engine.precision,
     )
     _check_evaluation_of_one(setup)
+    _check_evaluation_memory(setup)
     check_server(plan, network.params, population, settings.engine)
     server = server_start(plan, network, population, ingredients.task.buffers == "average")
     lr = learning_rate(settings, training, 0)
@@ -218,6 +222,25 @@ def _check_evaluation_of_one(setup: TrainingSetup) -> None:
         if 1 not in counts.values()
         else "give more examples, or use fedkeel.replace_batch_norm(module)",
     )
+
+
+def _check_evaluation_memory(setup: TrainingSetup) -> None:
+    """Refuse a loss that is a mean where the outputs of an evaluation are too much to keep."""
+    outputs = setup.training.network.mean_loss_outputs
+    if not outputs:
+        return
+    count = max(count_examples(setup, "test"), count_examples(setup, "clients"))
+    needed = count * measured_columns(setup) * torch.float64.itemsize
+    if needed > LARGEST_EVALUATION:
+        raise ModelError(
+            "The loss is a mean over the batch, and the outputs of an evaluation are too many.",
+            got=f"{outputs} outputs for each of {count} examples: {format_bytes(needed)}",
+            expected=f"at most {format_bytes(LARGEST_EVALUATION)}",
+            why="the loss is taken of all outputs at once, since the mean of the batches' means "
+            "would depend on evaluation.batch_size",
+            do="return one loss for each example, e.g. with reduction='none', or evaluate fewer "
+            "examples",
+        )
 
 
 def has_batch_of(local: config.Local, n: int, rounds: int, size: int) -> bool:

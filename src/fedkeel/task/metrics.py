@@ -1,4 +1,4 @@
-"""Metrics of examples, and their sums and means by group."""
+"""Metrics of single examples, and their sums and means by group."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ COLUMNS = ("top1", "top3", "loss")
 
 
 @torch.no_grad()
-def measure(
-    network: Network,
-    params: Tree,
-    buffers: Tree,
-    x: Tensor,
-    y: Tensor,
-    group: Tensor | None = None,
-) -> Tensor:
+def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Tensor:
     """Evaluate examples.
 
-    A loss that is a mean, [], is taken of each group by itself, and counts for all in it.
+    A loss that is a mean, [], cannot be put together from batches: class weights or labels that it
+    ignores decide how much an example counts. So the outputs are returned, for `by_group`.
 
     Args:
         network: the model.
@@ -32,45 +26,50 @@ def measure(
         buffers: its buffers.
         x: [B, ...] inputs.
         y: [B] labels.
-        group: [B] group that each example counts for, on the processor; None where all are one.
 
     Returns:
         [B, 3] in float64: top-1 hit, top-3 hit, loss. Scores with a NaN among them hit nothing.
+        Where the loss is a mean, [B, 3 + Y]: its column is 0, and the outputs come after it.
     """
     logits = network.test_logits(params, buffers, x)
     best = logits.topk(min(3, logits.shape[1]), dim=1).indices == y[:, None]
     best &= ~logits.isnan().any(dim=1, keepdim=True)
     hits = torch.stack([best[:, 0], best.any(dim=1)], dim=1).double()
-    return torch.cat([hits, _losses(network, logits, y, group).double()[:, None]], dim=1)
-
-
-def _losses(network: Network, logits: Tensor, y: Tensor, group: Tensor | None) -> Tensor:
-    """Return the loss of each example, [B]; where the loss is a mean, that of its group."""
     losses = network.task_losses(logits, y)
     if losses.ndim:
-        return losses
-    if group is None or bool((group == group[0]).all()):
-        return losses.expand(len(logits))
-    out = losses.new_empty(len(logits))
-    for one in sorted(set(group.tolist())):
-        rows = torch.nonzero(group == one).flatten().to(logits.device)
-        out[rows] = network.task_losses(logits[rows], y[rows])
-    return out
+        return torch.cat([hits, losses.double()[:, None]], dim=1)
+    return torch.cat([hits, hits.new_zeros(len(hits), 1), logits.double()], dim=1)
 
 
-def by_group(measured: Tensor, group: Tensor, groups: int) -> list[Scores]:
-    """Return the means of each group of examples.
+@torch.no_grad()
+def by_group(
+    network: Network, measured: Tensor, y: Tensor, group: Tensor, groups: int
+) -> list[Scores]:
+    """Return the scores of each group of examples.
+
+    Each is the mean over the examples of the group; a loss that is a mean is that of all of them
+    at once.
 
     Args:
-        measured: [N, 3] from `measure`.
+        network: the model, on the processor.
+        measured: [N, 3] or [N, 3 + Y] from `measure`.
+        y: [N] labels.
         group: [N] index of the group that each example counts for.
         groups: G, the number of groups.
 
     >>> rows = torch.tensor([[1.0, 1.0, 0.5], [0.0, 1.0, 1.5]]).double()
-    >>> by_group(rows, torch.tensor([0, 0]), 1)
+    >>> network = Network(torch.nn.Linear(4, 2))
+    >>> by_group(network, rows, torch.tensor([0, 1]), torch.tensor([0, 0]), 1)
     [Scores(examples=2, top1=0.5, top3=1.0, loss=1.0)]
     """
-    sums = torch.zeros(groups, len(COLUMNS), dtype=torch.float64).index_add_(0, group, measured)
+    rows, outputs = measured[:, : len(COLUMNS)], measured[:, len(COLUMNS) :]
+    sums = torch.zeros(groups, len(COLUMNS), dtype=torch.float64).index_add_(0, group, rows)
     counts = torch.bincount(group, minlength=groups)
     means = sums / counts.clamp(min=1)[:, None]
+    if outputs.shape[1]:
+        order = torch.split(torch.argsort(group, stable=True), counts.tolist())
+        for index, examples in enumerate(order):
+            if len(examples):
+                scores = outputs[examples].to(network.dtype)
+                means[index, 2] = network.task_losses(scores, y[examples])
     return [Scores(int(n), *row) for n, row in zip(counts.tolist(), means.tolist(), strict=True)]

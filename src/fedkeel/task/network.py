@@ -84,6 +84,9 @@ class Network:
         dtype: type of the parameters.
         batch_statistics: whether batch normalisation uses the batch at hand in evaluation too:
             where clients keep their statistics, the server has none.
+
+    `mean_loss_outputs` is the number of outputs, Y, where the loss is a mean over the batch, [], so
+    that an evaluation has to keep all outputs; it is 0 where each example has a loss, [B].
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Network:
         self._functions = self._make_functions()
         self.head = head
         self._loss = loss
+        self.mean_loss_outputs = 0
         self.dtype = dtype
         trained = {n: p for n, p in self._train.named_parameters() if p.requires_grad}
         self.names: tuple[str, ...] = tuple(trained)

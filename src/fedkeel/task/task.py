@@ -122,6 +122,8 @@ class Task:
         pair = sample.take(np.arange(min(2, len(data))))
         scores = _check_output(network, type(module).__name__, pair.x, data)
         changed = find_changed_attribute(lambda: _check_loss(network, scores, pair.y), self.loss)
+        if network.task_losses(scores, pair.y).ndim == 0:
+            network.mean_loss_outputs = scores.shape[1]
         network.detect_traits(sample.x)
         if changed:
             network.traits = replace(network.traits, hidden_state=f"{changed} of its loss")

@@ -47,7 +47,7 @@ class WorkResult:
 
     Args:
         rows: rows of its clients, in their order.
-        evaluated: of an evaluation, [n, 3] by the example with which each shard begins.
+        evaluated: of an evaluation, [n, columns] by the example with which each shard begins.
         error: what was raised.
         reasons: why clients are trained in a plainer way than was asked for.
     """

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
-from fedkeel.engine.evaluation import count_examples
+from fedkeel.engine.evaluation import count_examples, empty_measurements
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import (
@@ -135,14 +135,14 @@ class Ray(KeepsClientStates):
         return self._buffers.answers(clients)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split."""
+        """Return [N, columns] of the examples of a split."""
         self._message.write({"params": dict(params)})
         names = ["params"]
         if self._setup.training.buffers == "average":  # otherwise the actors have them
             self._message.write({"buffers": dict(buffers)})
             names.append("buffers")
         count = count_examples(self._setup, split)
-        evaluated = torch.empty(count, 3, dtype=torch.float64)
+        evaluated = empty_measurements(self._setup, count)
         items = evaluation_items(self._setup, split, count, self._worker_count)
         self._work(items, self._put_message(*names), evaluated=evaluated)
         return evaluated
@@ -188,7 +188,7 @@ class Ray(KeepsClientStates):
             items: the work.
             message: handle of the message in the object store.
             report_progress: is called with the number of clients that have been trained.
-            evaluated: [N, 3], into which an evaluation is written.
+            evaluated: [N, columns], into which an evaluation is written.
         """
         queue = WorkQueue(list(items))
         while True:

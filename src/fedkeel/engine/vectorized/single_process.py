@@ -71,7 +71,7 @@ class SingleProcess(KeepsClientStates):
         return self._buffers.answers(clients)
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split."""
+        """Return [N, columns] of the examples of a split."""
         setup = self._trainer.placed
         device = next(iter(setup.training.network.params.values())).device
         params = {name: tensor.to(device) for name, tensor in params.items()}

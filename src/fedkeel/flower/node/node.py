@@ -10,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from flwr.app import MetricRecord, RecordDict
 
 from fedkeel.engine.base import ClientJob
-from fedkeel.engine.evaluation import evaluate, split_examples
+from fedkeel.engine.evaluation import evaluate, mean_scores, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
@@ -55,7 +54,6 @@ from fedkeel.flower.wire import (
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.round_values import uploaded_state
 from fedkeel.records.folder import write_text
-from fedkeel.task.metrics import by_group
 from fedkeel.version import __version__
 
 SCALE = "scale-{}-{}.json"
@@ -196,8 +194,7 @@ class Node:
         buffers = message.buffers or setup.training.network.buffers
         with use_numerics(setup.precision):
             measured = evaluate(setup, message.params, buffers, "clients")
-        examples = split_examples(setup, "clients")
-        scores = by_group(measured, torch.from_numpy(examples.groups), examples.group_count)
+        scores = mean_scores(setup, "clients", measured)
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
             score = scores[client]
