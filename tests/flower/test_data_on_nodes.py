@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 
 from fedkeel import config
 from fedkeel.engine.prepared import Prepared
-from fedkeel.errors import ConfigError, DataError, FedkeelError, TrainingError
+from fedkeel.errors import ConfigError, DataError, FedkeelError, RunError, TrainingError
 from fedkeel.flower.apps import client_app
 from fedkeel.flower.data_on_nodes import is_on_nodes
 from fedkeel.flower.node import answer
 from fedkeel.flower.node.configuration import make_node, state_folder
+from fedkeel.flower.protocol import MAX_SIZE
 from fedkeel.flower.server import membership as membership_module
 from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults, RunOptions, serve
@@ -28,7 +29,9 @@ from fedkeel.flower.wire import HEADER, Header
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.prepare import gather
 from fedkeel.runner.progress import FINISHED
-from in_process_grid import InProcessGrid, header_of
+from fedkeel.runner.result import Result
+from in_process_grid import InProcessGrid, changed, header_of
+from toys import deadline
 
 DATA = {"source": "nodes", "label": "kind", "labels": ["no", "yes"]}
 
@@ -132,6 +135,54 @@ def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
     assert [one.examples for one in scores] == [6, 8, 14]
     assert any(one.top1 not in (0.0, 0.5, 1.0) for one in scores)
     assert all(one.top1 == round(one.top1 * one.examples) / one.examples for one in scores)
+
+
+@pytest.mark.parametrize("what", ["test_examples", "train_examples"])
+def test_no_work_grows_with_what_a_node_claims(tmp_path: Path, what: str) -> None:
+    """Each evaluation took minutes and more than ten gigabytes."""
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    experiment = own(method="fedcurv")  # whose clients look at all their examples
+
+    def made(claim: int) -> Result:
+        grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+
+        def claims(kind: str, reply: RecordDict) -> RecordDict:
+            if kind != "query.describe":
+                return reply
+            (client,) = header_of(reply)["clients"]
+            return changed(reply, clients=[{**client, what: claim}])
+
+        grid.edits[100] = claims
+        return serve(grid, experiment, RunOptions(tmp_path / f"run-{claim}"))
+
+    with deadline(60):
+        result = made(MAX_SIZE)
+    assert result.rows[-1].test is not None
+    if what == "test_examples":
+        assert result.rows[-1].test.examples == result.record.data.test == MAX_SIZE + 8
+    else:
+        assert result.record.data.train == MAX_SIZE + 32
+        assert result.rows[-1].clients == [1]  # it has not done the work that it claims
+    with pytest.raises(RunError, match=f"{what}' is wrong. Input should be less than or equal"):
+        made(10**18)
+
+
+@pytest.mark.parametrize("lie", [-3e29, 1e308])
+def test_a_loss_that_is_not_like_the_others_is_left_out(tmp_path: Path, lie: float) -> None:
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = nodes_with(tmp_path, own(), [str(f) for f in files])
+
+    def lies(kind: str, reply: RecordDict) -> RecordDict:
+        if kind == "evaluate":
+            reply["scores-0"]["loss"] = lie
+        return reply
+
+    grid.edits[100] = lies
+    last = serve(grid, own(), RunOptions(tmp_path / "run")).rows[-1]
+    assert last.test is not None
+    assert last.test.examples == 8
+    assert 0.0 < last.test.loss < 10.0
+    assert [who for words, who in last.faults.items() if "evaluation: a loss" in words] == [[0]]
 
 
 def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:

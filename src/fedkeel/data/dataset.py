@@ -48,6 +48,8 @@ class Dataset:
         scale: mean and deviation that were taken off the inputs and that they were divided by: one
             for each channel, column or pixel, with a deviation of 1e30 for what never varied and
             became 0. None where nothing was, or not the same everywhere.
+        counts: [N] number of examples that each row stands for, where only their numbers are known:
+            the server of a federation has none of its nodes' examples. None for one each.
     """
 
     x: Tensor
@@ -60,6 +62,7 @@ class Dataset:
     label_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    counts: Ints | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -68,6 +71,11 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input, without the leading N."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def example_count(self) -> int:
+        """Number of examples, also of those that a row stands for."""
+        return len(self) if self.counts is None else int(self.counts.sum())
 
     @property
     def source_ids(self) -> Ints:
@@ -83,6 +91,7 @@ class Dataset:
             y=self.y[index],
             source=None if self.source is None else self.source[rows],
             client=None if self.client is None else self.client[rows],
+            counts=None if self.counts is None else self.counts[rows],
         )
 
     def with_label_names(self, names: tuple[str, ...], what: str) -> Dataset:
@@ -147,7 +156,7 @@ class Dataset:
         named = (self.label_names, self.clients, self.columns, self.scale)  # nothing is trained on
         if any(named):
             digest.update(repr(named).encode())
-        for array in (self.x.numpy(), self.y.numpy(), self.source, self.client):
+        for array in (self.x.numpy(), self.y.numpy(), self.source, self.client, self.counts):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()

@@ -25,18 +25,21 @@ class SplitExamples:
         rows: [N] rows of the training set; None for the whole test set.
         groups: [N] group of each example: its source in the test set, or its client.
         group_count: number of groups.
+        counts: [N] number of examples that each stands for, whose measurements are their sums then;
+            None for one each. See `Dataset.counts`.
     """
 
     rows: Ints | None
     groups: Ints
     group_count: int
+    counts: Ints | None = None
 
 
 def split_examples(setup: TrainingSetup, split: Split) -> SplitExamples:
     """Return the examples of a split."""
-    federation = setup.federation
-    if split == "test":
-        return SplitExamples(None, setup.test.source_ids, len(setup.test.sources))
+    federation, test = setup.federation, setup.test
+    if split == "test" or test.counts is not None:  # that counts what clients hold out
+        return SplitExamples(None, test.source_ids, len(test.sources), test.counts)
     if federation.holdout_rows is None or federation.holdout_offsets is None:
         return SplitExamples(federation.rows, federation.client_of_row(), len(federation))
     sizes = np.diff(federation.holdout_offsets)
@@ -45,8 +48,9 @@ def split_examples(setup: TrainingSetup, split: Split) -> SplitExamples:
 
 
 def count_examples(setup: TrainingSetup, split: Split) -> int:
-    """Return N, the number of examples of a split."""
-    return len(split_examples(setup, split).groups)
+    """Return the number of examples of a split."""
+    examples = split_examples(setup, split)
+    return len(examples.groups) if examples.counts is None else int(examples.counts.sum())
 
 
 def evaluate_shard(
@@ -102,6 +106,7 @@ def mean_scores(
     examples = split_examples(setup, split)
     is_measured = ~measured[:, 0].isnan()
     group, count = torch.from_numpy(examples.groups)[is_measured], examples.group_count
+    counts = None if examples.counts is None else torch.from_numpy(examples.counts)[is_measured]
     if of_all:
         group, count = torch.zeros_like(group), 1
     rows = None if examples.rows is None else torch.from_numpy(examples.rows)
@@ -109,4 +114,6 @@ def mean_scores(
     with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}"))  # a loss may draw numbers
         network = setup.training.network
-        return metrics.by_group(network, measured[is_measured], y[is_measured], group, count)
+        return metrics.by_group(
+            network, measured[is_measured], y[is_measured], group, count, counts
+        )

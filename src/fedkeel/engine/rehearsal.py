@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from fedkeel.data.dataset import Federation
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_state
@@ -20,6 +22,9 @@ from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.round_values import reply_state
 from fedkeel.method.survey import add_mean_answers, with_answers
 from fedkeel.tree import State, map_tensors, substates, unwalk
+
+MAX_REHEARSED = 100
+"""Examples of a rehearsal where a mini-batch has all of a client's."""
 
 UPDATE_PREFIX = "update/"
 """Start of the paths of updates among the specs of a reply."""
@@ -66,6 +71,7 @@ def rehearse_client(
         client_state: what the client kept, None the first time.
     """
     first = int(np.flatnonzero(setup.federation.sizes)[0])  # a node has only its own data
+    setup = replace(setup, federation=_with_one_batch(setup, first))
     job = ClientJob(row=0, client=first, steps_done=0)
     answers: ByPart = {}
     if setup.training.plan.surveys:
@@ -74,6 +80,17 @@ def rehearse_client(
         message = add_mean_answers(message, substates(alone), np.ones(1))
     result = train_client(setup, message, job, client_state, limit=1)
     return {**reply_state(result.reply), "survey": dict(answers)}
+
+
+def _with_one_batch(setup: TrainingSetup, client: int) -> Federation:
+    """Return the federation with no more than one mini-batch of a client's examples.
+
+    A part may use all of them, and a node of a federation may claim any number.
+    """
+    federation, size = setup.federation, setup.training.local.batch_size
+    rows = np.array(federation.client(client)[: MAX_REHEARSED if size == "all" else size])
+    offsets = np.where(np.arange(len(federation) + 1) > client, len(rows), 0)
+    return replace(federation, rows=rows, offsets=offsets)
 
 
 def specs_below(spec: Mapping[str, TensorSpec], prefix: str) -> dict[str, TensorSpec]:

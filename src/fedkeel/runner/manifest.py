@@ -91,7 +91,7 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
     return DataRecord(
         sources=list(data.sources),
         train=len(setup.federation.rows),
-        test=len(setup.test),
+        test=setup.test.example_count,
         classes=data.classes,
         label_names=list(data.label_names),
         columns=list(data.columns),

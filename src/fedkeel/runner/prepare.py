@@ -290,8 +290,9 @@ def _key(prepared: Prepared) -> str:
         "own": user_part_digests(prepared.plan.parts),
     }
     digest.update(json.dumps(identity, sort_keys=True).encode())
+    on_nodes = setup.federation.how["kind"] == "nodes"  # whose rows the server does not know
     for array in (
-        setup.federation.rows,
+        None if on_nodes else setup.federation.rows,
         setup.federation.offsets,
         setup.federation.holdout_rows,
         setup.federation.holdout_offsets,

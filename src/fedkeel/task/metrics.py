@@ -43,7 +43,12 @@ def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor)
 
 @torch.no_grad()
 def by_group(
-    network: Network, measured: Tensor, y: Tensor, group: Tensor, groups: int
+    network: Network,
+    measured: Tensor,
+    y: Tensor,
+    group: Tensor,
+    groups: int,
+    counts: Tensor | None = None,
 ) -> list[Scores]:
     """Return the scores of each group of examples.
 
@@ -56,6 +61,7 @@ def by_group(
         y: [N] labels.
         group: [N] index of the group that each example counts for.
         groups: G, the number of groups.
+        counts: [N] number of examples that each row is the sum of; None for one each.
 
     >>> rows = torch.tensor([[1.0, 1.0, 0.5], [0.0, 1.0, 1.5]]).double()
     >>> network = Network(torch.nn.Linear(4, 2))
@@ -64,12 +70,16 @@ def by_group(
     """
     rows, outputs = measured[:, : len(COLUMNS)], measured[:, len(COLUMNS) :]
     sums = torch.zeros(groups, len(COLUMNS), dtype=torch.float64).index_add_(0, group, rows)
-    counts = torch.bincount(group, minlength=groups)
-    means = sums / counts.clamp(min=1)[:, None]
+    rows_of_group = torch.bincount(group, minlength=groups)
+    examples_of_group = rows_of_group
+    if counts is not None:
+        examples_of_group = torch.zeros_like(rows_of_group).index_add_(0, group, counts)
+    means = sums / examples_of_group.clamp(min=1)[:, None]
     if outputs.shape[1]:
-        order = torch.split(torch.argsort(group, stable=True), counts.tolist())
+        order = torch.split(torch.argsort(group, stable=True), rows_of_group.tolist())
         for index, examples in enumerate(order):
             if len(examples):
                 scores = outputs[examples].to(network.dtype)
                 means[index, 2] = network.task_losses(scores, y[examples])
-    return [Scores(int(n), *row) for n, row in zip(counts.tolist(), means.tolist(), strict=True)]
+    numbers = zip(examples_of_group.tolist(), means.tolist(), strict=True)
+    return [Scores(int(n), *row) for n, row in numbers]

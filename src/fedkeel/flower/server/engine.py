@@ -401,15 +401,16 @@ class NodeClients(KeepsClientStates):
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
         """Return [N, 3] of the examples of a split.
 
-        Where the server has the data, it evaluates itself, exactly. Else the rows of a client hold
-        its mean scores, or NaN where it has not replied.
+        Where the server has the data, it evaluates itself, exactly. Else it returns a row for each
+        client with examples: sums over them, or NaN where it has not replied.
         """
         if self._descriptions is None:
             with use_numerics(self._setup.precision):
                 return evaluate(self._setup, params, buffers, split)
-        group = split_examples(self._setup, "clients").groups
-        measured = torch.full((len(group), 3), math.nan, dtype=torch.float64)
-        clients = np.unique(group)
+        examples = split_examples(self._setup, split)
+        clients, counts = examples.groups, examples.counts
+        assert counts is not None
+        measured = torch.full((len(clients), 3), math.nan, dtype=torch.float64)
         if self._setup.training.buffers != "average":  # else nodes use their own
             buffers = {}
         message = Message(params, buffers, {}, self._round, 0.0)
@@ -419,12 +420,17 @@ class NodeClients(KeepsClientStates):
             try:
                 content = reply.checked()
                 for client in request.client_ids:
-                    rows = np.flatnonzero(group == client)
-                    measured[rows] = read_scores(content, client, len(rows))
+                    row = int(np.searchsorted(clients, client))
+                    measured[row] = read_scores(content, client, int(counts[row]))
                     replied.add(client)
             except WireError as error:
                 failed = set(request.client_ids) - replied
                 self._traffic.add_fault(error.short(), failed, EVALUATION)
+        losses = {"a loss": measured[:, 2]}
+        for row, reason in outlying_numbers(losses, self._settings.outlier_factor).items():
+            measured[row] = math.nan
+            self._traffic.add_fault(reason, [int(clients[row])], EVALUATION)
+        measured[:, 2] *= torch.from_numpy(counts)
         return measured
 
     def __enter__(self) -> NodeClients:

@@ -150,7 +150,7 @@ class Membership:
             self.faults.append(reason)
 
     def _refuse(self, node: int, error: WireError, clients: Sequence[int] = ()) -> None:
-        reason = f"turned away: {error.what}"
+        reason = f"turned away: {error.what}" + (f" {error.why}." if error.why else "")
         before = self._refused.get(node)
         if before is None or before.reason != reason:  # else it has been reported
             self._add_fault(f"node {node} was {reason}")

@@ -1,7 +1,8 @@
 """The server's placeholder for data that only the nodes have.
 
 The nodes tell the server shapes, numbers of examples and digests. From that it makes a data set of
-two blank examples. It is enough to make the model, to rehearse a reply and to draw cohorts.
+two blank examples. It is enough to make the model, to rehearse a reply and to draw cohorts. No
+memory and no work grows with the numbers that the nodes claim.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError, printable
 from fedkeel.flower.data_on_nodes import NODES, ingredients
-from fedkeel.flower.protocol import MAX_SIZE, NodeDescription
+from fedkeel.flower.protocol import NodeDescription
 from fedkeel.runner.prepare import DTYPES
 
 
@@ -45,28 +46,22 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
             )
     columns = _common_columns(nodes)
     train_sizes = [node.clients[0].train_examples for node in nodes]
-    test_sizes = [node.clients[0].test_examples for node in nodes]
-    if sum(train_sizes) + sum(test_sizes) > 3 * MAX_SIZE:
-        raise DataError(
-            "The nodes report more examples than is possible.",
-            got=sum(train_sizes) + sum(test_sizes),
-            expected=f"at most {3 * MAX_SIZE} in all",
-        )
+    test_sizes = np.array([node.clients[0].test_examples for node in nodes], dtype=np.int64)
+    owners = np.flatnonzero(test_sizes)
     digests = repr([node.data_digest for node in nodes]).encode()
     digest = hashlib.blake2b(digests, digest_size=6).hexdigest()
     names = _unique_names(nodes)
     federation = Federation(
         replace(_blank(experiment, first, 2, (f"nodes {digest}",)), columns=columns),
-        np.zeros(sum(train_sizes), dtype=np.int64),
+        np.broadcast_to(np.zeros((), dtype=np.int64), sum(train_sizes)),
         np.cumsum([0, *train_sizes]),
         {"kind": NODES},
         names,
-        np.zeros(sum(test_sizes), dtype=np.int64),
-        np.cumsum([0, *test_sizes]),
+        np.zeros(len(owners), dtype=np.int64),
+        np.cumsum([0, *(test_sizes > 0)]),
     )
     test = replace(
-        _blank(experiment, first, sum(test_sizes), names),
-        source=np.repeat(np.arange(len(nodes)), test_sizes),
+        _blank(experiment, first, len(owners), names), source=owners, counts=test_sizes[owners]
     )
     return ingredients(experiment, federation, test)
 

@@ -142,22 +142,21 @@ class ReplyReader:
 
 
 def read_scores(content: RecordDict, client: int, count: int) -> Tensor:
-    """Return rows [N, 3] of examples that have the mean scores that a client has sent.
+    """Return [3] of a client's examples: hits at rank 1 and within rank 3, and their mean loss.
 
     Args:
         content: the reply of its node.
         client: which client.
-        count: N, the number of examples that it was measured on.
+        count: the number of examples that it was measured on.
 
     Raises:
-        WireError: there are no scores, or they cannot be those of N examples.
+        WireError: there are no scores, or they cannot be those of so many examples.
     """
     means = numbers(content, of_client(SCORES, client), {"top1", "top3", "loss"})
     if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
         raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
-    rows = torch.arange(count)
-    hits = [(rows < round(means[name] * count)).double() for name in ("top1", "top3")]
-    return torch.stack([*hits, torch.full((count,), means["loss"]).double()], dim=1)
+    hits = [float(round(means[name] * count)) for name in ("top1", "top3")]
+    return torch.tensor([*hits, means["loss"]], dtype=torch.float64)
 
 
 def missing_answer(specs: Mapping[str, TensorSpec]) -> ByPart:
