@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -54,6 +55,24 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     assert record.partition.sizes == [32, 32]
     assert "round 1/1" in done.err
     assert living(tmp_path) == []
+
+
+@pytest.mark.processes
+def test_a_supernode_that_is_killed_is_missed_at_once(toy: Path, tmp_path: Path) -> None:
+    """Each round waited for it, up to its deadline or the minute that Flower takes to notice."""
+    words: list[object] = ["flower", "up", toy, "--out", "run", "--nodes", "2", "-s", "rounds=3"]
+    running = Process(*words, "-s", "flower.quorum=0.1", folder=tmp_path)
+    out = tmp_path / "run"
+    assert eventually(lambda: rows(out) >= 2, 240)
+    (pid,) = Federation(out / "flower", []).find("node-1", "flower-supernode")
+    os.kill(pid, signal.SIGKILL)
+    done = running.wait(300)
+    assert done.code == 0, done.err
+    assert "the SuperNode node-1 has ended" in done.err
+    last = RunFolder(out).rows()[-1]
+    assert all(client % 2 == 0 for client in last.clients)
+    assert any(client % 2 for clients in last.faults.values() for client in clients)
+    assert "no reply before the deadline" not in last.faults
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ class _Follower:
         The first interrupt goes to the ServerApp, which ends the run after the current round.
         """
         shown, last_check, is_told = 0, time.monotonic(), False
+        reported: set[str] = set()
         while True:
             has_ended = self._has_ended  # before the rows are read, so that none is missed
             rows = self.folder.rows() if self.folder.exists() else []
@@ -178,6 +179,9 @@ class _Follower:
             if stop.is_set() and not is_told:
                 is_told = True
                 self._interrupt(has_rows=bool(rows))
+            for name in set(self.federation.ended_nodes()) - reported:
+                reported.add(name)
+                self._report_ended(name)
             if time.monotonic() - last_check > STATUS_SECONDS:
                 self._check_alive()
                 last_check = time.monotonic()
@@ -195,6 +199,13 @@ class _Follower:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
+
+    def _report_ended(self, node: str) -> None:
+        """Say that a SuperNode has ended, to the user and to Flower."""
+        last = self.federation.tail(node, 1)
+        self.display.warn(self._name, f"the SuperNode {node} has ended; its log ends with: {last}")
+        with suppress(RunError):  # Flower notices by itself, later
+            self.federation.unregister(node)
 
     def _check_alive(self) -> None:
         """Check that Flower has not given up on the run.

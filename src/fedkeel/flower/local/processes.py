@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -218,6 +219,24 @@ class Federation:
     def is_alive(self, name: str) -> bool:
         """Return whether a process runs."""
         return name in self._processes and self._processes[name].poll() is None
+
+    def ended_nodes(self) -> list[str]:
+        """Return the names of SuperNodes that have ended, though nobody stopped them."""
+        nodes = [name for name in self._processes if name.startswith("node-")]
+        return [name for name in nodes if not self.is_alive(name)]
+
+    def unregister(self, name: str) -> None:
+        """Tell the SuperLink that a SuperNode is gone.
+
+        It would take the node to be there until a minute has passed without a heartbeat.
+
+        Raises:
+            RunError: the SuperLink does not know the node, or does not answer.
+        """
+        log = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        numbers = re.findall(r"SuperNode ID: ([0-9]+)", log)
+        if numbers:
+            self.flwr("supernode", "unregister", numbers[-1], NAME)
 
     def tail(self, name: str, count: int = 3) -> str:
         """Return the last lines of a process's log, as one line."""
