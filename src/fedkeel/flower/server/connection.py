@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from flwr.app import Message, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
 
 from fedkeel.config import Flower
@@ -52,9 +54,10 @@ class NodeReply:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A request without a reply: its node, and until when Flower keeps it."""
+    """A request without a reply: its node and kind, and until when Flower keeps it."""
 
     node: int
+    kind: str
     expires: float
 
 
@@ -69,7 +72,7 @@ class NodeConnection:
     def __init__(self, grid: Grid, settings: Flower) -> None:
         self._grid = grid
         self._settings = settings
-        self._expired: dict[str, int] = {}  # training requests past their deadline, and their nodes
+        self._expired: dict[str, _Pending] = {}  # requests past their deadline
         self._describing: dict[str, _Pending] = {}  # nodes that have not described themselves yet
 
     def connected_nodes(self) -> list[int]:
@@ -107,7 +110,7 @@ class NodeConnection:
                 continue
             numbers = self._push(Message(content, node, kind, ttl=lifetime))
             if numbers and numbers[0]:  # Flower returns None where it does not take the message
-                waiting[numbers[0]] = _Pending(node, now + lifetime)
+                waiting[numbers[0]] = _Pending(node, kind, now + lifetime)
             else:
                 yield NodeReply(node, None, "the message could not be handed to Flower")
         while waiting and not is_enough():
@@ -116,26 +119,44 @@ class NodeConnection:
                 number = message.metadata.reply_to_message_id
                 if number in waiting:  # else it is a second reply to the same request
                     is_idle = False
+                    self._discard(message)
                     yield _reply(waiting.pop(number).node, message)
             if time.monotonic() > now + seconds:
                 break
             if is_idle:
                 time.sleep(self._settings.poll_seconds)
-        if kind == TRAIN:
-            self._expired.update({number: pending.node for number, pending in waiting.items()})
-        elif kind == DESCRIBE:
+        if kind == DESCRIBE:
             self._describing = waiting
+        else:
+            self._expired.update(waiting)
 
     def late_nodes(self) -> list[int]:
-        """Return the nodes that have replied after their deadline; the replies are dropped."""
+        """Return the nodes that have trained after their deadline; all late replies are dropped."""
         if not self._expired:
             return []
         nodes = []
         for message in self._pull(self._expired):
-            node = self._expired.pop(message.metadata.reply_to_message_id, None)
-            if node is not None and not message.has_error():
-                nodes.append(node)
+            pending = self._expired.pop(message.metadata.reply_to_message_id, None)
+            self._discard(message)
+            if pending is not None and pending.kind == TRAIN and not message.has_error():
+                nodes.append(pending.node)
         return sorted(nodes)
+
+    def _discard(self, reply: Message) -> None:
+        """Remove a request that no node will fetch from the SuperLink, where Flower gave it up.
+
+        Flower would keep its tensors in the SuperLink's database until the run ends, and `Grid` has
+        no call to remove them. This is the one by which a receiver says that it has a message.
+        """
+        client = getattr(self._grid, "_runtime_client", None)  # not every version has it
+        if client is None or not reply.has_error():
+            return
+        request = ConfirmMessageReceivedRequest(
+            node=Node(node_id=reply.metadata.dst_node_id),
+            run_id=reply.metadata.run_id,
+            message_object_id=reply.metadata.reply_to_message_id,
+        )
+        self._bounded(lambda: client.ConfirmMessageReceived(request))
 
     def _push(self, message: Message) -> list[str]:
         return self._bounded(lambda: list(self._grid.push_messages([message])))
