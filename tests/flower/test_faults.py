@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 Write = Callable[[Path, list[str]], None]
 
-BAD = {0: "forgets:4", 1: "shape:0 nan:1 again:2 full:3 hangs:5", 2: "names:0 huge:1 late:2"}
+BAD = {0: "forgets:4", 1: "shape:0 nan:1 again:2 full:3 hangs:5", 2: "names:0 huge:1 late:2 dies:3"}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,7 @@ def check(found: list[RoundRecord]) -> None:
     assert third.dropped == [1, 2]
     assert 0 in fourth.clients
     assert "cannot be written" in faults(fourth)[1]
+    assert fourth.faults["no reply: its process was killed by SIGKILL"] == [2]
     assert any(
         "came late and was dropped" in words for row in (fourth, fifth) for words in row.faults
     )

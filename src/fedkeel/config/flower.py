@@ -22,11 +22,12 @@ class Flower(Settings):
             (over-selection) more clients are selected than needed, and the first to reply count. An
             evaluation by nodes waits for all of them, until the deadline: see `evaluation.every`.
         outlier_factor: a reply is left out where the norm of its update, or of a part's upload or
-            answer, is more than this many times the median of the round.
+            answer, is more than this many times the median of the round. So is one whose loss or
+            diagnostic is, where the median counts as 1 at least.
         poll_seconds: time between looks for new replies.
         message_mb: the largest message that is sent, in 10^6 bytes.
-        secure_aggregation: whether the server may see sums of updates alone. It is refused: Flower
-            has SecAgg+ for its older interface only.
+        secure_aggregation: whether the server may see sums of updates alone. It is refused:
+            fedkeel does not use Flower's SecAgg+ yet.
     """
 
     deadline_seconds: float = Field(600.0, gt=0.0)

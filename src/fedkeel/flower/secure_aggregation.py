@@ -26,7 +26,7 @@ def refuse_secure_aggregation(experiment: Experiment) -> None:
         reason = f"the uploads of {', '.join(uploads) or 'this method'} would have to be summed too"
     raise RunError(
         "Secure aggregation is not available.",
-        why="Flower offers SecAgg+ for its older interface only, and fedkeel has no cryptography "
-        f"of its own; {reason}",
+        why="fedkeel does not use Flower's SecAgg+ yet, and has no cryptography of its own; "
+        f"{reason}",
         do="set flower.secure_aggregation = false; DP-SGD at the clients ('dpsgd') hides examples",
     )
