@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,16 @@ def test_a_search_keeps_what_was_found_for_other_columns(tmp_path: Path) -> None
     assert request.folder(table) == tmp_path / "out" / "tiny-tuned"
     assert tuning.read_tuned_settings(request.folder(table)) == found.settings
     assert {cell.column for cell in found.settings} == {"skew", "plain"}
+
+
+def test_a_search_takes_the_weights_of_the_papers(tmp_path: Path) -> None:
+    assert "weights" not in TINY
+    table = read(tiny(tmp_path, TINY.replace("rounds = 6", "rounds = 1") + SEARCH))
+    request = TableRequest(tmp_path / "out", columns=("plain",), seeds=1, tuned=True)
+    tuning.search(table, request, 1, ProgressDisplay())
+    records = [json.loads(p.read_text()) for p in tmp_path.glob("out/tune/*/*/run.json")]
+    found = {record["method"]: record["weights"] for record in records}
+    assert found == {"fedavg": "examples", "fedgh": "uniform"}
 
 
 def test_two_searches_at_once_keep_what_the_other_finds(tmp_path: Path) -> None:

@@ -79,7 +79,45 @@ def test_every_method_with_every_seed() -> None:
     assert [row["method"] for row in found.rows] == ["fedavg", "scaffold"]
     assert [row["seeds"] for row in found.rows] == [2, 2]
     assert "scaffold" in str(found)
-    assert "fedavg weights clients by size; scaffold weights them equally." in str(found)
+
+
+class Warnings(ProgressDisplay):
+    """Keeps what is said about runs."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def warn(self, run: str, message: str) -> None:
+        self.messages.append(message)
+
+
+def weighted(methods: list[str], **more: object) -> tuple[list[str], list[str], str]:
+    """The weights of each method, what is said before, and what is shown after."""
+    display = Warnings()
+    found = compare(settings(**more), ingredients(), methods, 1, display=display)
+    weights = [result.record.weights for result in found.results]
+    return weights, display.messages, str(found)
+
+
+def test_all_methods_weight_clients_alike() -> None:
+    methods = ["fedavg", "scaffold", "fedgh", "fedgc.cgc+mime"]  # the last two state others
+    weights, messages, text = weighted(methods)
+    assert weights == ["examples"] * 4
+    (message,) = messages
+    assert "`scaffold`, `fedgh` and `fedgc.cgc+mime` would not: set weights = 'method'" in message
+    assert "weights" not in text
+    assert weighted(["fedavg", "fedprox"])[:2] == (["examples"] * 2, [])
+    assert weighted(methods, weights="uniform")[:2] == (["uniform"] * 4, [])
+
+
+def test_papers_own_weights_are_taken_where_they_are_chosen() -> None:
+    weights, messages, text = weighted(["fedavg", "scaffold"], weights="method")
+    assert weights == ["examples", "uniform"]
+    assert messages == []
+    assert (
+        "fedavg weights clients by size; scaffold weights them equally. "
+        "Set `weights` to compare fairly." in text
+    )
 
 
 def test_everything_else_is_the_same() -> None:
@@ -92,8 +130,8 @@ def test_everything_else_is_the_same() -> None:
 
 
 def test_a_run_does_not_depend_on_the_others() -> None:
-    alone = compared(["scaffold"], 1).results[0]
-    among = compared(["gradma", "fedavg", "scaffold"], 1).results[-1]
+    alone = compared(["scaffold"], 1, weights="method").results[0]
+    among = compared(["gradma", "fedavg", "scaffold"], 1, weights="method").results[-1]
     assert same(alone, among)
     single = prepared("scaffold", rounds=2, per_round=3, local=LOCAL, evaluation=fk.Evaluation())
     assert plain(start(single)) == plain(among)

@@ -117,6 +117,20 @@ def test_the_first_of_equals_is_chosen(tmp_path: Path) -> None:
     assert found.rows[0].chosen["weights"] == "examples"
 
 
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, "examples"), ("method", "uniform"), ("processed", "processed")]
+)
+def test_all_methods_weight_clients_alike(
+    tmp_path: Path, chosen: str | None, expected: str
+) -> None:
+    space = Space(space={"local.lr": (0.1,)})
+    found = tuned(tmp_path, ["scaffold"], space, weights=chosen)
+    (folder,) = found.trials[0].runs
+    record = json.loads((tmp_path / folder / "run.json").read_text())
+    assert record["weights"] == expected
+    assert found.settings["scaffold"].weights == (chosen or "examples")
+
+
 def test_hyperparameters_are_chosen_with_the_settings(tmp_path: Path) -> None:
     space = Space(space={"local.lr": (0.1, 0.2)}, method={"fedprox": {"mu": (0.1, 0.2, 1e4)}})
     found = tuned(tmp_path, ["fedavg", "fedprox", "fedprox(mu=0.3)"], space)

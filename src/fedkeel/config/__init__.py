@@ -13,6 +13,7 @@ from fedkeel.config.flower import Flower
 from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
 from fedkeel.config.settings import (
     Buffers,
+    ChosenWeights,
     Cohort,
     Compare,
     Engine,
@@ -31,6 +32,7 @@ __all__ = [
     "UNSET",
     "Buffers",
     "Choices",
+    "ChosenWeights",
     "Cohort",
     "Compare",
     "Data",

@@ -16,6 +16,7 @@ from fedkeel.config.search_space import Space
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
+ChosenWeights = Literal["examples", "processed", "uniform", "method"]
 """How clients count: by examples owned, by examples processed this round, or equally."""
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -284,8 +285,9 @@ class Run(Settings):
         method: expression of the method, e.g. ``"fedprox(mu=0.1)+gcfed"``.
         rounds: T, the number of rounds.
         seed: seed of the initial model, the partition, the cohorts and the batches.
-        weights: how clients count in the mean; None takes what the method's parts state, and
-            ``examples`` where they state nothing.
+        weights: how clients count in the mean. ``method`` takes what the method's parts state, and
+            ``examples`` where they state nothing. None is ``method`` for one run, and ``examples``
+            for every method of a comparison or a search.
         local: local training.
         cohort: participation.
         evaluation: when the global model is evaluated.
@@ -298,7 +300,7 @@ class Run(Settings):
     method: str = "fedavg"
     rounds: int = Field(ge=1)
     seed: int = Field(0, ge=0, le=2**32 - 1)
-    weights: Weights | None = None
+    weights: ChosenWeights | None = None
     local: Local
     cohort: Cohort = Cohort()
     evaluation: Evaluation = Evaluation()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from fedkeel.config import Local, Weights
+from fedkeel.config import ChosenWeights, Local, Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
 from fedkeel.method.context import Objective
@@ -175,14 +175,14 @@ class Plan:
 def compose(
     parts: Sequence[Part],
     provides: Iterable[Capability] | None = None,
-    weights: Weights | None = None,
+    weights: ChosenWeights | None = None,
 ) -> Plan:
     """Compose parts into a method.
 
     Args:
         parts: the parts, in the order of the expression.
         provides: what task and engine provide; None checks everything but this.
-        weights: the run's choice; None takes what the parts state.
+        weights: the run's choice; None and ``method`` take what the parts state.
 
     Raises:
         CompositionError: a hyper-parameter out of range, a part given twice, two parts in a slot
@@ -206,7 +206,9 @@ def compose(
     return Plan(
         parts=parts,
         expression=expression,
-        weights=weights or _stated_weights(parts, expression),
+        weights=_stated_weights(parts, expression)
+        if weights is None or weights == "method"
+        else weights,
         dispatch=next(iter(_playing(parts, Dispatch)), None),
         surveys=_playing(parts, Survey),
         objective=Objective(

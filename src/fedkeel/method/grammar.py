@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fedkeel.config import Weights
+from fedkeel.config import ChosenWeights
 from fedkeel.errors import CompositionError, FedkeelError, did_you_mean
 from fedkeel.method.compose import Plan, compose
 from fedkeel.method.index import ALIASES, installed_methods
@@ -49,14 +49,14 @@ class Term:
 def parse(
     expression: str,
     provides: Iterable[Capability] | None = None,
-    weights: Weights | None = None,
+    weights: ChosenWeights | None = None,
 ) -> Plan:
     """Read an expression and compose its parts.
 
     Args:
         expression: e.g. ``"fedprox(mu=0.1)+gcfed"``.
         provides: what task and engine provide; None checks everything but this.
-        weights: the run's choice of client weights, None for what the parts state.
+        weights: the run's choice of client weights; None and ``method`` for what the parts state.
 
     Raises:
         CompositionError: the expression cannot be read, or its parts cannot be combined.

@@ -66,11 +66,13 @@ def search(table: Table, request: TableRequest, jobs: int, display: ProgressDisp
             if stop.is_set():
                 break
             experiment = group[0].experiment
+            weights = experiment.weights or "method"  # those of the paper
+            paper_settings = experiment.model_copy(update={"weights": weights})
             methods = [run.experiment.method for run in group]
             out = request.out / "tune" / f"{table.id}-{_search_digest(experiment, table.tune)}"
             try:
                 result = tune(
-                    experiment, gather(experiment), methods, table.tune, out, jobs, display
+                    paper_settings, gather(experiment), methods, table.tune, out, jobs, display
                 )
             except TrainingError as error:  # no trial of any of these methods
                 chosen, failure = {}, error

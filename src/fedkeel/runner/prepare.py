@@ -269,6 +269,7 @@ def _key(prepared: Prepared) -> str:
     settings = prepared.settings.model_dump(mode="json")
     for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
         settings.pop(name, None)
+    settings.pop("weights")  # those that are used are below
     engine = prepared.settings.engine
     settings["engine"] = {"dtype": engine.dtype}
     if engine.precision != "float32":

@@ -41,7 +41,7 @@ def run(
     participation: float | None = None,
     clients_per_round: int | None = None,
     seed: int = 0,
-    weights: config.Weights | None = None,
+    weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
     stop: config.Stop | None = None,
     engine: config.Engine | None = None,
@@ -63,7 +63,7 @@ def run(
         participation: share of the clients in each round; all where nothing is given.
         clients_per_round: number of clients in each round, in place of `participation`.
         seed: seed of the initial model, the cohorts and the batches.
-        weights: how clients count in the mean; None takes what the method states.
+        weights: how clients count in the mean; None and ``"method"`` take what the method states.
         evaluation: when the model is evaluated.
         stop: when the run ends before its last round; None never.
         engine: what runs the clients.
@@ -112,7 +112,7 @@ def compare(
     participation: float | None = None,
     clients_per_round: int | None = None,
     seed: int = 0,
-    weights: config.Weights | None = None,
+    weights: config.ChosenWeights | None = None,
     evaluation: config.Evaluation | None = None,
     stop: config.Stop | None = None,
     engine: config.Engine | None = None,
@@ -135,7 +135,8 @@ def compare(
         participation: as in `run`.
         clients_per_round: as in `run`.
         seed: the first seed.
-        weights: as in `run`. None compares each method with its paper's weights.
+        weights: as in `run`, but None is ``"examples"`` for every method, so that none leads by its
+            weights. ``"method"`` takes what each method states.
         evaluation: as in `run`.
         stop: as in `run`; each run ends by itself.
         engine: as in `run`.

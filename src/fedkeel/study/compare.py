@@ -21,6 +21,7 @@ from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, c
 from fedkeel.records.comparison import runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder
 from fedkeel.report.alerts import differences, problems
+from fedkeel.report.formatting import enumeration
 from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
 from fedkeel.report.tables import ResultRow, markdown_table, result_rows
@@ -112,7 +113,8 @@ def compare(
     """Run every method with every seed.
 
     Args:
-        settings: everything but method and seed; its seed is the first of the comparison.
+        settings: everything but method and seed; its seed is the first of the comparison. Without
+            weights all methods have those of `with_one_weighting`.
         ingredients: data and model.
         methods: expressions.
         seeds: number of seeds.
@@ -125,17 +127,22 @@ def compare(
         TrainingError: no run could be finished.
     """
     display = display or ProgressDisplay()
+    is_weighting_chosen = settings.weights is not None
+    settings = with_one_weighting(settings)
     if not methods:
         raise ConfigError(
             "There is nothing to compare.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
+    others: list[str] = []
     for method in methods:
         of_method = settings.model_copy(update={"method": method})
         prepared = prepare(of_method, ingredients)  # refuse what is illegal before anything runs
         check_disk(prepared, out)
         by_expression.setdefault(prepared.plan.expression, of_method)
+        if any(part.weights not in (None, prepared.plan.weights) for part in prepared.plan.parts):
+            others.append(f"`{method}`")
     seed_range = range(settings.seed, settings.seed + seeds)
     for seed in seed_range[1:]:
         ingredients.clients(seed)  # the partition may be impossible for some seeds
@@ -147,6 +154,12 @@ def compare(
         for of_method in by_expression.values()
     ]
     display.plan(len(runs), len(runs) * settings.rounds)
+    if others and not is_weighting_chosen:
+        display.warn(
+            settings.name,
+            "every method weights clients by size here. Alone, "
+            f"{enumeration(others)} would not: set weights = 'method' for what each method states",
+        )
     comparison = _Runs(settings.name, ingredients, out, display, callbacks)
     try:
         comparison.make(runs)
@@ -155,6 +168,14 @@ def compare(
             comparison.write_index()
         raise
     return comparison.result()
+
+
+def with_one_weighting(settings: RunSettings) -> RunSettings:
+    """Return settings that weight clients by their examples where no weights are chosen.
+
+    Methods that are compared then differ in nothing but the method.
+    """
+    return settings.model_copy(update={"weights": settings.weights or "examples"})
 
 
 class _Runs:

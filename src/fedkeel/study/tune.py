@@ -23,7 +23,7 @@ from fedkeel.records.run_record import Status
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
-from fedkeel.study.compare import create_folder, run_folder_name
+from fedkeel.study.compare import create_folder, run_folder_name, with_one_weighting
 from fedkeel.study.pool import RunOutcome, RunRequest, can_fork, run_all, single_process
 from fedkeel.study.samplers import Sampler, make_sampler, sampler_name
 from fedkeel.study.search_space import (
@@ -68,7 +68,8 @@ def tune(
     """Search for the best settings of each method.
 
     Args:
-        settings: everything that is not searched.
+        settings: everything that is not searched. Without weights all methods have those of
+            `with_one_weighting`.
         ingredients: data and model.
         methods: expressions.
         space: the choices, the budget and the score.
@@ -80,6 +81,7 @@ def tune(
         FedkeelError: something cannot be searched or run; nothing has been run then.
         TrainingError: no trial of any method could be finished.
     """
+    settings = with_one_weighting(settings)
     display = display or ProgressDisplay()
     display = display if space.split == "test" else WithoutScores(display)
     methods = list(dict.fromkeys(methods))
