@@ -92,7 +92,12 @@ def test_missing_keys(changes: dict[str, Any], key: str) -> None:
         ({"rounds": 0}, "rounds", "0", "greater than or equal to 1"),
         ({"seed": 2**32}, "seed", "4294967296", "less than or equal to 4294967295"),
         ({"name": "a b"}, "name", "'a b'", "string should match pattern"),
-        ({"weights": "sample"}, "weights", "'sample'", "'examples', 'processed', 'uniform' or 'method'"),
+        (
+            {"weights": "sample"},
+            "weights",
+            "'sample'",
+            "'examples', 'processed', 'uniform' or 'method'",
+        ),
         ({"local": 3}, "local", "3", "a table"),
         ({"local__lr": "0.1"}, "local.lr", "'0.1'", "a valid number"),
         ({"local__lr": 0}, "local.lr", "0", "greater than 0"),

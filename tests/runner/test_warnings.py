@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def run(*sizes: int, model: object = None, **local: object) -> Prepared:
         rounds=1,
         buffers="average",
     )
+
+
+def test_noise_that_promises_nothing() -> None:
+    warned = prepared("dpsgd(sigma=0.5)+fedprox")
+    (message,) = find_warnings(warned)
+    assert message == (
+        "dpsgd: no privacy is accounted for. No epsilon is computed for its noise (sigma = 0.5), "
+        "so do not rely on it to protect examples"
+    )
+    on_nodes = replace(warned.setup.federation, how={"kind": "nodes"})  # a server without the data
+    setup = replace(warned.setup, federation=on_nodes)
+    assert find_warnings(replace(warned, setup=setup)) == [message]
+    assert find_warnings(prepared("fedprox")) == []
 
 
 def test_two_examples_are_the_same_to_batch_normalisation() -> None:

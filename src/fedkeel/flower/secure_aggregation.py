@@ -28,5 +28,5 @@ def refuse_secure_aggregation(experiment: Experiment) -> None:
         "Secure aggregation is not available.",
         why="fedkeel does not use Flower's SecAgg+ yet, and has no cryptography of its own; "
         f"{reason}",
-        do="set flower.secure_aggregation = false; DP-SGD at the clients ('dpsgd') hides examples",
+        do="set flower.secure_aggregation = false; the server then sees the update of each client",
     )

@@ -14,6 +14,7 @@ from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
+from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
@@ -39,12 +40,14 @@ MUCH_MEMORY = 1_000_000_000
 
 
 def find_warnings(prepared: Prepared) -> list[str]:
-    """Return the warnings about a run; none where only the nodes see the data."""
+    """Return the warnings about a run; about the data none where only the nodes see them."""
     federation = prepared.setup.federation
+    privacy = _no_privacy_accounting(prepared)
     if federation.how["kind"] == "nodes":
-        return []
+        return privacy
     data = federation.data
     warnings = (
+        *privacy,
         *_unused_settings(prepared.settings),
         _single_class(data) or _dominant_class(data, prepared.setup.test),
         _labels_without_training(data, prepared.setup.test),
@@ -60,6 +63,16 @@ def find_warnings(prepared: Prepared) -> list[str]:
         _large_server_memory(prepared),
     )
     return [message for message in warnings if message]
+
+
+def _no_privacy_accounting(prepared: Prepared) -> list[str]:
+    """Return a warning for a method with noise that looks like a promise of privacy."""
+    return [
+        f"{part.name}: no privacy is accounted for. No epsilon is computed for its noise "
+        f"(sigma = {part.sigma:g}), so do not rely on it to protect examples"
+        for part in prepared.plan.parts
+        if isinstance(part, DPSGD)
+    ]
 
 
 def _unused_settings(settings: config.Run) -> list[str]:
