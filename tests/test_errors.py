@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 
 import pytest
 
@@ -22,13 +23,9 @@ def full(kind: type[FedkeelError] = ConfigError) -> FedkeelError:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_has_four_facts_on_four_lines(kind: type[FedkeelError]) -> None:
-    assert str(full(kind)).splitlines() == [
-        f"{kind.__name__}: What.",
-        "  got 3; expected 4",
-        "  why  because",
-        "  do   this",
-    ]
-    assert full(kind).lines() == str(full(kind)).splitlines()
+    facts = ["  got 3; expected 4", "  why  because", "  do   this"]
+    assert full(kind).lines() == [f"{kind.__name__}: What.", *facts]
+    assert str(full(kind)).splitlines() == ["What.", *facts]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +45,7 @@ def test_what_is_not_said_takes_no_line(facts: dict, lines: list[str]) -> None:
 
 def test_line_breaks_of_others_make_no_lines() -> None:
     error = ConfigError("a\nb", got="c\r\nd", expected="e\nf", why="g\nh\n", do="i\n\nj")
-    assert str(error).splitlines() == [
+    assert error.lines() == [
         "ConfigError: a b",
         "  got c d; expected e f",
         "  why  g h",
@@ -59,11 +56,19 @@ def test_line_breaks_of_others_make_no_lines() -> None:
 def test_texts_of_others_move_no_cursor() -> None:
     """Control characters and invisible ones are shown; letters of any language stay."""
     error = ConfigError("a\x1b[2Jb", got="c\x07\u202ed", do="\ud800 \x9b1m é 漢 \u00a0x")
-    assert str(error).splitlines() == [
+    assert error.lines() == [
         "ConfigError: a\\x1b[2Jb",
         "  got c\\x07\\u202ed",
         "  do   \\ud800 \\x9b1m é 漢 \u00a0x",
     ]
+
+
+def test_the_type_is_printed_once() -> None:
+    """Python prints it before the text of an exception, and the command by itself."""
+    error = ConfigError("What.", do="x")
+    printed = "".join(traceback.format_exception_only(error))
+    assert printed == "fedkeel.errors.ConfigError: What.\n  do   x\n"
+    assert error.lines() == ["ConfigError: What.", "  do   x"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

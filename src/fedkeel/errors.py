@@ -40,20 +40,25 @@ class FedkeelError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        """Return the message; Python itself prints the type before it."""
+        return "\n".join(self._lines())
 
     def lines(self) -> list[str]:
-        """Return the message as at most four lines, the first of them `what`.
+        """Return the message as at most four lines, the first of them the type and `what`.
 
         Line breaks in what a user wrote, or a library said, become spaces; other control characters
         are shown as escapes, see `printable`.
         """
+        first, *others = self._lines()
+        return [f"{type(self).__name__}: {first}", *others]
+
+    def _lines(self) -> list[str]:
         facts = []
         if self.got is not None:
             facts.append(f"got {self.got}")
         if self.expected is not None:
             facts.append(f"expected {self.expected}")
-        lines = [f"{type(self).__name__}: {self.what}"]
+        lines = [self.what]
         if facts:
             lines.append("  " + "; ".join(facts))
         if self.why:

@@ -301,9 +301,24 @@ def test_a_hint_is_no_progress(folder: Path) -> None:
     assert json.loads(done.out)["warnings"][0].startswith("all training examples have the label")
 
 
+def test_a_strangers_names_move_no_cursor(folder: Path) -> None:
+    assert call("run", "toy.toml", "--out", "a", "--quiet").code == 0
+    bad = "x\x1b]0;owned\x07\u202e[red]"
+    record = json.loads((folder / "a" / "run.json").read_text())
+    record |= {"name": bad, "method": bad, "status": "failed", "message": bad}
+    (folder / "a" / "run.json").write_text(json.dumps(record))
+    for options in ([], ["--markdown"]):
+        done = call("report", "a", "--out", "page.html", *options)
+        assert done.code == 0
+        for shown in (done.out, done.err):
+            assert not any(c in shown for c in "\x1b\x07\u202e")
+        assert r"x\x1b]0;owned\x07\u202e[red]" in "".join(done.out.split())
+
+
 def test_report(folder: Path) -> None:
     assert call("run", "toy.toml", "--out", "a", "--quiet").code == 0
-    assert call("compare", "toy.toml", "--methods", "fedgh", "--seeds", "1", "--out", "b").code == 0
+    words = ("--methods", "fedgh", "--seeds", "1", "-s", "weights=method", "--out", "b")
+    assert call("compare", "toy.toml", *words).code == 0
     done = call("report", "a", "b", "--out", "page.html", "--target", "0.3")
     assert done.code == 0
     assert "fedavg" in done.out
@@ -348,6 +363,7 @@ def test_help(words: tuple[str, ...]) -> None:
     done = call(*words, "--help")
     assert done.code == 0
     assert "Usage: fedkeel" in done.out
+    assert "\\" not in done.out  # typer escapes brackets, as in \\[required]
     assert done.err == ""
 
 
@@ -387,7 +403,9 @@ def test_lines_where_there_is_no_terminal(folder: Path) -> None:
     assert "\x1b" not in done.out + done.err
     assert "\r" not in done.out + done.err
     assert "seed 0" not in done.out
-    assert done.err.splitlines()[0].startswith("fedavg seed 0: ")
+    first, second = done.err.splitlines()[:2]
+    assert first == "preparing data, model and engine"
+    assert second.startswith("fedavg seed 0: ")
 
 
 def test_bars_on_a_terminal_stay_out_of_the_results(folder: Path) -> None:

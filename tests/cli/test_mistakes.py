@@ -291,3 +291,21 @@ def test_the_nearest_command_is_named_once(words: tuple[str, ...]) -> None:
     done = call(*words)
     assert done.code == 2
     assert done.err.count("did you mean") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("fedavgg", "fedavg"), ("Fedpox", "fedprox"), ("scafold", "scaffold"), ("prox", "fedprox")],
+)
+def test_a_misspelt_method_is_named(name: str, meant: str) -> None:
+    done = call("methods", name)
+    assert done.code == 2
+    assert f"did you mean '{meant}'?" in done.err
+
+
+@pytest.mark.parametrize("name", ["fedbn", "fedper", "fedrep", "fedbabu", "ditto", "krum"])
+def test_a_method_that_is_not_there_brings_up_no_other(name: str) -> None:
+    done = call("methods", name)
+    assert done.code == 2
+    assert "did you mean" not in done.err
+    assert "known: addition, clip, " in done.err

@@ -173,7 +173,7 @@ def test_a_full_slot_names_who_is_in_it_and_the_way_out() -> None:
     with pytest.raises(CompositionError) as caught:
         parse("fedavgm+gradma.s")
     what, got, do = str(caught.value).splitlines()
-    assert what.startswith("CompositionError: 'momentum+gradma.s' puts 2 parts in the slot")
+    assert what.startswith("'momentum+gradma.s' puts 2 parts in the slot")
     assert "momentum (hsu2019): " in got
     assert "gradma.s (luo2023gradma): " in got
     assert do.strip() == (

@@ -1,6 +1,7 @@
 """The page shows everything, escapes its texts and needs no network."""
 
 import ast
+import json
 import math
 import re
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fedkeel.records.run_record import (
     PartRecord,
 )
 from fedkeel.report.page import render_report, write_report
-from fedkeel.report.page_content import commands, source_rows
+from fedkeel.report.page_content import commands, source_rows, tiles
 from fedkeel.report.runs import load_runs
 
 REPORT = Path(page.__file__).parent
@@ -150,8 +151,8 @@ def test_the_page_needs_no_network(comparison, monkeypatch):
     assert "http" not in policy[0]
 
 
-def test_texts_of_records_are_escaped(make, tmp_path):
-    bad = '"><script>alert(1)</script><img src=x onerror=y>'
+def pages_of(make, root, bad):
+    """The page of a run whose record says `bad` everywhere, and that of two runs."""
     record = make.record(
         bad,
         name="bad",
@@ -177,14 +178,48 @@ def test_texts_of_records_are_escaped(make, tmp_path):
     rows = make.rows(
         rounds=3, per_client=True, diagnostics=(bad,), sources=(bad,), extra=9, part=bad
     )
-    odd = make.save(tmp_path, record, rows)
-    plain = make.save(tmp_path, make.record("fedavg"), make.rows(rounds=3))
-    for folders in ([odd], [plain, odd]):
-        html = render_report(load_runs(folders), title=bad)
+    odd = make.save(root, record, rows)
+    plain = make.save(root, make.record("fedavg"), make.rows(rounds=3))
+    return [render_report(load_runs(folders), title=bad) for folders in ([odd], [plain, odd])]
+
+
+def test_texts_of_records_are_escaped(make, tmp_path):
+    for html in pages_of(make, tmp_path, '"><script>alert(1)</script><img src=x onerror=y>'):
         assert "<script>alert" not in html
         reader = Reader(html)
         assert not reader.of("img")
         assert len(reader.of("script")) == 2 + html.count('type="application/json"')
+
+
+def texts(value):
+    """All texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts(item)
+
+
+def test_names_make_no_links_in_charts(make, tmp_path):
+    """Plotly reads simple HTML in every text."""
+    bad = '<a href="javascript:alert(1)">win</a>'
+    for html in pages_of(make, tmp_path, bad):
+        figures = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.S)
+        found = [text for figure in figures for text in texts(json.loads(figure))]
+        assert any("javascript:alert" in text for text in found)
+        tags = {tag for text in found for tag in re.findall(r"</?(\w+)", text)}
+        assert tags <= {"span", "br", "extra"}
+
+
+def test_one_run_shows_its_last_round_beside_the_mean_of_ten(make, tmp_path):
+    rows = make.rows(rounds=20)
+    folder = make.save(tmp_path, make.record(), rows)
+    shown = {tile.name: (tile.value, tile.note) for tile in tiles(load_runs([folder])[0])}
+    last = f"{100 * rows[-1].test.top1:.1f} %"
+    mean = f"{100 * sum(row.test.top1 for row in rows[-10:]) / 10:.1f} %"
+    assert last != mean
+    assert shown["Last accuracy"] == (last, "after the last round")
+    assert shown["Mean of the last ten"] == (mean, "evaluations before the end")
 
 
 def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):

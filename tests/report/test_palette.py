@@ -83,3 +83,8 @@ def test_every_colour_has_one_counterpart():
 def test_methods_beyond_the_eighth_differ_by_their_line():
     looks = {(palette.method_colour(i), palette.line_style(i)) for i in range(32)}
     assert len(looks) == 32
+
+
+def test_and_by_the_mark_before_their_name():
+    looks = {(palette.method_colour(i), palette.mark(i)) for i in range(32)}
+    assert len(looks) == 32

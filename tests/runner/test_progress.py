@@ -219,3 +219,27 @@ def test_a_run_that_goes_on_says_in_which_round() -> None:
     display.begin("fedavg", 100, 50)
     display.clients("fedavg", 3, 10)
     assert text.getvalue() == "fedavg: round 51: 3/10 clients\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_comes_before_the_first_run_is_shown(terminal: bool) -> None:
+    """Large models are silent for a minute there."""
+    there, text = console(terminal)
+    with progress_display(there) as display:
+        display.prepare()
+        WithoutScores(display).prepare()
+        if isinstance(display, ProgressBars):
+            display._progress.refresh()
+            (task,) = display._progress.tasks
+            assert task.description == progress.PREPARING
+        assert progress.PREPARING in text.getvalue()
+        display.begin("fedavg seed 0", 3, 0)
+        if isinstance(display, ProgressBars):
+            assert [task.description for task in display._progress.tasks] == ["fedavg seed 0"]
+
+
+def test_names_move_no_cursor() -> None:
+    there, text = console(False)
+    with ProgressLines(there) as display:
+        display.warn("x", "a\x1b[2Jb")
+    assert text.getvalue() == "warning: a\\x1b[2Jb\n"

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from fedkeel.cli.check import check
-from fedkeel.cli.common import Group
+from fedkeel.cli.common import Command, Group
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
 from fedkeel.cli.flower import app as flower
@@ -36,13 +36,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(compare)
-app.command()(tune)
-app.command()(methods)
-app.command()(check)
-app.command()(report)
-app.command()(reproduce)
+app.command(cls=Command)(run)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(tune)
+app.command(cls=Command)(methods)
+app.command(cls=Command)(check)
+app.command(cls=Command)(report)
+app.command(cls=Command)(reproduce)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from fedkeel.errors import did_you_mean
+from fedkeel.errors import did_you_mean, printable
 
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
@@ -24,8 +24,25 @@ JSON = typer.Option(False, "--json", help="Print one JSON document on standard o
 QUIET = typer.Option(False, "--quiet", "-q", help="Show no progress.")
 
 
+def _unescaped(help_text: str) -> str:
+    """Return a help text without the backslashes that typer puts before brackets."""
+    return help_text.replace(r"\[", "[")
+
+
+class Command(TyperCommand):
+    """A command whose help is plain text."""
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        """Return the help text."""
+        return _unescaped(super().get_help(ctx))
+
+
 class Group(TyperGroup):
     """A group of commands that names the nearest one for a misspelled command."""
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        """Return the help text."""
+        return _unescaped(super().get_help(ctx))
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401 - click's
         """Return the command that is called, or fail with the nearest name."""
@@ -46,5 +63,5 @@ def document(value: Any) -> None:  # noqa: ANN401 - any JSON value
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line without markup or wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line without markup or wrapping, and without control characters."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from fedkeel.cli.common import (
     JSON,
     PRESET,
     SET,
+    Command,
     Group,
     document,
     say,
@@ -25,7 +26,7 @@ from fedkeel.cli.common import (
 app = typer.Typer(cls=Group, help="Data: list known sets, download one, inspect a partition.")
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def listed(as_json: bool = JSON) -> None:
     """List the known data sets, and where they were found."""
     from dataclasses import asdict
@@ -53,7 +54,7 @@ def listed(as_json: bool = JSON) -> None:
     print("your own: a path to .npz, .csv, .parquet, or a folder of images by class")
 
 
-@app.command("get")
+@app.command("get", cls=Command)
 def get(name: str = typer.Argument(..., help="A name that `fedkeel data list` shows.")) -> None:
     """Download a known data set from its official address, checked and resumable."""
     from fedkeel.data.read.download import get as fetch
@@ -99,7 +100,7 @@ def _lines(console: Console, seconds: float = 10.0) -> Show:
     return show
 
 
-@app.command("inspect")
+@app.command("inspect", cls=Command)
 def inspect(
     path: Path = EXPERIMENT,
     preset: str = PRESET,

@@ -12,6 +12,7 @@ from fedkeel.cli.common import (
     PRESET,
     QUIET,
     SET,
+    Command,
     Group,
     document,
     say,
@@ -22,7 +23,7 @@ from fedkeel.errors import ConfigError, RunError
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A federation of nodes, with Flower.")
 
 
-@app.command()
+@app.command(cls=Command)
 def up(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
@@ -90,7 +91,7 @@ def up(
         raise typer.Exit(130)
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     path: Path = EXPERIMENT,
     preset: str = PRESET,
@@ -112,7 +113,7 @@ def export(
     say(console, f"next    {out / 'README.md'}")
 
 
-@app.command()
+@app.command(cls=Command)
 def keys(
     host: list[str] = typer.Option(..., "--host", help="Name or address of the server."),
     nodes: int = typer.Option(..., "--nodes", min=1, help="Number of nodes."),

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from fedkeel.cli.common import JSON, document, say, stderr
+from fedkeel.errors import printable
 
 
 def report(
@@ -37,7 +38,7 @@ def report(
         Console().print(terminal_table(rows))
     for sentence in [*differences(methods), *problems(methods)]:
         if markdown and not as_json:  # below the table, where a reader of the Markdown sees it
-            print(f"\n{sentence}")
+            print(f"\n{printable(sentence)}")
         else:
             say(stderr(), sentence)
     say(stderr(), f"report  {page}")

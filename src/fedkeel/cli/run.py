@@ -46,13 +46,15 @@ def run(
     if out is None:
         out = path if path is not None and path.is_dir() else Path("runs") / experiment.name
     console = stderr()
-    prepared = prepare(experiment, gather(experiment))
-    try:
-        with progress_display(console, quiet) as display, interrupts(display.stopping):
-            result = start(prepared, out, resume, [display.follow(run_name(experiment))])
-    except KeyboardInterrupt:
-        say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
-        raise typer.Exit(130) from None
+    with progress_display(console, quiet) as display:
+        display.prepare()
+        prepared = prepare(experiment, gather(experiment))
+        try:
+            with interrupts(display.stopping):
+                result = start(prepared, out, resume, [display.follow(run_name(experiment))])
+        except KeyboardInterrupt:
+            say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
+            raise typer.Exit(130) from None
     page, record, last = write_report([out], out / "report.html"), result.record, result.rows[-1]
     if as_json:
         document(

@@ -11,6 +11,7 @@ part that has such a hyper-parameter. Errors point at the character.
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -170,13 +171,30 @@ def _made(kind: type[Part], values: dict[str, Any]) -> Part:
         ) from error
 
 
+def _similar_methods(name: str) -> str:
+    """Return which method may be meant, and which there are; see `did_you_mean`.
+
+    Most names begin with "fed", so that two names without a relation look alike: what comes after
+    it decides.
+
+    >>> _similar_methods("fedpox").split("?")[0], _similar_methods("fedbn").split(":")[0]
+    ("did you mean 'fedprox'", 'known')
+    """
+    names = sorted({*REGISTRY, *ALIASES, *installed_methods()})
+    by_stem = {known.removeprefix("fed"): known for known in names}
+    stems = difflib.get_close_matches(name.lower().removeprefix("fed"), by_stem, 1, 0.75)
+    if stems:
+        return f"did you mean {by_stem[stems[0]]!r}? `fedkeel methods` lists all"
+    return f"known: {', '.join(names)}; `fedkeel methods` describes them"
+
+
 def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:
     """Return the classes of a term's parts by short name, and the recipe they are from."""
     recipe = find_recipe(term.name)
     if recipe is None:
         raise CompositionError(
             f"There is no method '{term.name}' in '{expression}'.",
-            do=did_you_mean(term.name, [*REGISTRY, *ALIASES, *installed_methods()], limit=20),
+            do=_similar_methods(term.name),
         )
     parts = dict(recipe.parts)
     if term.part:

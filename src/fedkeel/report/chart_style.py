@@ -131,13 +131,14 @@ def empty_figure(height: int, **layout: Any) -> go.Figure:  # noqa: ANN401 - plo
 def add_method_rows(figure: go.Figure, methods: Sequence[MethodResults], step: float) -> None:
     """Lay the y axis out in one row for each method, `step` high, the first on top."""
     for place, method in enumerate(methods):
-        colour = palette.method_colour(method.index)
+        colour, (_, character) = palette.method_colour(method.index), palette.mark(method.index)
+        name = escaped(shortened(method.label))
         figure.add_annotation(
             x=0,
             xref="paper",
             xanchor="left",
             y=0.85 - step * place,
-            text=f'<span style="color:{colour}">●</span> {escaped(shortened(method.label))}',
+            text=f'<span style="color:{colour}">{character}</span> {name}',
             hovertext=escaped(method.label),
             showarrow=False,
             font={"size": 13},

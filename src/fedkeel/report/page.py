@@ -88,6 +88,7 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         "breakable": _breakable,
         "colour": lambda index: index % len(palette.METHODS),
         "line_style": palette.line_style,
+        "mark": lambda index: palette.mark(index)[0],
         "accuracy": format_accuracy,
         "duration": format_duration,
         "number": format_number,

@@ -103,10 +103,14 @@ def tiles(method: MethodResults) -> list[Tile]:
     runs = summary.runs
     best_round = runs[0].best_round if len(runs) == 1 else None
     best_note = "mean over seeds" if best_round is None else f"round {best_round}"
-    end = format_accuracy(summary.stat("last_mean"))
     result = [
         Tile("Best accuracy", format_accuracy(summary.stat("best")), best_note),
-        Tile("At the end", end, "mean of the last ten evaluations"),
+        Tile("Last accuracy", format_accuracy(summary.stat("last")), "after the last round"),
+        Tile(
+            "Mean of the last ten",
+            format_accuracy(summary.stat("last_mean")),
+            "evaluations before the end",
+        ),
     ]
     if summary.target is not None:
         reached = summary.stat("rounds_to_target")

@@ -41,6 +41,9 @@ HEAT = ("#1d4e9e", "#86b6ff")
 LINE_STYLES = ("solid", "dash", "dot", "dashdot")
 """Line styles that distinguish methods after the eighth."""
 
+MARKS = (("disc", "●"), ("ring", "○"), ("square", "■"), ("frame", "□"))
+"""Marks before the names of methods, one for each line style: a class in page.css, a character."""
+
 
 def triplet(colour: str) -> str:
     """Return a hex colour as the numbers of ``rgb()``.
@@ -64,6 +67,11 @@ def method_colour(index: int, opacity: float = 1.0) -> str:
 def line_style(index: int) -> str:
     """Return the line style of the method at this place."""
     return LINE_STYLES[index // len(METHODS) % len(LINE_STYLES)]
+
+
+def mark(index: int) -> tuple[str, str]:
+    """Return the mark of the method at this place: its class in page.css, its character."""
+    return MARKS[index // len(METHODS) % len(MARKS)]
 
 
 def dark_counterparts() -> dict[str, str]:

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.errors import counted
+from fedkeel.errors import counted, printable
 from fedkeel.records.statistics import Stat, is_tied, paired_difference
 from fedkeel.report.formatting import format_number, format_stat
 from fedkeel.report.summary import MethodSummary, Quantity
@@ -258,7 +258,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
         pad_edge=False,
-        caption="\n".join(map(str, footnotes(rows))),
+        caption=Text("\n".join(printable(str(note)) for note in footnotes(rows))),
         caption_justify="left",
     )
     table.add_column("method", overflow="fold")
@@ -266,7 +266,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
         heading = f"{column.heading}\n{column.unit}" if column.unit else column.heading
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        cells = [Text(_wrapped(row.label))]
+        cells = [Text(_wrapped(printable(row.label)))]
         for column in columns:
             style = "bold" if column.name in row.marked else ""
             cells.append(Text(column.cell(row), style=style))
@@ -277,7 +277,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
 def _fitting_columns(rows: Sequence[ResultRow], width: int) -> list[Column]:
     """Return the columns that leave enough space for the names of the methods."""
     columns = visible_columns(rows)
-    lines = [line for row in rows for line in _wrapped(row.label).split("\n")]
+    lines = [line for row in rows for line in _wrapped(printable(row.label)).split("\n")]
     name_width = min(max(map(len, lines), default=0), _NAME_WIDTH)
     for optional in ("sent", "last", "seconds_per_client"):
         widths = [
@@ -296,11 +296,11 @@ def markdown_table(rows: Sequence[ResultRow]) -> str:
     headings = ["method", *(f"{column.heading} {column.unit}".strip() for column in columns)]
     lines = [headings, ["---", *("---:" for _ in columns)]]
     for row in rows:
-        label = row.label.replace("|", "\\|").replace("`", "'")
+        label = printable(row.label).replace("|", "\\|").replace("`", "'")
         cells = [(column.cell(row), column.name in row.marked) for column in columns]
         lines.append([f"`{label}`", *(f"**{text}**" if bold else text for text, bold in cells)])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return table + "".join(f"\n{note}\n" for note in footnotes(rows))
+    return table + "".join(f"\n{printable(str(note))}\n" for note in footnotes(rows))
 
 
 def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:

@@ -26,6 +26,7 @@ from fedkeel.runner.result import Result
 
 FINISHED = "finished"
 REUSED = "taken from an earlier run"
+PREPARING = "preparing data, model and engine"
 STOPPING = "stopping after this round; a second interrupt stops at once and loses it"
 
 
@@ -34,6 +35,9 @@ class ProgressDisplay:
 
     A run is known by its name, which no other run has at the same time.
     """
+
+    def prepare(self) -> None:
+        """Say that data, model and engine are prepared, until the first run begins."""
 
     def plan(self, runs: int, rounds: int) -> None:
         """Say how many runs there will be, and of how many rounds in all."""
@@ -101,6 +105,10 @@ class WithoutScores(ProgressDisplay):
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display
 
+    def prepare(self) -> None:
+        """Pass it on."""
+        self._display.prepare()
+
     def plan(self, runs: int, rounds: int) -> None:
         """Pass it on."""
         self._display.plan(runs, rounds)
@@ -150,11 +158,18 @@ class ProgressBars(ProgressDisplay):
             transient=True,
         )
         self._prefix = prefix
+        self._preparing: TaskID | None = None
         self._all: TaskID | None = None
         self._runs = self._ended = 0
         self._tasks: dict[str, _Bar] = {}
         self._moved_at = 0.0
         self._warned: set[str] = set()
+
+    def prepare(self) -> None:
+        """Show a bar without an end."""
+        if self._preparing is None:
+            text = f"{escape(self._prefix)}{PREPARING}"
+            self._preparing = self._progress.add_task(text, total=None, text="")
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show the bar of all runs."""
@@ -169,6 +184,7 @@ class ProgressBars(ProgressDisplay):
 
     def begin(self, run: str, rounds: int, done: int) -> None:
         """Show the bar of a run."""
+        self._end_preparation()
         text = escape(printable(self._prefix + run))
         task = self._progress.add_task(text, total=rounds, completed=done, text="")
         self._tasks[run] = _Bar(task, rounds)
@@ -197,6 +213,7 @@ class ProgressBars(ProgressDisplay):
 
     def end(self, run: str, how: str) -> None:
         """Take the bar of a run away, and say so where it is not finished."""
+        self._end_preparation()
         self._ended += 1
         bar = self._tasks.pop(run, None)
         if bar is not None:
@@ -215,6 +232,11 @@ class ProgressBars(ProgressDisplay):
 
     def _print(self, text: str) -> None:
         _print(self._progress.console, self._prefix + text)
+
+    def _end_preparation(self) -> None:
+        if self._preparing is not None:
+            self._progress.remove_task(self._preparing)
+            self._preparing = None
 
     def _move(self, run: str, done: int) -> None:
         bar = self._tasks[run]
@@ -254,6 +276,10 @@ class ProgressLines(ProgressDisplay):
         self._runs, self._begun = 1, 0
         self._lines: dict[str, _Line] = {}
         self._warned: set[str] = set()
+
+    def prepare(self) -> None:
+        """Show a line."""
+        self._print(PREPARING)
 
     def plan(self, runs: int, rounds: int) -> None:
         """Show how much there is to do, where it is more than one run."""

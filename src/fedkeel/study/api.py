@@ -94,10 +94,13 @@ def run(
         engine=engine,
     )
     check_callbacks(callbacks)
-    prepared = prepare(settings, checked_ingredients(task, clients, test))
-    with _shown(progress) as display:
+    ingredients, folder = checked_ingredients(task, clients, test), checked_folder(out)
+    with _display(progress) as display:
+        display.prepare()
+        prepared = prepare(settings, ingredients)
         following = [*callbacks, display.follow(run_name(settings))]
-        return start(prepared, checked_folder(out), resume, following)
+        with _interruptible(display):
+            return start(prepared, folder, resume, following)
 
 
 def compare(
@@ -166,18 +169,23 @@ def compare(
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test), checked_folder(out)
-    with _shown(progress) as display:
+    with _display(progress) as display, _interruptible(display):
         return _compare(
             settings, ingredients, wanted.methods, wanted.seeds, folder, display, callbacks
         )
 
 
-@contextmanager
-def _shown(progress: bool | None) -> Iterator[ProgressDisplay]:
-    """Show the progress of a call, and raise KeyboardInterrupt where one has ended it."""
+def _display(progress: bool | None) -> ProgressDisplay:
+    """Return what shows the progress of a call; with None it is shown on a terminal alone."""
     console = Console(stderr=True)
     quiet = not (console.is_terminal if progress is None else progress)
-    with progress_display(console, quiet) as display, interrupts(display.stopping) as stop:
-        yield display
+    return progress_display(console, quiet)
+
+
+@contextmanager
+def _interruptible(display: ProgressDisplay) -> Iterator[None]:
+    """Let a first interrupt end the call after the round at hand, and raise it then."""
+    with interrupts(display.stopping) as stop:
+        yield
     if stop.is_set():
         raise KeyboardInterrupt

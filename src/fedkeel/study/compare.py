@@ -134,6 +134,7 @@ def compare(
             "There is nothing to compare.",
             do='give methods: --methods "fedavg, fedprox+gcfed", or compare.methods in the file',
         )
+    display.prepare()
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     others: list[str] = []
     for method in methods:

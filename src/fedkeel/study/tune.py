@@ -97,6 +97,7 @@ def tune(
             do="leave jobs at 1; engine.kind = 'workers' uses all cores for each run",
         )
     check_space(settings, methods, space)
+    display.prepare()
     first_seed = settings.seed if space.seed is None else space.seed
     score = TrialScore.prepare(settings, ingredients, space)
     searches: list[_Search] = []

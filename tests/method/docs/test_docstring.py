@@ -129,7 +129,7 @@ def test_a_field_that_is_missing_or_misspelt(name: str) -> None:
         with pytest.raises(CompositionError) as caught:
             read(documented(WHOLE.replace(f"    {name}:", f"    {other}:")))
         said = str(caught.value)
-        assert said.startswith("CompositionError: The docstring of sample (Sample) ")
+        assert said.startswith("The docstring of sample (Sample) ")
         assert f"'{name}'" in said or f"'{other}'" in said
         assert caught.value.do is not None
         assert len(said.splitlines()) <= 4
