@@ -36,8 +36,8 @@ class Clip(GradientTransform):
         also where the bound is not reached, because the effect of clipping on the path is not
         computed.
     Deviations: it acts last, after penalties, corrections and projections, and before weight decay
-        and momentum. FedDyn's public code clips before it adds its own terms. Nothing is added to
-        the norm before dividing.
+        and momentum. FedDyn's public code clips its linear term too, but not its proximal term,
+        which is weight decay there. Nothing is added to the norm before dividing.
 
     Example:
         >>> import fedkeel

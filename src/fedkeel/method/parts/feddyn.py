@@ -53,9 +53,10 @@ class FedDyn(Penalty, ClientState, ServerOptimiser):
         h. The clients' first round is FedProx's with mu = alpha; of all clients, it moves the model
         twice as far.
     Deviations: local optima are approximated by the configured work. The authors' public code
-        divides alpha by a client's share of the examples, puts it into the weight decay, clips
-        gradients at 10 before its own terms are added (`clip` acts after them), and takes the mean
-        of all C clients' last models.
+        divides alpha by C times a client's share of the examples, and puts it into the weight
+        decay. It clips the gradient, with the linear term in it, at 10, and adds the weight decay
+        after that; `clip` clips both terms. What it sends is the same as here: the mean of the
+        selected clients' last models plus the mean of all clients' corrections, -h / alpha.
 
     Example:
         >>> import fedkeel

@@ -44,11 +44,11 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     Laws: equal paths give FedAvg, and so do equal numbers of steps with length = ``steps``. The
         path of plain SGD is its number of steps.
     Deviations: the path length is found by applying the optimiser to a unit gradient, not from a
-        closed form for each optimiser. The public code adds the proximal term into the momentum
-        buffer in place, so momentum and prox together differ from the paper there; here they follow
-        the paper. SGC compares the aggregate, which is multiplied by tau_eff, with divided updates,
-        and CGC projects divided updates: with either of them a margin above 0 is scaled, also for
-        equal paths.
+        closed form for each optimiser. The public code has the proximal term in the momentum buffer
+        too, but another normaliser for both together: in each step a <- (1 - lr mu)(a + counter)
+        + 1, with momentum's counter. SGC compares the aggregate, which is multiplied by tau_eff,
+        with divided updates, and CGC projects divided updates: with either of them a margin above 0
+        is scaled, also for equal paths.
 
     Example:
         >>> import fedkeel

@@ -60,7 +60,8 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     Deviations: pseudo data are made once for each example and round, not once for each batch, which
         is the same for networks whose examples do not mix. They are made of the examples before
         augmentation. Pseudo data are not clamped to the data's range; the public code intends to
-        clamp them and does not.
+        clamp them and does not. It adds 1e-12 to the probabilities inside the logarithm of the
+        loss; here nothing is added.
 
     Example:
         >>> import fedkeel

@@ -52,8 +52,9 @@ class FedSOL(GradientRule):
         wherever the outputs differ.
     Deviations: in a first step g is only rounding error, which the public code's fixed variant
         scales to a random perturbation of length rho. Here probabilities that differ by rounding
-        count as equal; where all are equal there is no perturbation. The divergence is not
-        multiplied by T^2; only its direction counts. The public code can leave the classifier or
+        count as equal; where all are equal there is no perturbation. The public code divides by the
+        norm + 1e-12; here nothing is added. The divergence is not multiplied by T^2; only its
+        direction counts. The public code can leave the classifier or
         the body unperturbed; its shipped settings perturb both. The loss that is recorded, and the
         batch statistics, are those of the perturbed model.
 

@@ -45,7 +45,8 @@ class Moon(LossTerm, ClientState):
     Deviations: the paper's features are the outputs of a projection head of two layers, which it
         adds to the network: add one before the classifier to have the same. A client that takes
         part for the first time has no last model; the public code gives it the initial one, which
-        the server would have to send to it: here it is the received one, in round 1 the same. With
+        the server would have to send to it: here it is the received one, in round 1 the same. The
+        public code can keep several last models of a client; here it is one. With
         batch normalisation the last model uses the received model's statistics.
 
     Example:
