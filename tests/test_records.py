@@ -104,6 +104,8 @@ def test_keys_of_a_later_version_are_ignored(folder: RunFolder) -> None:
     write_text(folder.path / "run.json", json.dumps(later))
     assert folder.read_run() == record()
     assert RoundRecord.from_json({**asdict(row(2)), "invented_later": 1}) == row(2)
+    earlier = {k: v for k, v in asdict(row(2)).items() if k != "processor_seconds"}
+    assert RoundRecord.from_json(earlier) == row(2, processor_seconds=None)
 
 
 def test_what_describes_a_partition_stands_together(folder: RunFolder) -> None:

@@ -201,7 +201,8 @@ def same(a: Result, b: Result) -> bool:
 
 def plain(result: Result) -> list[str]:
     """The rows without seconds; as text, in which NaN equals NaN."""
-    return [repr({**vars(row), "seconds": None}) for row in result.rows]
+    without = {"seconds": None, "processor_seconds": None}
+    return [repr({**vars(row), **without}) for row in result.rows]
 
 
 def forget(folder: Path) -> None:

@@ -28,7 +28,10 @@ def plan(folder: Path, text: str = TINY, **more: object) -> list[TableRun]:
 
 def rows(cell: TableRun) -> list[str]:
     """The rounds of a run, without their seconds."""
-    return [repr(replace(row, seconds={})) for row in RunFolder(cell.folder).rows()]
+    return [
+        repr(replace(row, seconds={}, processor_seconds=None))
+        for row in RunFolder(cell.folder).rows()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,9 @@ def test_a_cell_is_the_run_that_its_settings_make(whole: list[TableRun]) -> None
     """A job adds nothing: the same bits as a run by itself."""
     cell = next(c for c in whole if c.row.name == "FedGH" and c.column.id == "plain")
     result = start(prepare(cell.experiment, gather(cell.experiment)))
-    assert rows(cell) == [repr(replace(row, seconds={})) for row in result.rows]
+    assert rows(cell) == [
+        repr(replace(row, seconds={}, processor_seconds=None)) for row in result.rows
+    ]
 
 
 def test_methods_of_a_column_meet_the_same_conditions(whole: list[TableRun]) -> None:
@@ -173,4 +178,6 @@ def test_killed_and_taken_up_again(tmp_path: Path, number: signal.Signals) -> No
     assert [row["seeds"] for row in done.json] == [1, 1]
     for cell in found:
         whole = start(prepare(cell.experiment, gather(cell.experiment)))
-        assert rows(cell) == [repr(replace(row, seconds={})) for row in whole.rows]
+        assert rows(cell) == [
+            repr(replace(row, seconds={}, processor_seconds=None)) for row in whole.rows
+        ]

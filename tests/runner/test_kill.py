@@ -39,7 +39,9 @@ def state(out: Path) -> tuple[Arrays, list[str]]:
     assert saved is not None
     assert saved.state == {"key": folder.read_run().key}
     arrays = {k: v for k, v in saved.arrays.items() if k != "clients/slot"}  # where rows lay
-    return arrays, [repr({**vars(row), "seconds": None}) for row in folder.rows()]
+    return arrays, [
+        repr({**vars(row), "seconds": None, "processor_seconds": None}) for row in folder.rows()
+    ]
 
 
 def same(a: Path, b: Path) -> bool:

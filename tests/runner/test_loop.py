@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.engine import reply_rows, sequential
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.survey import survey_client
 from fedkeel.errors import TrainingError
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.round_values import RoundResult
@@ -118,6 +120,31 @@ def test_the_phases_of_all_rounds_are_the_time_that_they_took(
         training = {k: v for k, v in row.seconds.items() if k.startswith("train")}
         assert max(training, key=lambda k: training[k]) == "train.steps"
         assert sum(training.values()) >= 0.01 * row.steps / engine.get("workers", 1)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers"])
+def test_processor_seconds_leave_out_waiting(kind: str) -> None:
+    """Each of the 8 steps sleeps for 0.05 s, which no processor is busy with."""
+    steps = fk.Local(lr=0.1, steps=2)
+    ready = prepared(model=partial(Slow, 0.05), local=steps, rounds=1, kind=kind, workers=2)
+    first, last = start(ready).rows
+    assert first.processor_seconds is None
+    assert last.steps == 8
+    assert 0.0 < last.processor_seconds < 0.05 * last.steps / 2
+
+
+@pytest.mark.parametrize("kind", ["sequential", "workers", "vectorized"])
+def test_processor_seconds_include_surveys(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def survey(*args: object) -> object:
+        began = time.thread_time()
+        while time.thread_time() < began + 0.05:
+            pass
+        return survey_client(*args)
+
+    for module in (sequential, reply_rows):
+        monkeypatch.setattr(module, "survey_client", survey)
+    result = start(prepared("mime", rounds=1, kind=kind, workers=2))
+    assert result.rows[1].processor_seconds >= 0.05 * len(result.rows[1].clients)
 
 
 class Ends(Callback):

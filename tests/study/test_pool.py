@@ -72,7 +72,10 @@ def made_of(
 
 
 def rows(found: list) -> list[str]:
-    return [repr([{**vars(row), "seconds": None} for row in made.rows]) for made in found]
+    return [
+        repr([{**vars(row), "seconds": None, "processor_seconds": None} for row in made.rows])
+        for made in found
+    ]
 
 
 class Listens(ProgressDisplay):

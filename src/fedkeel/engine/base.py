@@ -137,6 +137,7 @@ class TrainedCohort:
         diagnostics: diagnostics by ``part.name``, [K].
         seconds: by phase of local training, summed over clients, also where several trained at
             the same time.
+        processor_seconds: as in `RoundRecord`.
         remote: traffic and failures, where clients are on other machines; K are then the clients
             that answered.
     """
@@ -146,6 +147,7 @@ class TrainedCohort:
     steps: Ints
     diagnostics: dict[str, NDArray[np.float64]]
     seconds: dict[str, float] = field(default_factory=dict)
+    processor_seconds: float | None = None
     remote: RemoteReport | None = None
 
 

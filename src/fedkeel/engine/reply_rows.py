@@ -42,6 +42,9 @@ COUNTS = {
 }
 """Numbers about each client's round; `first_row` is the first row of its work item."""
 
+PROCESSOR = "processor"
+"""Name of the processor seconds of a work item, beside the seconds of its phases."""
+
 PackedRows = dict[str, RowBytes]
 """Bytes of the rows of a work item, by the buffer in which they lie and by path."""
 
@@ -84,13 +87,15 @@ class ReplyRows:
         }
         client_state = self._client_state_spec if store is None else {}
         counts = {name: TensorSpec((), dtype) for name, dtype in COUNTS.items()}
-        seconds = {phase: TensorSpec((), torch.float64) for phase in PHASES}
+        seconds = {name: TensorSpec((), torch.float64) for name in (*PHASES, PROCESSOR)}
         self._sums = Buffers(summed, capacity, allocate)  # in the first row of a work item
         self._replies = Buffers(replies, capacity, allocate)
         self._client_state = Buffers(client_state, capacity, allocate)
         self._counts = Buffers(counts, capacity, allocate)
         self._seconds = Buffers(seconds, capacity, allocate)  # in the first row of a work item
         self._answers = Buffers(self._survey_spec, capacity, allocate)
+        survey_seconds = {"survey": TensorSpec((), torch.float64)} if self._survey_spec else {}
+        self._survey_seconds = Buffers(survey_seconds, capacity, allocate)
 
     # ---- writing ----------------------------------------------------------------------------
 
@@ -114,6 +119,10 @@ class ReplyRows:
         for tensor in self._sums.tensors.values():
             tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
+        on_gpu = next(iter(trainer.placed.training.network.params.values())).is_cuda
+        # a trainer waits for its GPU, whose work is none of the thread's processor time
+        clock = time.perf_counter if on_gpu else time.thread_time
+        started = clock()
         for trained in trainer(message, jobs, read_record, self.summed):
             began = time.perf_counter()
             self._write_reply(trained, first_row, sums)
@@ -124,6 +133,7 @@ class ReplyRows:
         for path, total in sums.items():
             if total.device.type != "cpu":
                 self._sums.tensors[path][first_row].copy_(total)
+        phases[PROCESSOR] = clock() - started
         for phase, seconds in phases.items():
             self._seconds.tensors[phase][first_row] = seconds
 
@@ -191,7 +201,9 @@ class ReplyRows:
 
     def answer_survey(self, message: Message, job: ClientJob, client_state: ByPart | None) -> None:
         """Compute one client's answers to the surveys and write them into its row."""
+        began = time.thread_time()
         self.write_answers(job, survey_client(self._setup, message, job, client_state))
+        self._survey_seconds.tensors["survey"][job.row] = time.thread_time() - began
 
     def write_answers(self, job: ClientJob, answers: ByPart) -> None:
         """Write one client's answers to the surveys into its row."""
@@ -221,7 +233,13 @@ class ReplyRows:
     def seconds(self, count: int) -> dict[str, float]:
         """Return the seconds of the first clients by phase, summed over them."""
         items = self._work_items(count)
-        return {k: float(_select(t, items).sum()) for k, t in self._seconds.tensors.items()}
+        return {k: float(_select(self._seconds.tensors[k], items).sum()) for k in PHASES}
+
+    def processor_seconds(self, count: int) -> float:
+        """Return the processor seconds of the first clients' training and surveys."""
+        training = _select(self._seconds.tensors[PROCESSOR], self._work_items(count))
+        surveys = [t[:count].sum() for t in self._survey_seconds.tensors.values()]
+        return float(training.sum() + sum(surveys))
 
     def _work_items(self, count: int) -> Tensor | slice:
         """Return the first rows of the first clients' work items; of one item as a slice."""
@@ -233,7 +251,10 @@ class ReplyRows:
     def pack(self, count: int, is_survey: bool) -> PackedRows:
         """Return the rows of a work item of the first `count` clients, as views of their bytes."""
         if is_survey:
-            return {"answers": self._answers.read_bytes(count)}
+            return {
+                "answers": self._answers.read_bytes(count),
+                "survey_seconds": self._survey_seconds.read_bytes(count),
+            }
         return {
             "sums": self._sums.read_bytes(1),
             "replies": self._replies.read_bytes(count),
@@ -251,6 +272,7 @@ class ReplyRows:
         """
         rows = [job.row for job in jobs]
         self._answers.write_bytes(packed.get("answers", {}), rows)
+        self._survey_seconds.write_bytes(packed.get("survey_seconds", {}), rows)
         if "replies" not in packed:
             return
         for buffers, name in ((self._sums, "sums"), (self._seconds, "seconds")):

@@ -45,7 +45,7 @@ class RoundBuffers:
         on_nodes: bool = False,
         codec: RowCodec | None = None,
     ) -> None:
-        self._sizes = setup.federation.sizes
+        self._sizes, self._on_nodes = setup.federation.sizes, on_nodes
         self.clients = ClientStates(
             len(self._sizes), client_state_spec(spec), capacity, allocate, file, codec, on_nodes
         )
@@ -92,4 +92,5 @@ class RoundBuffers:
             steps=np.array(counts["steps"].numpy()),
             diagnostics={name: t.double().numpy() for name, t in diagnostics.items()},
             seconds=self.rows.seconds(count),
+            processor_seconds=None if self._on_nodes else self.rows.processor_seconds(count),
         )

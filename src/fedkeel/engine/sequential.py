@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class Sequential(KeepsClientStates):
         )
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
+        self._survey_seconds = 0.0  # processor time of this round's survey
 
     def train(
         self, message: Message, clients: Ints, report_progress: ReportProgress
@@ -71,9 +73,10 @@ class Sequential(KeepsClientStates):
         rows = _empty_rows(self._sent_spec, len(clients))
         losses, finite, steps, examples = [], [], [], []
         seconds = dict.fromkeys(PHASES, 0.0)
+        processor_seconds, self._survey_seconds = self._survey_seconds, 0.0
         with use_numerics(self._setup.precision):
             for job in self.clients.begin_round(clients):
-                clock = Clock()
+                clock, began = Clock(), time.thread_time()
                 client_state = self.clients.store.read_state(job.client)
                 result = train_client(self._setup, message, job, client_state, clock=clock)
                 reply = reply_state(result.reply)
@@ -88,6 +91,7 @@ class Sequential(KeepsClientStates):
                 clock.lap("upload")
                 for phase in PHASES:
                     seconds[phase] += clock.seconds[phase]
+                processor_seconds += time.thread_time() - began
                 report_progress(1)
         sent = tree.unwalk(rows)
         replies = Replies(
@@ -106,17 +110,19 @@ class Sequential(KeepsClientStates):
             steps=np.array(steps, dtype=np.int64),
             diagnostics={name: t.double().numpy() for name, t in diagnostics.items()},
             seconds=seconds,
+            processor_seconds=processor_seconds,
         )
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
-        rows = _empty_rows(self._answer_spec, len(clients))
+        rows, began = _empty_rows(self._answer_spec, len(clients)), time.thread_time()
         with use_numerics(self._setup.precision):
             for job in self.clients.jobs(clients):
                 client_state = self.clients.store.read_state(job.client)
                 answers = survey_client(self._setup, message, job, client_state)
                 check_reply(specs_of(dict(answers)), job.client, self._answer_spec)
                 _write_row(rows, job.row, dict(answers))
+        self._survey_seconds = time.thread_time() - began
         return tree.substates(tree.unwalk(rows))
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:

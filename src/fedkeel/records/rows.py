@@ -58,6 +58,10 @@ class RoundRecord:
             included. ``projection``: transforms of the cohort and the aggregate. ``server``: all
             else of the server's step. ``evaluation``. ``records``: making this row, and writing
             the one before and its checkpoint.
+        processor_seconds: seconds of processor time that local training and surveys took, summed
+            over clients and processes. Unlike ``seconds`` they leave out waiting and other
+            programs. On a GPU they are the seconds until its work was done. None where it is not
+            known: in round 0, in a federation of nodes, and in runs of earlier versions.
         test: scores on the test set; None where the round was not evaluated.
         sources: scores on the test examples of each source, where there are several.
         per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
@@ -80,6 +84,7 @@ class RoundRecord:
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    processor_seconds: float | None = None
     test: Scores | None = None
     sources: dict[str, Scores] = field(default_factory=dict)
     per_client: dict[str, list[float | None]] | None = None

@@ -48,6 +48,7 @@ def round_record(
         excluded=result.excluded,
         examples=int(trained.replies.processed.sum()),
         steps=int(trained.steps.sum()),
+        processor_seconds=trained.processor_seconds,
         train_loss=float(losses.mean()) if len(losses) else None,
         bytes_down=traffic.down,
         bytes_up=traffic.up,
