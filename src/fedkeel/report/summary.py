@@ -30,6 +30,7 @@ Quantity = Literal[
     "sent",
     "traffic",
     "seconds_per_client",
+    "processor_seconds_per_client",
     "seconds_per_round",
     "seconds",
 ]
@@ -69,6 +70,8 @@ class RunSummary:
         seconds: seconds over all phases and rounds.
         seconds_per_round: mean over the rounds with training.
         seconds_per_client: training seconds for each local training.
+        processor_seconds_per_client: processor seconds for each local training; unlike the seconds
+            they do not grow with what else the machine does. None where a round has none.
         losses_not_finite: rounds with a training or test loss that was not finite.
     """
 
@@ -93,6 +96,7 @@ class RunSummary:
     seconds: float
     seconds_per_round: float | None
     seconds_per_client: float | None
+    processor_seconds_per_client: float | None
     losses_not_finite: int
 
     @property
@@ -233,8 +237,18 @@ def summarise(
             sum(sum(row.seconds.values()) for row in after_start), len(after_start)
         ),
         seconds_per_client=_ratio(training, trainings),
+        processor_seconds_per_client=_processor_seconds_per_client(after_start),
         losses_not_finite=sum(_has_loss_not_finite(row) for row in rows),
     )
+
+
+def _processor_seconds_per_client(rows: Sequence[RoundRecord]) -> float | None:
+    """Return the processor seconds of a local training, None where a round does not have them."""
+    trained = [row for row in rows if row.clients or row.excluded]
+    seconds = [row.processor_seconds for row in trained if row.processor_seconds is not None]
+    if len(seconds) < len(trained):
+        return None
+    return _ratio(math.fsum(seconds), sum(len(r.clients) + len(r.excluded) for r in trained))
 
 
 def rounds_to(rows: Iterable[RoundRecord], target: float | None) -> int | None:

@@ -142,8 +142,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("bytes_to_target", "to target", "MB", "low", _MEGABYTES, is_for_page_only=True),
     Column("sent", "traffic", "MB", "low", _MEGABYTES),
     Column("traffic", "traffic", "× model", "low", CellFormat()),
-    Column("seconds_per_client", "training", "ms/client", "low", _MILLISECONDS),
-    Column("seconds", "whole run", "s", "low", CellFormat(), is_for_page_only=True),
+    Column("seconds_per_client", "training", "ms/client", None, _MILLISECONDS),
+    Column("seconds", "whole run", "s", None, CellFormat(), is_for_page_only=True),
 )
 """The columns, in order."""
 
@@ -158,8 +158,9 @@ _DESCRIPTIONS: dict[ColumnName, str] = {
     "traffic": "Mean of down and up for each selected client and round, in multiples of the "
     "model's parameters. FedAvg is 1; less where clients drop out, more where buffers are "
     "averaged.",
-    "seconds_per_client": "Training time for each client and round, on this machine.",
-    "seconds": "Seconds over all phases and rounds of a run.",
+    "seconds_per_client": "Training time for each client and round, on this machine. It grows with "
+    "whatever else the machine does, so no method is marked.",
+    "seconds": "Seconds over all phases and rounds of a run, on this machine.",
 }
 
 _TARGET_COLUMNS: tuple[ColumnName, ...] = ("rounds_to_target", "bytes_to_target")
@@ -210,7 +211,7 @@ def _best_methods(methods: Sequence[MethodSummary], column: Column) -> list[int]
     Methods with unfinished runs compete only where all have some; rounds to target are compared
     only among the methods that reached it on the most seeds.
     """
-    if column.name == "gap" or len(methods) < 2:
+    if column.name == "gap" or column.better is None or len(methods) < 2:
         return []
     has_finished = any(not method.unfinished for method in methods)
     eligible = [i for i, m in enumerate(methods) if not (has_finished and m.unfinished)]

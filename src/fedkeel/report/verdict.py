@@ -269,7 +269,7 @@ def _rounds_needed(method: _Scored) -> str | None:
 
 
 def _costs(leader: _Scored, reference: _Rival | None) -> str:
-    """Return a sentence on traffic and time."""
+    """Return a sentence on traffic and processor time."""
     traffic = leader.summary.stat("traffic")
     if traffic is None:
         return ""
@@ -277,15 +277,15 @@ def _costs(leader: _Scored, reference: _Rival | None) -> str:
         times = format_number(traffic.mean)
         return f"{leader.name} sent {times} times the model for each client and round."
     sent = _ratio(leader, reference, "traffic")
-    took = _ratio(leader, reference, "seconds_per_client")
+    took = _ratio(leader, reference, "processor_seconds_per_client")
     phrases = []
     if sent is not None:
         amount = "as much" if sent == 1 else f"{format_number(sent)} times as much"
         phrases.append(f"sent {amount} as {reference.name}")
     if took is not None:
-        duration = "about as long" if took == 1 else f"{format_number(took)} times as long"
+        amount = "about as much" if took == 1 else f"{format_number(took)} times as much"
         than = f" as {reference.name}" if sent is None else ""
-        phrases.append(f"took {duration} to train{than}")
+        phrases.append(f"took {amount} processor time to train{than}")
     return f"{leader.name} {enumeration(phrases)}." if phrases else ""
 
 
