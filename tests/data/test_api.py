@@ -1,5 +1,8 @@
 """Federations of a user's own arrays."""
 
+from array import array
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ import torch
 from fedkeel.config import Partition
 from fedkeel.data.dataset import dataset, federation
 from fedkeel.data.partition import from_arrays as api
-from fedkeel.data.partition.recipes import divide
+from fedkeel.data.partition.recipes import dirichlet, divide
 from fedkeel.errors import ConfigError, DataError
 
 Y = np.arange(60) % 3
@@ -190,6 +193,55 @@ def test_arrays_of_another_make_are_taken_as_their_numbers():
     assert torch.equal(api.iid(torch.from_numpy(X).to_sparse(), Y, 2).data.x, expected)
     whole = np.ma.masked_array(X, mask=np.zeros(X.shape, bool))
     assert torch.equal(api.iid(whole, Y, 2).data.x, expected)
+
+
+class Endless:
+    """As many a Dataset of torch: it has a length, and its items never end."""
+
+    def __init__(self, length: int = 60) -> None:
+        self.length, self.read = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: int) -> list[float]:
+        self.read += 1
+        if self.read > 10 * self.length:
+            raise AssertionError("it was read beyond its end")
+        return [float(row), 0.0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda data: api.iid(data, Y, 2),
+        lambda data: api.iid(X, data, 2),
+        lambda data: api.iid([data, data], [0, 1], 2),
+        lambda data: api.iid(np.array([[1.0]]), [(data,)], 2),
+        lambda data: api.by_client(X, Y, data),
+        lambda data: api.from_clients({"a": (data, Y)}),
+        lambda data: api.iid(X, Y, 2, sizes=data),
+        lambda data: federation(dataset(X, Y), data),
+        lambda data: federation(dataset(X, Y), [data]),
+        lambda data: dirichlet(data, 2, 0.5),
+    ],
+)
+def test_an_object_that_may_never_end_is_not_read(call):
+    data = Endless()
+    with pytest.raises(DataError, match=r"type Endless(.|\n)*numpy\.stack") as caught:
+        call(data)
+    assert len(caught.value.lines()) == 4
+    assert data.read == 0
+
+
+def test_what_says_where_it_ends_is_taken():
+    rows = array("d", [1.0, 2.0]), torch.tensor([3.0, 4.0])
+    for x in (rows, deque(rows), [np.float32([1, 2]), memoryview(array("f", [3.0, 4.0]))]):
+        assert api.iid(x, range(2), 2).data.x.tolist() == [[1, 2], [3, 4]]
+    endless: list[object] = []
+    endless += [endless, endless]
+    with pytest.raises(DataError, match="are no array"):
+        api.iid(endless, [0, 1], 2)
 
 
 def test_a_masked_client_id_is_missing():

@@ -24,6 +24,7 @@ from fedkeel.data.user_arrays import (
     as_rows,
     as_tensor,
     as_tokens,
+    check_in_memory,
     first_nonfinite_row,
     remedy_for_labels,
 )
@@ -353,6 +354,7 @@ def federation(
             expected="one list of row numbers for each client",
             do="give list(rows.values()) and names=list(rows), or arrays to fedkeel.from_clients",
         )
+    check_in_memory(lists, "The rows of the clients")
     if len(lists) == 0:
         raise DataError("The partition has no clients.", expected="at least one client")
     rows, offsets = concatenate_rows([as_rows(rows, k) for k, rows in enumerate(lists)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,12 @@ from torch import Tensor
 from fedkeel.errors import DataError
 
 Ints = NDArray[np.int64]
+
+_LISTS = (list, tuple, range, deque)
+"""Sequences of Python that say where they end."""
+
+_MAX_AXES = 64
+"""Axes that an array of numpy has at most."""
 
 
 def remedy_for_labels(y: NDArray[Any]) -> str | None:
@@ -33,8 +41,9 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
         what: what to call them in messages.
 
     Raises:
-        DataError: they have several shapes, or masked values.
+        DataError: they have several shapes or masked values, or are not in memory.
     """
+    check_in_memory(values, what)
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         row = int(np.nonzero(np.ma.getmaskarray(values))[0][0])
         raise DataError(
@@ -52,6 +61,58 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
             expected="one shape for all examples",
             do="pad or crop what differs, and give an array",
         ) from None
+
+
+def check_in_memory(values: object, what: str) -> None:
+    """Refuse an object that numpy would read item by item, for ever where it never ends.
+
+    Arrays, tensors and tables of any library, and lists of such or of numbers, are taken.
+
+    Args:
+        values: what a user gives for an array.
+        what: what to call it in messages.
+
+    Raises:
+        DataError: it is, or a list in it holds, such an object, such as a Dataset of torch.
+    """
+    level = [values]
+    for _ in range(_MAX_AXES):
+        kinds = set(map(type, level))
+        for kind in filter(_may_be_endless, kinds):
+            if not _has_buffer(next(value for value in level if type(value) is kind)):
+                raise DataError(
+                    f"{what} are no array.",
+                    got=f"an object of type {kind.__name__}",
+                    expected="an array, a tensor, or lists of numbers",
+                    why="its items would be read one by one, and it may have no end",
+                    do="make arrays of them, such as x = numpy.stack([numpy.asarray(data[i][0]) "
+                    "for i in range(len(data))]) and y = [int(data[i][1]) for ...]",
+                )
+        if not any(issubclass(kind, _LISTS) for kind in kinds):
+            return
+        lists = {id(value): value for value in level if isinstance(value, _LISTS)}
+        level = list(chain.from_iterable(lists.values()))
+    raise DataError(
+        f"{what} are no array.",
+        got=f"lists within lists, more than {_MAX_AXES} deep",
+        do="give an array; a list may not hold itself",
+    )
+
+
+def _may_be_endless(kind: type) -> bool:
+    """Return whether numpy reads an object of a type item by item, if it has no buffer."""
+    if issubclass(kind, (*_LISTS, str, bytes, dict, np.generic)):
+        return False
+    ways = ("__array__", "__array_interface__", "__array_struct__")
+    return hasattr(kind, "__getitem__") and not any(hasattr(kind, way) for way in ways)
+
+
+def _has_buffer(value: Any) -> bool:  # noqa: ANN401 - whatever a user gives
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
 
 
 def as_tensor(x: ArrayLike, name: str) -> Tensor:

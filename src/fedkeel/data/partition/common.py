@@ -10,6 +10,7 @@ from numpy.random import Generator, RandomState
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeel.data.dataset import Ints
+from fedkeel.data.user_arrays import check_in_memory
 from fedkeel.errors import DataError, counted
 
 Floats = NDArray[np.float64]
@@ -26,6 +27,7 @@ def check(
         DataError: there are no labels, fewer than one client, alpha is not > 0, or a label is not
             in 0..Y-1.
     """
+    check_in_memory(labels, "The labels")
     raw = np.asarray(labels)
     if raw.ndim != 1 or len(raw) == 0 or raw.dtype.kind not in "iub":
         raise DataError(
@@ -111,6 +113,7 @@ def shares(count: int, sigma: float, random: Generator) -> Floats:
 
 def given_sizes(n: int, clients: int, sizes: Sequence[int]) -> Ints:
     """Return the sizes given for the clients, or refuse them (DataError)."""
+    check_in_memory(sizes, "The sizes of the clients")
     counts = np.asarray(sizes)
     is_whole = counts.dtype.kind in "iu" and counts.shape == (clients,)
     if not is_whole or counts.min() < 1 or counts.sum() > n:

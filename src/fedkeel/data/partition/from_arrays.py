@@ -22,6 +22,7 @@ from torch import Tensor
 from fedkeel.config import Partition, build
 from fedkeel.data.dataset import Dataset, Federation, dataset
 from fedkeel.data.partition.recipes import divide
+from fedkeel.data.user_arrays import check_in_memory
 from fedkeel.errors import DataError
 
 Array = ArrayLike | Tensor
@@ -230,6 +231,7 @@ def _client_data(client: str, pair: tuple[Array, Array], tokens: bool) -> Datase
 
 def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
     """Return [N] ids of one type that can be sorted, none of them missing."""
+    check_in_memory(client_ids, "The client ids")
     given = np.asarray(client_ids, dtype=object)
     if isinstance(client_ids, np.ma.MaskedArray):
         given = given.copy()
@@ -267,4 +269,7 @@ def _divide(
 
 
 def _sizes(sizes: Literal["equal", "power"] | Sequence[int]) -> str | tuple[int, ...]:
-    return sizes if isinstance(sizes, str) else tuple(np.asarray(sizes).tolist())
+    if isinstance(sizes, str):
+        return sizes
+    check_in_memory(sizes, "The sizes of the clients")
+    return tuple(np.asarray(sizes).tolist())
