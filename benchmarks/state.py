@@ -21,8 +21,9 @@ from population import children, proportional, two_nn
 
 from fedkeel import Cohort, Evaluation, Local, Task, dataset, federation
 from fedkeel.config import Engine, Run
-from fedkeel.cost.memory import check_disk, estimate_run, format_bytes
+from fedkeel.cost.memory import check_disk, estimate_run
 from fedkeel.engine.prepared import Ingredients
+from fedkeel.memory import format_bytes
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare

@@ -19,7 +19,18 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
 LEAVES = frozenset(
-    {"clock", "errors", "matmul", "user_code", "rng", "tree", "version", "records", "source_digest"}
+    {
+        "clock",
+        "errors",
+        "matmul",
+        "memory",
+        "records",
+        "rng",
+        "source_digest",
+        "tree",
+        "user_code",
+        "version",
+    }
 )
 DOMAIN = LEAVES | {"config", "data", "task", "method"}
 
@@ -27,6 +38,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "clock": frozenset(),
     "errors": frozenset(),
     "matmul": frozenset(),
+    "memory": frozenset(),
     "user_code": frozenset({"errors"}),
     "source_digest": frozenset({"user_code"}),
     "version": frozenset(),

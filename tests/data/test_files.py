@@ -167,7 +167,7 @@ def test_test_data_that_do_not_fit(table, tmp_path):
         ("age,label\n1,0\ninf,1\n", ("column 'age' is not finite", "inf in row 1")),
         (
             "age,label\n1,0.5\n2,1\n",
-            ("'label' holds neither texts nor whole numbers", "as 0.5;", "(regression)"),
+            ("the labels are quantities", "as 0.5;", "(regression)"),
         ),
         ("age,lable\n1,0\n2,1\n", ("no column 'label'", "did you mean 'lable'", "data.label")),
         ("day,label\n2020-01-01,0\n", ("column 'day' does not hold numbers", "date32")),

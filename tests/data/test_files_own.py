@@ -92,7 +92,7 @@ def test_a_gap_among_numbers_is_said(tmp_path: Path, gap: str) -> None:
 
 def test_large_quantities_are_no_labels(tmp_path: Path) -> None:
     own = table(tmp_path, [f"1,a,{i}e18\n1,a,{i}.5" for i in range(20)])
-    with pytest.raises(DataError, match="neither texts nor whole numbers"):
+    with pytest.raises(DataError, match="the labels are quantities"):
         load(Data(source=own, client="site"))
 
 

@@ -408,17 +408,17 @@ def test_what_is_refused_is_shown_in_figures_that_can_be_read() -> None:
 
 
 def test_without_a_limit_it_is_the_memory_that_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = module._free_memory()
+    free = module.free_memory()
     assert free is not None
     assert free > 10_000_000
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
     assert free == pytest.approx(available * 1024, rel=0.2)
-    monkeypatch.setattr(module, "_free_memory", lambda: 100)
+    monkeypatch.setattr(module, "free_memory", lambda: 100)
     for state in ("memory", "disk", "auto"):  # what the server remembers is 228 bytes
         with pytest.raises(RunError, match="would not fit"):
             prepared("scaffold", state=state)
-    monkeypatch.setattr(module, "_free_memory", lambda: None)
+    monkeypatch.setattr(module, "free_memory", lambda: None)
     prepared("scaffold", state="memory")
 
 
@@ -430,9 +430,9 @@ def test_state_goes_to_the_disk_where_memory_has_no_room(monkeypatch: pytest.Mon
     assert (ready.state, needs.state) == ("disk", "disk")
     assert needs.resident == needs.server_state == 228
     assert describe_run(ready).estimate.disk == needs.disk
-    monkeypatch.setattr(module, "_free_memory", lambda: 1500)
+    monkeypatch.setattr(module, "free_memory", lambda: 1500)
     assert prepared("scaffold").state == "disk"
-    monkeypatch.setattr(module, "_free_memory", lambda: 1600)
+    monkeypatch.setattr(module, "free_memory", lambda: 1600)
     assert prepared("scaffold").state == "memory"
     monkeypatch.setattr(module, "COMFORTABLE_BYTES", 1367)  # whatever is free
     assert prepared("scaffold").state == "disk"

@@ -17,7 +17,8 @@ def check(
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.cost.autotune import choose_engine
-    from fedkeel.cost.memory import check_disk, format_bytes
+    from fedkeel.cost.memory import check_disk
+    from fedkeel.memory import format_bytes
     from fedkeel.records.run_record import to_json
     from fedkeel.runner.manifest import describe_run
     from fedkeel.runner.prepare import gather, prepare

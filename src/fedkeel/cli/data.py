@@ -125,3 +125,5 @@ def inspect(
         names = federation.names or tuple(str(k) for k in range(len(federation)))
         Console().print(partition_table(histogram.tolist(), list(names), list(labels)))
         print(federation.how.get("says", ""))
+        for message in data.warnings:
+            say(stderr(), f"warning: {message}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.layout import RowLayout, row_layout
 from fedkeel.engine.vectorized.low_rank import low_rank_codec
 from fedkeel.errors import RunError
+from fedkeel.memory import format_bytes, free_memory
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.server_memory import initial_memory
@@ -119,7 +118,7 @@ def check_server(
 
 def _budget(requested: config.Engine) -> int | None:
     """Return the bytes that state may take; None where neither user nor system tells."""
-    return _free_memory() if requested.memory_gb is None else int(requested.memory_gb * 1e9)
+    return free_memory() if requested.memory_gb is None else int(requested.memory_gb * 1e9)
 
 
 def _too_large(got: str, budget: int, do: str) -> RunError:
@@ -171,27 +170,3 @@ def _describe_rows(prepared: Prepared) -> str:
     kept_by = f" (kept by {', '.join(sorted(parts))})" if parts else ""
     row = format_bytes(estimate.client_state + estimate.table)
     return f"{row} x {estimate.clients} clients{kept_by}"
-
-
-def format_bytes(count: int) -> str:
-    """Return a number of bytes with a suitable unit.
-
-    >>> format_bytes(1_234_567_890), format_bytes(2_500_000), format_bytes(40)
-    ('1.2 GB', '2.5 MB', '40 bytes')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def _free_memory() -> int | None:
-    """Return the bytes of available memory, None where the system does not tell."""
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024  # free memory, and caches that can be dropped
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None

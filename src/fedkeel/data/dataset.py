@@ -51,6 +51,7 @@ class Dataset:
             became 0. None where nothing was, or not the same everywhere.
         counts: [N] number of examples that each row stands for, where only their numbers are known:
             the server of a federation has none of its nodes' examples. None for one each.
+        warnings: what a user should know about the data, as that some were left out.
     """
 
     x: Tensor
@@ -64,6 +65,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     counts: Ints | None = None
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.y.shape[0])

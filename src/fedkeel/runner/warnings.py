@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from fedkeel import config
 from fedkeel.config.base import Kinds
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.read.catalogue import SOURCES
+from fedkeel.data.read.identifiers import is_number
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
@@ -48,12 +50,13 @@ def find_warnings(prepared: Prepared) -> list[str]:
     data = federation.data
     warnings = (
         *privacy,
+        *data.warnings,
         *_unused_settings(prepared.settings),
         _single_class(data) or _dominant_class(data, prepared.setup.test),
         _labels_without_training(data, prepared.setup.test),
         _labels_that_look_like_quantities(data),
         _test_examples_in_training(data, prepared.setup.test),
-        *_names_that_differ_in_case(federation),
+        *_names_that_nearly_agree(federation),
         _nothing_held_out(federation),
         _unscaled_columns(data) or _swapped_series_axes(data),
         _softmax_before_loss(prepared),
@@ -99,7 +102,7 @@ def _unused_settings(settings: config.Run) -> list[str]:
 def _labels_that_look_like_quantities(data: Dataset) -> str:
     """Return a warning where numbers are taken for classes of which each has few examples."""
     used = len(np.unique(data.y.numpy()))
-    names = [name for name in data.label_names if not name.lstrip("-").isdigit()]
+    names = [name for name in data.label_names if not is_number(name)]
     if names or _is_from_catalogue(data) or used < MANY_CLASSES or len(data) >= FEW_EXAMPLES * used:
         return ""
     return (
@@ -144,17 +147,19 @@ def _example_digests(data: Dataset) -> Iterator[int]:
         yield hash((row.tobytes(), label))
 
 
-def _names_that_differ_in_case(federation: Federation) -> Iterator[str]:
-    """Yield a warning where names differ by the case of their letters alone."""
+def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
+    """Yield a warning where names differ by the case of their letters alone, or are one number."""
     for names, what in (
         (federation.data.label_names, "labels"),
         (federation.names, "clients"),
     ):
-        known: dict[str, str] = {}
+        known: dict[object, str] = {}
         for name in names:
-            other = known.setdefault(name.casefold(), name)
+            is_value = is_number(name)
+            other = known.setdefault(Decimal(name) if is_value else name.casefold(), name)
             if other != name:
-                yield f"{other!r} and {name!r} are two {what}: they differ in case alone"
+                how = "are one number, written in two ways" if is_value else "differ in case alone"
+                yield f"{other!r} and {name!r} are two {what}: they {how}"
                 break
 
 

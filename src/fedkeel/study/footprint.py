@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedkeel import config
-from fedkeel.cost.memory import estimate_run, format_bytes
+from fedkeel.cost.memory import estimate_run
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
@@ -24,6 +24,7 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.survey import survey_client
 from fedkeel.errors import FedkeelError
+from fedkeel.memory import format_bytes
 from fedkeel.method.grammar import parse
 from fedkeel.method.server_round import server_message
 from fedkeel.records.run_record import Estimate

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from fedkeel.data.read.formats import read_image, read_image_size
+from fedkeel.data.read.identifiers import encode, encode_as
 from fedkeel.data.read.images import write_images
-from fedkeel.data.read.raw_examples import RawExamples, encode, encode_as
+from fedkeel.data.read.raw_examples import RawExamples
 from fedkeel.errors import DataError, counted
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff")
@@ -52,7 +53,7 @@ def read_folder(
     if label_names is None:
         y, label_names = encode(np.array(labels))
     else:
-        y = encode_as(np.array(labels), label_names, str(folder))
+        y = encode_as(encode(np.array(labels)), label_names, str(folder))
     sizes = [read_image_size(file) for file in files]
     first = sizes[0]
     other = next(

@@ -6,6 +6,7 @@ set, where it is resized and normalised in place.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,31 +17,47 @@ from torch import Tensor
 
 from fedkeel.config import Data
 from fedkeel.data.dataset import Dataset, Ints, cast_inputs, dataset
+from fedkeel.data.read.arrays import read_arrays
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.folders import read_folder, train_and_test_folders
+from fedkeel.data.read.identifiers import check_written_alike, in_order
 from fedkeel.data.read.images import Scale, measure_scale, normalise, shape_text, write_images
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.data.read.sources import read_known_set
-from fedkeel.data.read.tables import SUFFIXES, TABLE_SUFFIXES, read_file
-from fedkeel.errors import DataError, did_you_mean
+from fedkeel.data.read.tables import TABLE_SUFFIXES, read_table
+from fedkeel.errors import DataError, counted, did_you_mean
 from fedkeel.rng import generator
+
+SUFFIXES = (".npz", *TABLE_SUFFIXES)
+"""What files of a user end in."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """One source: its name, whether it is a known set, and its two halves."""
+    """One source.
+
+    Args:
+        name: what its clients and messages are called by.
+        is_known: whether it is a known set.
+        train: its training half.
+        test: its test half.
+        warnings: what a user should know about it.
+    """
 
     name: str
     is_known: bool
     train: RawExamples
     test: RawExamples
+    warnings: tuple[str, ...] = ()
 
     @property
     def halves(self) -> tuple[RawExamples, RawExamples]:
         return self.train, self.test
 
 
-def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Dataset, Dataset]:
+def load(
+    settings: Data, seed: int = 0, cache: Path | None = None, is_one_of_many: bool = False
+) -> tuple[Dataset, Dataset]:
     """Load the data that settings name.
 
     Args:
@@ -50,6 +67,9 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
             runs of an experiment have one test set, as of ``digits``, and one draw of
             `settings.limit`. A client all of whose examples are drawn keeps them for training.
         cache: folder of downloads; see `fedkeel.data.read.sources.cache_folder`.
+        is_one_of_many: whether other nodes have more of the data. As where there are several
+            sources, a column of `settings.drop` may then be missing, and what is too little to set
+            some aside for testing is all trained on; `Dataset.warnings` say so.
 
     Returns:
         The training set and the test set, float32. Images are [N, C, H, W].
@@ -58,7 +78,17 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
         DataError: a source is not known or not here, cannot be read, or does not fit the others.
     """
     _check_settings(settings)
-    sources = [_limited(_read(text, settings, seed, cache), settings) for text in settings.sources]
+    is_one_of_many = is_one_of_many or len(settings.sources) > 1
+    sources = [_read(text, settings, seed, cache, is_one_of_many) for text in settings.sources]
+    sources = [_limited(source, settings) for source in sources]
+    if len(sources) > 1 or settings.test is not None:
+        _check_dropped(sources, settings.drop)
+    if not any(len(source.test) for source in sources) and len(sources) > 1:
+        raise DataError(
+            "No source has enough examples to set some aside for testing.",
+            got=f"{settings.test_fraction:g} of {max(len(s.train) for s in sources):,} at most",
+            do="give more examples, or a larger data.test_fraction",
+        )
     sources = _with_distinct_names(sources, settings.sources)
     sources = _with_same_columns(sources)
     check_augment(settings, all(source.train.is_image for source in sources))
@@ -66,10 +96,13 @@ def load(settings: Data, seed: int = 0, cache: Path | None = None) -> tuple[Data
     train_x, test_x, scale = _inputs(sources, settings)
     clients = (_NO_CLIENTS, _NO_CLIENTS) if settings.client is None else _clients(sources)
     train = _join(sources, [source.train for source in sources], train_x, clients[0], "training")
-    test = _join(sources, [source.test for source in sources], test_x, clients[1], "test")
+    test = train.take(np.empty(0, dtype=np.int64))
+    if len(test_x):
+        test = _join(sources, [source.test for source in sources], test_x, clients[1], "test")
     columns, recorded = sources[0].train.columns, None if scale is None else scale.recorded()
+    warnings = tuple(warning for source in sources for warning in source.warnings)
     return (
-        replace(train, columns=columns, scale=recorded),
+        replace(train, columns=columns, scale=recorded, warnings=warnings),
         replace(test, columns=columns, scale=recorded),
     )
 
@@ -108,20 +141,66 @@ def _check_settings(settings: Data) -> None:
         raise DataError(f"data.source names {twice!r} twice.", expected="each source once")
 
 
-def _read(text: str, settings: Data, seed: int, cache: Path | None) -> _Source:
+def _read(
+    text: str, settings: Data, seed: int, cache: Path | None, is_one_of_many: bool
+) -> _Source:
     """Read one source."""
     if text in SOURCES:
         return _Source(text, True, *read_known_set(text, settings.test_fraction, cache))
     path = Path(text).expanduser()
     _check_path(path, text)
-    train, test = _read_own(path, settings)
+    train, test = _read_own(path, settings, is_one_of_many)
+    warnings: tuple[str, ...] = ()
     if test is None:
         random = generator(seed, "data.test/own")
         rows = stratified_split(train.y, settings.test_fraction, random)
+        if not len(rows[1]):
+            if not is_one_of_many:
+                raise too_few_to_test(text, train.y, settings.test_fraction)
+            warnings = (all_trained_on(text, len(train)),)
         if train.client is not None:
             rows = _with_every_client(train.client, *rows)
         train, test = train.take(rows[0]), train.take(rows[1])
-    return _Source(path.resolve().name if path.is_dir() else path.stem, False, train, test)
+    elif train.clients and test.clients:
+        check_written_alike(text, train.clients, str(settings.test), test.clients)
+    if is_one_of_many and len(settings.sources) == 1:  # nobody here sees the other nodes' columns
+        warnings += tuple(
+            f"{text} has no column {name!r} to leave out (data.drop)"
+            for name in settings.drop
+            if name not in train.dropped
+        )
+    name = path.resolve().name if path.is_dir() else path.stem
+    return _Source(name, False, train, test, warnings)
+
+
+def all_trained_on(name: str, examples: int) -> str:
+    """Return the warning of data that are too few to set some aside for testing."""
+    what = counted(examples, "example")
+    return f"{name} has {what}: too few to set some aside for testing, so all are trained on"
+
+
+def too_few_to_test(name: str, y: Ints, fraction: float) -> DataError:
+    """Return the error of data that are too few to set some aside for testing."""
+    classes = len(np.unique(y))
+    return DataError(
+        f"{name} has too few examples to set some aside for testing.",
+        got=f"{counted(len(y), 'example')} in {counted(classes, 'class')}, "
+        f"test_fraction {fraction:g}",
+        do="give test data (data.test), more examples, or a larger data.test_fraction",
+    )
+
+
+def _check_dropped(sources: Sequence[_Source], drop: Sequence[str]) -> None:
+    """Refuse a column in data.drop that none of the tables has."""
+    for name in drop:
+        if any(name in half.dropped for source in sources for half in source.halves):
+            continue
+        present = {c for source in sources for c in (*source.train.columns, *source.train.dropped)}
+        raise DataError(
+            f"None of the tables has the column {name!r}, which data.drop names.",
+            got=", ".join(source.name for source in sources),
+            do=did_you_mean(name, present),
+        )
 
 
 def _with_every_client(client: Ints, train: Ints, test: Ints) -> tuple[Ints, Ints]:
@@ -161,7 +240,9 @@ def _check_path(path: Path, text: str) -> None:
         raise DataError(f"{text} is empty.", expected="a file with examples")
 
 
-def _read_own(path: Path, settings: Data) -> tuple[RawExamples, RawExamples | None]:
+def _read_own(
+    path: Path, settings: Data, is_one_of_many: bool
+) -> tuple[RawExamples, RawExamples | None]:
     """Read a user's file or folder, and its test data where there are any."""
     test_path = None
     if settings.test is not None:
@@ -187,8 +268,21 @@ def _read_own(path: Path, settings: Data) -> tuple[RawExamples, RawExamples | No
         if test_folder is None:
             return train, None
         return train, read_folder(test_folder, settings.shape, train.label_names)
-    train = read_file(path, settings)
-    return train, None if test_path is None else read_file(test_path, settings, train)
+    may_lack = is_one_of_many or test_path is not None
+    train = _read_file(path, settings, may_lack)
+    if test_path is None:
+        return train, None
+    return train, _read_file(test_path, settings, may_lack, train)
+
+
+def _read_file(
+    path: Path, settings: Data, may_lack_dropped: bool, train: RawExamples | None = None
+) -> RawExamples:
+    """Read a user's file by its suffix."""
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        keys = settings.label, settings.client, settings.drop
+        return read_table(path, *keys, train, may_lack_dropped)
+    return read_arrays(path, settings.label, settings.client, train)
 
 
 def _limited(source: _Source, settings: Data) -> _Source:
@@ -218,10 +312,15 @@ def _with_same_columns(sources: Sequence[_Source]) -> list[_Source]:
     for source in sources[1:]:
         odd = sorted(set(columns) ^ set(source.train.columns))
         if odd:
+            has = first if odd[0] in columns else source
+            both = columns and source.train.columns
             raise DataError(
                 f"{first.name} and {source.name} cannot be joined: their columns differ.",
-                got=f"{odd[0]!r} in only one of them",
+                got=f"{odd[0]!r} in {has.name} only",
                 expected="the same columns, in any order",
+                do=f"leave out what not all have: data.drop = {json.dumps(odd[:8])}"
+                if both
+                else None,
             )
     return [
         replace(
@@ -240,16 +339,16 @@ def _with_same_labels(sources: list[_Source]) -> list[_Source]:
     differently: labels are numbered anew, by all names. Known sets keep their numbers.
     """
     names = [source.train.label_names for source in sources]
+    for source in sources[1:]:
+        first = sources[0]
+        check_written_alike(
+            first.name, first.train.label_names, source.name, source.train.label_names
+        )
     if all(source.is_known for source in sources) or len(set(names)) == 1:
         return sources
     longest = max(names, key=len)
     union = set().union(*names)
-    if union <= set(longest):
-        order = longest
-    elif all(name.lstrip("-").isdigit() for name in union):
-        order = tuple(sorted(union, key=int))
-    else:
-        order = tuple(sorted(union))
+    order = longest if union <= set(longest) else in_order(union)
     label_of = {name: label for label, name in enumerate(order)}
 
     def renumbered(raw: RawExamples) -> RawExamples:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.dataset import Ints
-from fedkeel.errors import DataError, counted, did_you_mean
+from fedkeel.data.dataset import Ints, dataset
+from fedkeel.data.read.identifiers import Encoded, check_no_quantity, encode_as
+from fedkeel.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class RawExamples:
         columns: names of the columns of a table, empty for anything else.
         clients: names of the clients that the data gives, empty where it gives none.
         client: [N] index into `clients`, or None.
+        dropped: names of the columns of a table that were left out.
     """
 
     x: Tensor
@@ -34,6 +37,7 @@ class RawExamples:
     columns: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
     client: Ints | None = None
+    dropped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -65,53 +69,57 @@ class RawExamples:
         )
 
 
-def encode(values: NDArray[Any]) -> tuple[Ints, tuple[str, ...]]:
-    """Number whole numbers or texts in sorted order.
+def of_file(
+    path: Path,
+    x: Tensor,
+    labels: Encoded,
+    clients: Encoded | None,
+    train: RawExamples | None,
+    columns: tuple[str, ...] = (),
+    dropped: tuple[str, ...] = (),
+) -> RawExamples:
+    """Return the examples of a user's file; refuse what cannot be trained on with its row.
 
-    Returns:
-        [N] index of each value, and the values as names, in the order of the index.
-
-    >>> encode(np.array([7, -1, 7]))
-    (array([1, 0, 1]), ('-1', '7'))
-
-    Raises:
-        DataError: two texts look the same and are not, by spaces around them or their encoding.
-    """
-    unique, index = np.unique(values, return_inverse=True)
-    names = tuple(str(value) for value in unique)
-    by_form: dict[str, str] = {}
-    for name in names:
-        other = by_form.setdefault(unicodedata.normalize("NFC", name.strip()), name)
-        if other == name:
-            continue
-        if other.strip() == name.strip():
-            what = "Two names in the data differ by spaces around them alone."
-            got, do = f"{other!r} and {name!r}", "take the spaces out of the file"
-        else:
-            what = "Two names in the data look the same and are written in other code points."
-            got = f"{other!a} and {name!a}"
-            do = "write them in one form, e.g. unicodedata.normalize('NFC', name)"
-        raise DataError(what, got=got, why="they would be two classes, or two clients", do=do)
-    return index.astype(np.int64).reshape(-1), names
-
-
-def encode_as(values: NDArray[Any], names: tuple[str, ...], where: str) -> Ints:
-    """Number values by names that are already known.
+    Args:
+        path: the file.
+        x: [N, ...] inputs.
+        labels: of each example, with numbers of their own.
+        clients: of each example, None where the file has none.
+        train: the training data, where these are test data.
+        columns: names of the columns of a table.
+        dropped: names of its columns that were left out.
 
     Raises:
-        DataError: a value is not among the names; the message says which and in what row.
+        DataError: an input is not finite, or a label of the test data is unknown.
     """
-    index, present = encode(values)
-    unknown = [name for name in present if name not in names]
-    if unknown:
-        row = int(np.flatnonzero(index == present.index(unknown[0]))[0])
-        raise DataError(
-            f"{where}: a label of the test data does not occur in the training data.",
-            got=f"label {unknown[0]!r} in row {row} (counted from 0)",
-            why="a class that nobody trains on cannot be predicted",
-            do=did_you_mean(unknown[0], names),
-        )
-    return np.array([names.index(name) for name in present], dtype=np.int64)[index]
+    y, names = labels
+    if train is None:
+        check_no_quantity(path, labels)
+    else:
+        y, names = encode_as(labels, train.label_names, str(path)), train.label_names
+    if x.dtype != torch.uint8:  # bytes may be images, which are made numbers later
+        x = dataset(x, y, classes=len(names), name=str(path)).x
+    client, client_names = (None, ()) if clients is None else clients
+    return RawExamples(x, y, names, columns, client_names, client, dropped)
+
+
+def as_floats(x: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers as float32 where that holds every number of their type, else as float64."""
+    return x.astype(float_type([x.dtype]), copy=False)
+
+
+def float_type(types: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return float32 where it holds every number of the given types, else float64."""
+    fits = all(np.result_type(np.float32, dtype) == np.float32 for dtype in set(types))
+    return np.dtype(np.float32 if fits else np.float64)
+
+
+def missing(
+    path: Path, what: str, name: str, present: Sequence[str], setting: str = ""
+) -> DataError:
+    """Return the error of a file without the column or array that a setting names."""
+    hint = f"; set {setting} to the one that is meant" if setting else ""
+    return DataError(f"{path} has no {what} {name!r}.", do=f"{did_you_mean(name, present)}{hint}")
 
 
 def stratified_split(y: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -127,12 +135,10 @@ def stratified_split(y: Ints, fraction: float, rng: np.random.Generator) -> tupl
         rng: where the draw comes from.
 
     Returns:
-        Row numbers of the training set and of the test set, ascending.
-
-    Raises:
-        DataError: the test set would be empty.
+        Row numbers of the training set and of the test set, ascending; the test set is empty where
+        there are too few examples.
     """
-    classes, index, counts = np.unique(y, return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(y, return_inverse=True, return_counts=True)
     ideal = fraction * counts
     quota = np.floor(ideal).astype(np.int64)  # below the count, as the fraction is below 1
     can_give_more = np.flatnonzero(quota < counts - 1)
@@ -140,13 +146,6 @@ def stratified_split(y: Ints, fraction: float, rng: np.random.Generator) -> tupl
     remainder = ideal[can_give_more] - quota[can_give_more]
     order = can_give_more[np.argsort(-remainder, kind="stable")]
     quota[order[: max(missing, 0)]] += 1
-    if quota.sum() == 0:
-        raise DataError(
-            "There are too few examples to set some aside for testing.",
-            got=f"{counted(len(y), 'example')} in {counted(len(classes), 'class')}, "
-            f"test_fraction {fraction}",
-            do="give test data (data.test), more examples, or a larger data.test_fraction",
-        )
     test = np.zeros(len(y), dtype=bool)
     for label, count in enumerate(quota):
         rows = np.flatnonzero(index == label)

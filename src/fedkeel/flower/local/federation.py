@@ -95,10 +95,11 @@ def run_locally(
         )
     flower_folder = out.absolute() / "flower"
     state = quoted(str(flower_folder / "state"))
-    warnings = []
+    warnings: list[str] = []
     if is_on_nodes(experiment):
         for config in configs:
-            make_node(experiment, parse_config_args([config]))
+            node = make_node(experiment, parse_config_args([config]))
+            warnings += node.prepared.setup.federation.data.warnings
     else:
         warnings = find_warnings(prepare(experiment, gather(experiment)))
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes

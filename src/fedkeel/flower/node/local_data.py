@@ -11,7 +11,7 @@ import torch
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
 from fedkeel.data.read.images import normalise
-from fedkeel.data.read.load import load
+from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import stratified_split
 from fedkeel.data.user_arrays import as_array
 from fedkeel.engine.prepared import Ingredients
@@ -83,7 +83,9 @@ def _from_file(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
     labels = experiment.data.labels
     train, test = (
         replace(part.with_label_names(labels, path), classes=len(labels), sources=(NODES,))
-        for part in load(experiment.data.model_copy(update={"source": path, "labels": ()}))
+        for part in load(
+            experiment.data.model_copy(update={"source": path, "labels": ()}), is_one_of_many=True
+        )
     )
     return train, test
 
@@ -104,6 +106,8 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
             data.y.numpy(), experiment.data.test_fraction, random
         )
         train, test = data.take(train_rows), data.take(test_rows)
+        if not len(test):
+            train = replace(train, warnings=(all_trained_on(f"data {path!r}", len(train)),))
     if (train.shape, train.x.dtype) != (test.shape, test.x.dtype):
         raise DataError(
             f"The training and test inputs of data {path!r} differ in shape or type.",

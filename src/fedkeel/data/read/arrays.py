@@ -1,0 +1,139 @@
+"""NumPy's ``.npz`` files of a user: an array of inputs, one of labels, perhaps one of clients.
+
+A header is compared with the file before an array is made of it. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import torch
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from fedkeel.data.read.formats import unreadable_file
+from fedkeel.data.read.identifiers import encode_array
+from fedkeel.data.read.limits import check_size
+from fedkeel.data.read.raw_examples import RawExamples, as_floats, missing, of_file
+from fedkeel.data.user_arrays import remedy_for_labels
+from fedkeel.errors import DataError, FedkeelError, first_line
+
+_NPZ = "an .npz file, as numpy.savez(x=..., label=...) makes"
+
+
+def read_arrays(
+    path: Path, label: str, client: str | None, train: RawExamples | None = None
+) -> RawExamples:
+    """Read an ``.npz`` file with an array ``x`` of inputs and one of labels.
+
+    Args:
+        path: the file.
+        label: name of the array of labels; where it is ``label`` and not there, ``y`` is taken.
+        client: name of the array of clients, None where there is none. Test data may do without.
+        train: the training data, where test data is read.
+
+    Returns:
+        Inputs [N, ...]. Bytes with three axes or four are images: [N, H, W], or [N, H, W, C] and
+        [N, C, H, W] with C of 1 or 3; they become [N, C, H, W]. All other numbers stay as they are.
+
+    Raises:
+        DataError: the file cannot be read, holds Python objects, lacks an array, or an array has
+            the wrong length or type.
+    """
+    try:
+        with path.open("rb") as file:
+            read = _read(path, file, label, client, train is not None)
+    except FedkeelError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib raise nearly anything at a damaged file
+        raise unreadable_file(path, first_line(error), _NPZ) from None
+    (_, x), *named = read
+    for name, array in named:
+        if array.ndim != 1 or x.ndim < 2 or len(x) != len(array):
+            raise DataError(
+                f"{path}: the arrays do not match.",
+                got=f"x {x.shape}, {name} {array.shape}",
+                expected=f"x [N, ...] with at least two axes, {name} [N]",
+                do=remedy_for_labels(array),
+            )
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")
+    labels, *clients = (encode_array(path, name, array) for name, array in named)
+    inputs = _as_images(torch.from_numpy(x if x.dtype == np.uint8 else as_floats(x)))
+    return of_file(path, inputs, labels, clients[0] if clients else None, train)
+
+
+def _read(
+    path: Path, file: BinaryIO, label: str, client: str | None, is_test: bool
+) -> list[tuple[str, NDArray[Any]]]:
+    """Return the arrays with their names: x, the labels, and the clients where there are any."""
+    if file.read(len(npy_format.MAGIC_PREFIX)) == npy_format.MAGIC_PREFIX:
+        raise unreadable_file(path, "a single array", _NPZ)
+    with zipfile.ZipFile(file) as archive:
+        present = [name.removesuffix(".npy") for name in archive.namelist()]
+        if label == "label" and label not in present and "y" in present:
+            label = "y"
+        if is_test and client not in present:
+            client = None
+        for name, setting in (("x", ""), (label, "data.label"), (client, "data.client")):
+            if name is not None and name not in present:
+                raise missing(path, "array", name, present, setting)
+        names = [name for name in ("x", label, client) if name is not None]
+        return [(name, _read_array(path, name, archive)) for name in names]
+
+
+def _read_array(path: Path, name: str, archive: zipfile.ZipFile) -> NDArray[Any]:
+    """Return an array whose header fits the file."""
+    member = name if name in archive.namelist() else f"{name}.npy"
+    info = archive.getinfo(member)
+    with archive.open(member) as stream:
+        shape, dtype, start = _read_header(path, name, cast(BinaryIO, stream))
+        size = math.prod(shape) * dtype.itemsize
+        if size != info.file_size - start:
+            raise unreadable_file(
+                path,
+                f"an array {name!r} of {info.file_size - start:,} bytes",
+                f"{size:,}, as its header says: shape {shape} of {dtype}",
+            )
+    do = "give fewer examples or smaller types; save sparse arrays by numpy.savez, uncompressed"
+    check_size(path, f"the array {name!r}", size, info.compress_size, do)
+    if 0 in shape:
+        raise DataError(f"{path}: the array {name!r} is empty.", expected="at least one example")
+    with archive.open(member) as stream:
+        array: NDArray[Any] = npy_format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _read_header(
+    path: Path, name: str, stream: BinaryIO
+) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Return (shape, type, bytes of the header)."""
+    magic = stream.read(npy_format.MAGIC_LEN)
+    if not magic.startswith(npy_format.MAGIC_PREFIX):
+        raise unreadable_file(path, f"{name!r}, which begins with {magic[:8]!r}", "an array")
+    stream.seek(0)
+    is_first = npy_format.read_magic(stream) == (1, 0)
+    read = npy_format.read_array_header_1_0 if is_first else npy_format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise DataError(
+            f"{path}: the array {name!r} holds Python objects.",
+            expected="an array of numbers, or of texts of one type such as '<U8'",
+            why="objects are stored as a pickle, which can run any code when it is read",
+            do=f"save it with numpy.savez(..., {name}=numpy.array({name}.tolist()))",
+        )
+    return shape, dtype, stream.tell()
+
+
+def _as_images(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype != torch.uint8:
+        return x
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        return x.permute(0, 3, 1, 2)
+    return x if x.ndim == 4 else x.to(torch.float32)
