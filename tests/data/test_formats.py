@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedkeel.data.read import formats
+from fedkeel.data.read import formats, image_files
 from fedkeel.data.read.formats import StoredFile
 from fedkeel.errors import DataError
 
@@ -183,25 +183,27 @@ def test_records_that_are_cut_short(tmp_path, size):
 def test_decode(tmp_path):
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    assert formats.read_image_size(tmp_path / "a.png") == (3, 2, 3)
-    assert formats.read_image(tmp_path / "a.png", 3).tolist() == pixels.transpose(2, 0, 1).tolist()
+    assert image_files.read_image_size(tmp_path / "a.png") == (3, 2, 3)
+    assert (
+        image_files.read_image(tmp_path / "a.png", 3).tolist() == pixels.transpose(2, 0, 1).tolist()
+    )
     Image.fromarray(pixels[:, :, 0]).save(tmp_path / "b.bmp")
-    assert formats.read_image_size(tmp_path / "b.bmp") == (1, 2, 3)
-    assert formats.read_image(tmp_path / "b.bmp", 1).tolist() == [pixels[:, :, 0].tolist()]
-    assert formats.read_image(tmp_path / "b.bmp", 3)[2].tolist() == pixels[:, :, 0].tolist()
+    assert image_files.read_image_size(tmp_path / "b.bmp") == (1, 2, 3)
+    assert image_files.read_image(tmp_path / "b.bmp", 1).tolist() == [pixels[:, :, 0].tolist()]
+    assert image_files.read_image(tmp_path / "b.bmp", 3)[2].tolist() == pixels[:, :, 0].tolist()
     Image.fromarray(pixels).convert("P").save(tmp_path / "c.png", transparency=b"\x00\xff")
-    assert formats.read_image(tmp_path / "c.png", 3).shape == (3, 2, 3)
+    assert image_files.read_image(tmp_path / "c.png", 3).shape == (3, 2, 3)
 
 
 def test_images_that_cannot_be_read(tmp_path):
     path = tmp_path / "a.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32)).astype(np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:-200])
-    refused(lambda: formats.read_image(path, 1), str(path))
+    refused(lambda: image_files.read_image(path, 1), str(path))
     path.write_bytes(b"nothing")
-    refused(lambda: formats.read_image_size(path), "expected an image")
+    refused(lambda: image_files.read_image_size(path), "expected an image")
     Image.fromarray(np.zeros((4, 4), dtype=np.uint16)).save(path)
-    refused(lambda: formats.read_image_size(path), "I;16", "8-bit")
+    refused(lambda: image_files.read_image_size(path), "I;16", "8-bit")
 
 
 def test_plain_file_that_is_a_folder(tmp_path):

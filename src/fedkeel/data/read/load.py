@@ -19,7 +19,7 @@ from fedkeel.config import Data
 from fedkeel.data.dataset import Dataset, Ints, cast_inputs, dataset
 from fedkeel.data.read.arrays import read_arrays
 from fedkeel.data.read.catalogue import SOURCES
-from fedkeel.data.read.folders import read_folder, train_and_test_folders
+from fedkeel.data.read.folders import beside_halves, read_folder, train_and_test_folders
 from fedkeel.data.read.identifiers import check_written_alike, in_order
 from fedkeel.data.read.images import Scale, measure_scale, normalise, shape_text, write_images
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
@@ -163,6 +163,11 @@ def _read(
         train, test = train.take(rows[0]), train.take(rows[1])
     elif train.clients and test.clients:
         check_written_alike(text, train.clients, str(settings.test), test.clients)
+    if path.is_dir() and settings.test is None and train_and_test_folders(path)[1] is not None:
+        warnings += tuple(
+            f"{text}/{other} is left out: only train and test are read"
+            for other in beside_halves(path)
+        )
     if is_one_of_many and len(settings.sources) == 1:  # nobody here sees the other nodes' columns
         warnings += tuple(
             f"{text} has no column {name!r} to leave out (data.drop)"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Ints
-from fedkeel.data.read import formats
+from fedkeel.data.read import formats, image_files
 from fedkeel.data.read.catalogue import SOURCES, Layout, Source, find
 from fedkeel.data.read.formats import StoredFile
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
@@ -205,7 +205,7 @@ def _cifar(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Exa
 
 def _mnist_m(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
     train, test = (
-        formats.read_listed_images(file.path.parent / name, file.path)
+        image_files.read_listed_images(file.path.parent / name, file.path)
         if file.path.suffix == ".txt"
         else formats.read_records([file], source.shape)
         for file, name in zip(files, source.files, strict=True)
@@ -214,7 +214,7 @@ def _mnist_m(source: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _E
 
 
 def _tiny_imagenet(_: Source, files: Sequence[StoredFile]) -> tuple[_Examples, _Examples]:
-    return formats.read_tiny_imagenet(files[0].path, files[1].path)
+    return image_files.read_tiny_imagenet(files[0].path, files[1].path)
 
 
 _READERS: dict[Layout, Callable[[Source, Sequence[StoredFile]], tuple[_Examples, _Examples]]] = {
