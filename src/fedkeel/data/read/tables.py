@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ TABLE_SUFFIXES = (".csv", ".parquet")
 
 _INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls its index in a Parquet file: it is no column of the table."""
+
+_BLOCK = 1 << 20
+"""Bytes of a CSV file that are read at a time; of a wide table as many as many rows take."""
 
 _Column = Any  # pyarrow has no types
 
@@ -126,11 +130,12 @@ def _read_csv(path: Path, keys: Sequence[str]) -> Any:  # noqa: ANN401 - pyarrow
     import pyarrow as pa
     from pyarrow import csv
 
-    _check_first_line(path)
+    width = _check_first_line(path)
     size = path.stat().st_size
     check_size(path, "the table", size, size, "give fewer rows or columns")
     as_written = csv.ConvertOptions(column_types=dict.fromkeys(keys, pa.binary()))
-    table = csv.read_csv(path, convert_options=as_written)
+    block = csv.ReadOptions(block_size=min(max(_BLOCK, 256 * width), 2**30))
+    table = csv.read_csv(path, block, convert_options=as_written)
     _check_names(path, table.column_names)
     return table
 
@@ -142,20 +147,18 @@ def _read_parquet(path: Path, keys: Sequence[str], drop: Sequence[str]) -> Any: 
 
     schema = parquet.read_schema(path)
     _check_names(path, schema.names)
-    texts = [field.name for field in schema if _is_text(field.type)]
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    dropped = {name for name in kinds if name in drop or _INDEX.fullmatch(name)} - set(keys)
+    names = [name for name in kinds if name not in dropped]
+    texts = [name for name, kind in kinds.items() if _is_text(kind)]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
-        names = [
-            name
-            for name in schema.names
-            if name in keys or (name not in drop and not _INDEX.fullmatch(name))
-        ]
         _check_parquet_size(path, file.metadata, names)
         for name in names:
             if name not in keys:
-                _check_type(path, name, schema.field(name).type)
-        table = file.read(columns=names, use_pandas_metadata=False)
-    for place, name in enumerate(schema.names):
-        if name not in names:
+                _check_type(path, name, kinds[name])
+        table = file.read(columns=names if dropped else None, use_pandas_metadata=False)
+    for place, name in enumerate(kinds):
+        if name in dropped:
             table = table.add_column(place, name, pa.nulls(table.num_rows))
     return table
 
@@ -178,8 +181,12 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise DataError(f"{path} has two columns named {name!r}.", expected="one name for each")
 
 
-def _check_first_line(path: Path) -> None:
-    """Refuse a CSV file whose first line is in another encoding, or has other separators."""
+def _check_first_line(path: Path) -> int:
+    """Refuse a CSV file whose first line is in another encoding, or has other separators.
+
+    Returns:
+        The length of the line in bytes.
+    """
     with path.open("rb") as file:
         line = file.readline()
     try:
@@ -195,8 +202,10 @@ def _check_first_line(path: Path) -> None:
             do=f'write it anew, e.g. pandas.read_csv("{path.name}", sep={separator!r}, '
             'decimal=",").to_csv("new.csv", index=False)',
         )
+    return len(line)
 
 
+@cache
 def _is_text(kind: _Column) -> bool:
     """Return whether a column's type is text, or categories of texts."""
     import pyarrow as pa
@@ -208,21 +217,33 @@ def _is_text(kind: _Column) -> bool:
     )
 
 
+@cache
+def _is_number(kind: _Column) -> bool:
+    """Return whether a column's type is numbers or truth values, or categories of such."""
+    import pyarrow as pa
+
+    types = pa.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(
+        is_type(kind)
+        for is_type in (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal)
+    )
+
+
 def _check_type(path: Path, name: str, kind: _Column) -> None:
     """Refuse an input column by its type; texts are refused later, with a row."""
     import pyarrow as pa
 
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if _is_number(kind) or _is_text(kind):
+        return
     if pa.types.is_binary(kind):  # what pyarrow makes of text in another encoding
         raise not_utf8(path, f"column {name!r}")
-    types = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    if not _is_text(kind) and not any(is_type(kind) for is_type in types):
-        raise DataError(
-            f"{path}: column {name!r} does not hold numbers.",
-            got=kind,
-            expected="numbers in every column but those of labels and clients",
-            do="write it as numbers, such as days or years, or name it in data.drop",
-        )
+    raise DataError(
+        f"{path}: column {name!r} does not hold numbers.",
+        got=kind,
+        expected="numbers in every column but those of labels and clients",
+        do="write it as numbers, such as days or years, or name it in data.drop",
+    )
 
 
 def _as_numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
@@ -248,8 +269,9 @@ def _as_numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
     values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
+    is_finite = np.isfinite(values)
+    if not is_finite.all():
+        bad = np.flatnonzero(~is_finite)
         raise DataError(
             f"{path}: column {name!r} is not finite.",
             got=f"{values[bad[0]]} in row {bad[0]} (counted from 0)",
