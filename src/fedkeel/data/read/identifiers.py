@@ -145,9 +145,10 @@ def _texts(path: Path, name: str, values: _Column) -> list[str]:
     import pyarrow as pa
 
     kind, types = values.type, pa.types
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        try:
-            return [value.decode() for value in values.to_pylist()]
+    is_bytes = types.is_binary(kind) or types.is_large_binary(kind)
+    if is_bytes or types.is_string(kind) or types.is_large_string(kind):
+        try:  # damaged texts are found here
+            return [value.decode() if is_bytes else value for value in values.to_pylist()]
         except UnicodeDecodeError:
             raise _not_utf8(path, name) from None
     if types.is_floating(kind):
@@ -158,8 +159,7 @@ def _texts(path: Path, name: str, values: _Column) -> list[str]:
         return [str(int(value)) for value in numbers]
     if types.is_integer(kind) or types.is_boolean(kind):
         return [str(value) for value in values.to_pylist()]
-    as_text = (types.is_string, types.is_large_string, types.is_decimal, types.is_temporal)
-    if not any(is_type(kind) for is_type in as_text):
+    if not (types.is_decimal(kind) or types.is_temporal(kind)):
         raise _no_names(path, name, kind, values[0].as_py())
     try:
         texts: list[str] = values.cast(pa.string()).to_pylist()

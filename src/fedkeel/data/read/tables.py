@@ -251,7 +251,10 @@ def _as_numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
     import pyarrow as pa
 
     if _is_text(column.type):
-        row, text = _first_text(column)
+        try:
+            row, text = _first_text(column)
+        except UnicodeDecodeError:  # in a damaged file
+            raise not_utf8(path, f"column {name!r}") from None
         raise DataError(
             f"{path}: column {name!r} holds text.",
             got=f"{text[:40]!r} in row {row} (counted from 0)",
