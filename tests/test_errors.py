@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from fedkeel import errors
-from fedkeel.errors import ConfigError, FedkeelError, did_you_mean, nearest
+from fedkeel.errors import LONGEST_FACT, ConfigError, FedkeelError, did_you_mean, nearest
 
 KINDS = [
     kind
@@ -69,6 +69,49 @@ def test_the_type_is_printed_once() -> None:
     printed = "".join(traceback.format_exception_only(error))
     assert printed == "fedkeel.errors.ConfigError: What.\n  do   x\n"
     assert error.lines() == ["ConfigError: What.", "  do   x"]
+
+
+@pytest.mark.parametrize("fact", ["what", "got", "expected", "why", "do"])
+@pytest.mark.parametrize("value", ["x" * 300_000, "say " * 75_000])
+def test_the_middle_of_a_long_fact_is_left_out(fact: str, value: str) -> None:
+    error = ConfigError(**{"what": "What.", fact: f"begin {value} end"})
+    text = str(error)
+    assert len(text) < LONGEST_FACT + 40
+    assert "begin" in text
+    assert "characters left out" in text
+    assert text.endswith("end")
+    again = ConfigError(error.what, got=error.got, expected=error.expected, why=error.why)
+    assert vars(again) == vars(error) | {"do": None}
+
+
+def test_values_of_any_size_can_be_shown() -> None:
+    for value in (10**5000, [10**5000], {"a": "b" * 100_000}, list(range(10**5))):
+        text = str(ConfigError("What.", got=value, expected=value))
+        assert len(text) < 3 * LONGEST_FACT
+
+
+def test_what_is_nested_too_deeply_to_be_shown() -> None:
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "a value of type list that is too large" in str(ConfigError("What.", got=deep))
+    while deep:  # Python may not take it apart by itself
+        (deep,) = deep
+
+
+def test_a_short_value_stays_what_it_is() -> None:
+    error = ConfigError("What.", got=3, expected=(1, 2))
+    assert (error.got, error.expected) == (3, (1, 2))
+
+
+def test_a_place_is_marked() -> None:
+    error = ConfigError("What.", got="lr = 0,1", do="write 0.1", mark=6)
+    assert error.lines() == [
+        "ConfigError: What.",
+        "  got lr = 0,1",
+        "            ^",
+        "  do   write 0.1",
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,9 +11,14 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
+LONGEST_FACT = 500
+"""Characters of one fact of an error, at most: a value that it quotes may be of any length."""
+
 
 class FedkeelError(Exception):
     """Base of all errors that a user can act on.
+
+    The middle of a fact that is longer than `LONGEST_FACT` is left out.
 
     Args:
         what: one line: what went wrong, naming the thing the user wrote.
@@ -21,6 +26,7 @@ class FedkeelError(Exception):
         expected: what would have been accepted.
         why: why it matters, where that is not obvious.
         do: what to do about it.
+        mark: a place in `got`, in characters from 0, with a mark below it in the line of `why`.
     """
 
     def __init__(
@@ -31,13 +37,15 @@ class FedkeelError(Exception):
         expected: object = None,
         why: str | None = None,
         do: str | None = None,
+        mark: int | None = None,
     ) -> None:
-        self.what = what
-        self.got = got
-        self.expected = expected
-        self.why = why
-        self.do = do
-        super().__init__(what)
+        self.what = _shortened(what)
+        self.got = None if got is None else _presentable(got)
+        self.expected = None if expected is None else _presentable(expected)
+        self.why = None if why is None else _shortened(why)
+        self.do = None if do is None else _shortened(do)
+        self.mark = mark
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         """Return the message; Python itself prints the type before it."""
@@ -61,11 +69,30 @@ class FedkeelError(Exception):
         lines = [self.what]
         if facts:
             lines.append("  " + "; ".join(facts))
-        if self.why:
+        if self.mark is not None:
+            lines.append(" " * (len("  got ") + self.mark) + "^")
+        elif self.why:
             lines.append(f"  why  {self.why}")
         if self.do:
             lines.append(f"  do   {self.do}")
         return [printable(" ".join(line.splitlines())) for line in lines]
+
+
+def _shortened(text: str) -> str:
+    """Return a text without its middle where it is longer than `LONGEST_FACT`."""
+    if len(text) <= LONGEST_FACT:
+        return text
+    first, last = text[: LONGEST_FACT - 150], text[-100:]
+    return f"{first} [{len(text) - len(first) - len(last):,} characters left out] {last}"
+
+
+def _presentable(value: object) -> object:
+    """Return a value as it is, or as a text of limited length where its own is longer."""
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
+        return f"a value of type {type(value).__name__} that is too large to be shown"
+    return value if len(text) <= LONGEST_FACT else _shortened(text)
 
 
 class ConfigError(FedkeelError):

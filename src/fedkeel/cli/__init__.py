@@ -90,7 +90,7 @@ def main() -> None:
             sys.stdout.flush()
     except FedkeelError as error:
         console = Console(stderr=True)
-        for line in error.lines()[:4]:
+        for line in error.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         sys.exit(1 if isinstance(error, TrainingError) else 2)
     except BrokenPipeError:  # the reader, such as `head`, has had enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -11,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fedkeel.config.error_messages import readable, table_of
 from fedkeel.errors import ConfigError
+
+DEEPEST = 32
+"""Tables and lists that may be inside each other in settings."""
 
 
 class RenamedSetting(FutureWarning):
@@ -49,6 +53,7 @@ class Settings(BaseModel):
         """Replace old names, and make tuples of lists and Python numbers of NumPy's."""
         if not isinstance(values, Mapping):
             return values
+        check_bounds(values)
         return {
             key: cls._plain(key, value) for key, value in with_current_names(cls, values).items()
         }
@@ -61,6 +66,28 @@ class Settings(BaseModel):
         if hasattr(value, "dtype") and hasattr(value, "item"):  # a number of NumPy's
             return value.item() if getattr(value, "ndim", 1) == 0 else value
         return tuple(value) if isinstance(value, list) else value
+
+
+def check_bounds(values: Mapping[str, object]) -> None:
+    """Refuse settings that no later step can handle: whole numbers beyond 64 bits, deep nesting.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for key, value in values.items():
+        rest = [(value, 1)]
+        while rest:
+            value, depth = rest.pop()
+            if depth > DEEPEST:
+                raise ValueError(f"{key!r} has more than {DEEPEST} tables and lists in each other")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                digits = 1 + int(value.bit_length() * math.log10(2))
+                raise ValueError(
+                    f"{key!r} has a whole number of about {digits} digits, beyond 64 bits"
+                )
+            if isinstance(value, Mapping | list | tuple):
+                inner = value.values() if isinstance(value, Mapping) else value
+                rest += [(item, depth + 1) for item in inner]
 
 
 def with_current_names(

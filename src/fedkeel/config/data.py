@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedkeel.config.base import Kinds, Settings
+
+CONTROL_CHARACTERS = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r"}
+"""What a backslash and a letter become in a text, and how they are written."""
 
 
 class Data(Settings):
@@ -44,6 +47,17 @@ class Data(Settings):
     drop: tuple[str, ...] = ()
     limit: int | None = Field(None, ge=1)
     labels: tuple[str, ...] = ()
+
+    @field_validator("source", "test")
+    @classmethod
+    def _is_readable(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for path in (value,) if isinstance(value, str) else value or ():
+            if not CONTROL_CHARACTERS.keys().isdisjoint(path):
+                raise ValueError(
+                    f"the path {path!r} has a control character, such as a line break, in it: "
+                    "write a path with \\ as r'C:\\new' in Python, as 'C:\\new' in TOML, or with /"
+                )
+        return value
 
     @property
     def sources(self) -> tuple[str, ...]:

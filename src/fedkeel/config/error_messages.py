@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -77,24 +78,57 @@ def readable(
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return ConfigError(f"{source}: {f'[{at}] ' if at else ''}{message}.")
-    value = first["input"]
-    shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
+    shown = repr(first["input"])
+    shown = shown if len(shown) < 60 else shown[:57] + "..."
     depth = len(table) + 1  # a union of types complains once for each of them
     same = [e for e in problems if e["loc"][:depth] == first["loc"][:depth]]
     words = _PYTHON if where is None else _TOML
     expected = ", or ".join(dict.fromkeys(_wanted(e["msg"], words) for e in same))
     return ConfigError(
-        f"{source}: {key!r} cannot be used.", got=shown, expected=expected, do=_close(same)
+        f"{source}: {key!r} cannot be used.", got=shown, expected=expected, do=_remedy(same)
     )
 
 
-def _close(errors: Sequence[ErrorDetails]) -> str | None:
-    """Return the nearest of the words that a setting takes, None where none is close."""
+def _remedy(errors: Sequence[ErrorDetails]) -> str | None:
+    """Return what to write in place of a text, None where nothing is close.
+
+    This is the number or truth value that the text has, or the nearest of the words that it may be.
+    """
     for error in errors:
-        if error["type"] == "literal_error" and isinstance(error["input"], str):
-            word = nearest(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+        kind, text = error["type"], error["input"]
+        if not isinstance(text, str):
+            continue
+        if value := correct_value(text, kind.removesuffix("_type")):
+            return f"write {value}, without quotes"
+        if kind == "literal_error":
+            word = nearest(text, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
             return f"did you mean {word!r}?" if word else None
     return None
+
+
+def correct_value(text: str, wanted: str) -> str | None:
+    """Return what to write in place of a text that should be a number or a truth value.
+
+    None where it is neither.
+
+    Args:
+        text: the text.
+        wanted: ``bool``, ``int`` or ``float``; of another type, nothing is known.
+
+    >>> correct_value("True", "bool"), correct_value("0,1", "float"), correct_value("fast", "float")
+    ('true', '0.1', None)
+    """
+    text = text.strip()
+    if wanted == "bool":
+        small = text.lower()
+        is_true, is_false = small in ("true", "yes", "on"), small in ("false", "no", "off")
+        return "true" if is_true else "false" if is_false else None
+    plain = re.sub(r"^([-+]?\d+),(\d+)$", r"\1.\2", text)
+    try:
+        number = float(plain) if wanted == "float" else int(plain) if wanted == "int" else math.nan
+    except ValueError:
+        return None
+    return str(number) if math.isfinite(number) else None
 
 
 def _wanted(message: str, words: _Words) -> str:

@@ -281,7 +281,7 @@ class Run(Settings):
     """The settings of one run, whatever data and model it is given.
 
     Args:
-        name: name of the run folder.
+        name: name of the run folder, of at most 200 characters.
         method: expression of the method, e.g. ``"fedprox(mu=0.1)+gcfed"``.
         rounds: T, the number of rounds.
         seed: seed of the initial model, the partition, the cohorts and the batches.
@@ -296,7 +296,7 @@ class Run(Settings):
         flower: how rounds are run in a Flower federation.
     """
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)
     method: str = "fedavg"
     rounds: int = Field(ge=1)
     seed: int = Field(0, ge=0, le=2**32 - 1)

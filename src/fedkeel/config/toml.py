@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from fedkeel.config.base import Settings, with_current_names
+from fedkeel.config.base import DEEPEST, Settings, check_bounds, with_current_names
 from fedkeel.config.error_messages import readable
 from fedkeel.config.settings import Experiment
+from fedkeel.config.toml_mistakes import check_meaning, explained, too_many_digits
 from fedkeel.errors import ConfigError, did_you_mean
 
 _S = TypeVar("_S", bound=Settings)
@@ -51,18 +52,48 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Experiment:
     """
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with a mark or without
+        text = path.read_text(encoding="utf-8-sig")  # with a byte order mark or without
     except FileNotFoundError:
         raise ConfigError(
             "There is no such experiment file.",
             got=str(path),
             do="check the path, or start from a preset: fedkeel run --preset digits",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read.", got=error) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML.", got=error) from None
+    except UnicodeDecodeError as error:
+        do = "save it as text in the encoding UTF-8"
+        raise ConfigError(f"{path} cannot be read.", got=error, do=do) from None
+    values = parse(text, str(path))
+    check_meaning(path, text, values)
     return build(Experiment, override(values, overrides), str(path))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Read TOML, within the bounds of settings.
+
+    Args:
+        text: what a file holds.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: it is not TOML, with the line and what to write; or its tables are nested too
+            deeply, or a whole number is too long.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise explained(where, text, error) from None
+    except RecursionError:
+        expected = f"at most {DEEPEST} tables and lists in each other"
+        raise ConfigError(f"{where} is nested too deeply.", expected=expected) from None
+    except ValueError:  # of Python's reader of numbers
+        raise too_many_digits(where, text) from None
+    try:
+        check_bounds(values)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}.") from None
+    return values
 
 
 def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -85,10 +116,7 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
                 got=repr(text),
                 expected="for instance -s local.lr=0.1",
             )
-        try:
-            value = tomllib.loads(f"v = {raw}")["v"]
-        except tomllib.TOMLDecodeError:
-            value = raw.strip()
+        value = _value(key, raw)
         (*tables, name), value = _with_current_name(_names(key), value)
         table = result
         for parent in tables:
@@ -105,6 +133,21 @@ def override(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
                 f"{key!r} is not set, so that it cannot be unset.", do=did_you_mean(name, table)
             )
     return result
+
+
+def _value(key: str, raw: str) -> object:
+    """Return the value of a setting on the command line: as in TOML, or as text."""
+    try:
+        values = tomllib.loads(f"v = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw.strip()
+    except (ValueError, RecursionError):  # too many digits, or lists in lists
+        raise ConfigError(
+            f"{key!r} cannot be set.",
+            got=raw,
+            expected=f"whole numbers of 64 bits, and at most {DEEPEST} lists in each other",
+        ) from None
+    return values["v"] if len(values) == 1 else raw.strip()
 
 
 def _names(key: str) -> list[str]:

@@ -159,4 +159,4 @@ def portable_error(error: FedkeelError) -> FedkeelError:
     kind = type(error) if type(error).__module__.startswith("fedkeel.") else TrainingError
     facts = {name: getattr(error, name) for name in ("got", "expected", "why", "do")}
     text = {name: None if value is None else str(value) for name, value in facts.items()}
-    return kind(error.what, **text)
+    return kind(error.what, **text, mark=error.mark)
