@@ -110,9 +110,13 @@ def shell(*words: object, folder: Path, seconds: float = 90.0) -> Done:
     return Done(found.returncode, found.stdout, found.stderr)
 
 
-def call(*words: object) -> Done:
-    """Call the command within this process, in the current folder: the quickest."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+def call(*words: object, encoding: str = "utf-8") -> Done:
+    """Call the command within this process, in the current folder: the quickest.
+
+    Standard output and error are in an encoding, as Python makes them by PYTHONIOENCODING.
+    """
+    out, before = io.TextIOWrapper(io.BytesIO(), encoding), sys.argv
+    err = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace")
     sys.argv = ["fedkeel", *map(str, words)]
     code: object = 0
     try:
@@ -122,7 +126,9 @@ def call(*words: object) -> Done:
         code = ended.code
     finally:
         sys.argv = before
-    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+    for stream in (out, err):
+        stream.seek(0)
+    return Done(code if isinstance(code, int) else 0, out.read(), err.read())
 
 
 def rows(out: Path) -> int:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from fedkeel.cli.check import check
-from fedkeel.cli.common import Command, Group
+from fedkeel.cli.common import Command, Group, replace_unencodable
 from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
 from fedkeel.cli.flower import app as flower
@@ -83,6 +83,7 @@ _python_format = warnings.formatwarning
 def main() -> None:
     """Run the command and turn errors into exit codes."""
     warnings.formatwarning = _format_warning
+    replace_unencodable()
     try:
         try:
             app(prog_name="fedkeel")

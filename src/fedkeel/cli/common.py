@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
+import sys
+import unicodedata
 from typing import Any
 
 import typer
@@ -50,6 +54,52 @@ class Group(TyperGroup):
         if name and not name.startswith("-") and self.get_command(ctx, name) is None:
             ctx.fail(f"No such command {name!r}; {did_you_mean(name, self.list_commands(ctx))}.")
         return super().resolve_command(ctx, args)
+
+
+_ASCII = {
+    "\u2591": ".",  # shades, from light to full
+    "\u2592": ":",
+    "\u2593": "+",
+    "\u2588": "#",
+    "\u2501": "=",
+    "\u2500": "-",
+    "\u00b7": ".",
+    "\u00d7": "x",
+    "\u00b1": "+-",
+    "\u2212": "-",
+    "\u2013": "-",
+    "\u2020": "+",
+    "\u2026": "~",
+}
+"""ASCII for characters that tables and bars are drawn with."""
+
+
+_DEFAULT_HANDLERS = ("strict", "backslashreplace")
+"""What Python does by itself on the two streams; another handler is the user's choice."""
+
+
+def replace_unencodable() -> None:
+    """Let the standard streams write something similar for a character their encoding has not.
+
+    Without it, a file or a pipe on Windows, which is in cp1252 or cp437, ends the command.
+    """
+    codecs.register_error("fedkeel", _similar)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in _DEFAULT_HANDLERS:
+            stream.reconfigure(errors="fedkeel")
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    """Return ASCII for what cannot be encoded: a letter without its accent, or a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end]
+    return "".join(map(_similar_character, characters)), error.end
+
+
+def _similar_character(character: str) -> str:
+    plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return _ASCII.get(character) or plain or "?"
 
 
 def stderr() -> Console:
