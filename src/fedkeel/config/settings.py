@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedkeel.config.base import Kinds, Settings
 from fedkeel.config.data import Data, Partition
@@ -26,6 +26,17 @@ Buffers = Literal["refuse", "average", "local"]
 """What happens to a model's buffers, such as the running statistics of batch normalisation."""
 
 
+def _is_plain(value: object) -> bool:
+    """Return whether a value is finite, and can be written as TOML and as JSON."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | str) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+
+
 class Model(Settings):
     """The network.
 
@@ -33,7 +44,8 @@ class Model(Settings):
         name: a known name (see `fedkeel.task.models`), or an import path
             ``package.module:Class``.
         args: keyword arguments of the network, beyond the input shape and the number of classes
-            that known networks get by themselves.
+            that known networks get by themselves: finite numbers, text, truth values, and lists
+            and tables of these.
         head: name of the classifier sub-module; None takes the module that owns the last parameter.
         buffers: ``refuse`` a model with buffers, ``average`` them like parameters, or keep them
             ``local`` to each client.
@@ -43,6 +55,18 @@ class Model(Settings):
     args: dict[str, Any] = Field(default_factory=dict)
     head: str | None = None
     buffers: Buffers = "refuse"
+
+    @field_validator("args")
+    @classmethod
+    def _can_be_recorded(cls, args: dict[str, Any]) -> dict[str, Any]:
+        """Refuse dates, infinity and objects, which TOML or JSON cannot hold."""
+        for name, value in args.items():
+            if not _is_plain(value):
+                raise ValueError(
+                    f"the argument {name!r} is {value!r}: give finite numbers, text, truth values, "
+                    "or lists and tables of these"
+                )
+        return args
 
 
 class Schedule(Kinds):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation
@@ -31,6 +31,7 @@ class Ingredients:
         test: the test set.
         model: what to call the model.
         augment: whether training images are cropped and mirrored.
+        model_args: the arguments that a model which is made by its name was given.
     """
 
     task: Task
@@ -38,6 +39,7 @@ class Ingredients:
     test: Dataset
     model: str
     augment: bool = False
+    model_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -58,5 +58,10 @@ def ingredients(experiment: Experiment, federation: Federation, test: Dataset) -
     check_augment(experiment.data, is_image=len(data.shape) == 3)
     augment = experiment.data.augment == "crop_flip"
     return Ingredients(
-        task(experiment, data), lambda seed: federation, test, experiment.model.name, augment
+        task(experiment, data),
+        lambda seed: federation,
+        test,
+        experiment.model.name,
+        augment,
+        experiment.model.args,
     )

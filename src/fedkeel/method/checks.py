@@ -103,7 +103,12 @@ def training_error(where: str, error: Exception) -> TrainingError:
 
 
 def _remedy(error: Exception) -> str | None:
-    """Return what a part's author can do about an error that a context has raised."""
+    """Return what to do about an error that a context, or torch for want of a gradient, raised."""
+    if isinstance(error, RuntimeError) and "does not require grad" in str(error):
+        return (
+            "let forward() and the loss depend on the parameters: take torch.no_grad(), "
+            "torch.inference_mode() and detach() out of them"
+        )
     if isinstance(error, UndeclaredNeedError):
         return f"add Capability.{error.need.name} to the part's `needs`, to get `{error.value}`"
     if isinstance(error, AttributeError) and _is_context(type(error.obj)):

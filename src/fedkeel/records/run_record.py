@@ -49,12 +49,14 @@ class ModelRecord:
         parameters: number of trained parameters.
         bytes: bytes of these.
         head: name of the layer that makes the scores, or None.
+        args: keyword arguments that `fedkeel.task.models.make` was given beyond shape and classes.
     """
 
     name: str = ""
     parameters: int = 0
     bytes: int = 0
     head: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,8 @@ class RunRecord:
         seed: seed of the run.
         rounds: T, rounds asked for.
         status: what became of the run.
-        model: ``name``, ``parameters``, ``bytes``, ``head``.
+        model: ``name``, ``args``, ``parameters``, ``bytes``, ``head``. The name, the shape and the
+            classes of the data, and ``args`` are what `fedkeel.task.models.make` makes it of.
         data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``columns`` of a
             table, ``scale`` (``mean``, ``deviation``) where inputs were standardised, ``shape``,
             ``fingerprint``. The deviation of an input that was the same in all training examples
@@ -306,12 +309,13 @@ class RunRecord:
         """Return what the runs of one comparison have in common beside their settings.
 
         These are the version, the model and the data, without what a seed may decide: how many
-        examples the partition hands out, and what nodes with their own data hold out.
+        examples the partition hands out, and what nodes with their own data hold out. The model's
+        arguments are among the settings.
         """
         by_seed = ("train", "test", "fingerprint") if self.partition.kind == "nodes" else ("train",)
         return {
             "version": self.environment.fedkeel,
-            "model": to_json(self.model),
+            "model": {k: v for k, v in to_json(self.model).items() if k != "args"},
             "data": {k: v for k, v in to_json(self.data).items() if k not in by_seed},
         }
 

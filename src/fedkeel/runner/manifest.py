@@ -64,6 +64,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             parameters=numel(network.params),
             bytes=nbytes(dict(network.params)),
             head=network.head,
+            args=dict(prepared.ingredients.model_args),
         ),
         data=_data_record(setup),
         partition=PartitionRecord.of(

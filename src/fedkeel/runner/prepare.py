@@ -24,7 +24,8 @@ from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples, measured_columns
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse
-from fedkeel.errors import DataError, ModelError, counted
+from fedkeel.errors import ConfigError, DataError, ModelError, RunError, counted
+from fedkeel.memory import format_bytes, free_memory
 from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
@@ -40,6 +41,9 @@ from fedkeel.task.task import Task
 from fedkeel.tree import walk
 from fedkeel.user_code import one_line
 from fedkeel.version import __version__
+
+_STEP_BYTES = 200
+"""Bytes that a mini-batch takes beside the positions of its examples."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -61,6 +65,7 @@ def gather(experiment: config.Experiment) -> Ingredients:
         test=test,
         model=experiment.model.name,
         augment=experiment.data.augment == "crop_flip",
+        model_args=experiment.model.args,
     )
 
 
@@ -81,6 +86,11 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     Raises:
         FedkeelError: with what was given, what was expected, why, and what to do.
     """
+    if torch.is_inference_mode_enabled():
+        raise RunError(
+            "Nothing can be trained inside torch.inference_mode(), where there are no gradients.",
+            do="make the call outside of the `with` block or the decorated function",
+        )
     dtype = DTYPES[settings.engine.dtype]
     federation = _converted(ingredients.clients(settings.seed), dtype)
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
@@ -89,6 +99,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     plan = parse(settings.method, _capabilities(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
     training = LocalTraining(plan, network, plan.work(settings.local), ingredients.task.buffers)
+    _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
     setup = TrainingSetup(
         training,
@@ -163,6 +174,22 @@ def _check_outputs(network: Network, train: Dataset, test: Dataset) -> None:
             "The model's output does not fit the test labels.",
             got=f"{counted(outputs, 'output')} for {counted(test.classes, 'class')}",
             do="change the last layer, or check the test labels",
+        )
+
+
+def _check_round_length(local: config.Local, federation: Federation) -> None:
+    """Refuse a round whose mini-batches, as positions of examples, do not fit into memory."""
+    n = max(1, int(federation.sizes.max(initial=1)))
+    steps = batches.count_steps(local, n)
+    needed = _STEP_BYTES * steps + 8 * batches.count_examples(local, n)
+    free = free_memory()
+    if free is not None and needed > free // 2:
+        raise ConfigError(
+            "A client's round is too long.",
+            got=f"{counted(steps, 'step')} for {counted(n, 'example')}, whose list takes "
+            f"{format_bytes(needed)}",
+            expected=f"at most {format_bytes(free // 2)}, half of what is free",
+            do=f"lower local.{'epochs' if local.steps is None else 'steps'}, and raise rounds",
         )
 
 

@@ -199,6 +199,73 @@ def test_models_that_mix_examples_see_no_padding(model: Callable[[], nn.Module])
     agree(fk.Task(model, buffers="average"))
 
 
+class Autocast(Own):
+    """Computes its scores in bfloat16; the weights of a padded batch make their loss float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+class Converted(Own):
+    """The same without autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        (Autocast, RAGGED),
+        pytest.param(Autocast, ALIKE, marks=SLOW),
+        pytest.param(Converted, RAGGED, marks=SLOW),
+    ],
+)
+def test_scores_of_another_type_see_no_padding(
+    model: type[nn.Module], sizes: tuple[int, ...]
+) -> None:
+    """The engines agree up to the rounding of bfloat16, 2^-8 of each product."""
+    agree(fk.Task(model), sizes, dtype="float32", close=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "vectorized"])
+def test_what_needs_no_gradient_is_refused_with_what_to_do(kind: str) -> None:
+    class Frozen(Own):
+        @torch.inference_mode()
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    with pytest.raises(fk.errors.TrainingError, match="does not require grad") as caught:
+        run(fk.Task(Frozen), RAGGED, False, engine={"kind": kind, "workers": 1})
+    assert "torch.inference_mode()" in str(caught.value.do)
+
+
+def test_nothing_is_trained_in_inference_mode() -> None:
+    """Tensors that were made in it can be trained with outside."""
+    with torch.inference_mode():
+        with pytest.raises(fk.errors.RunError, match=r"inside torch.inference_mode\(\)"):
+            run(fk.Task(Own), RAGGED, False, engine={"kind": "sequential"})
+        module = Own()
+        data = fk.dataset(torch.from_numpy(X), torch.from_numpy(Y), classes=4)
+        clients = fk.federation(data, [np.arange(9), np.arange(9, 20)])
+    results = [
+        fk.run(
+            "fedavg",
+            task=fk.Task(module),
+            clients=clients,
+            test=data,
+            rounds=1,
+            local=fk.Local(lr=0.1, epochs=1, batch_size=4),
+            engine=fk.Engine(kind=kind, workers=1, dtype="float64", device="cpu"),
+            progress=False,
+        ).state_dict()
+        for kind in ("sequential", "vectorized")
+    ]
+    assert not torch.equal(results[0]["last.weight"], module.last.weight.double())
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=SLOW)])
 def test_buffers_that_a_model_has_not_are_kept_by_nobody(method: str) -> None:
     """The second round did not find them."""

@@ -7,6 +7,7 @@ set, where it is resized and normalised in place.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.data.read.sources import read_known_set
 from fedkeel.data.read.tables import TABLE_SUFFIXES, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
+from fedkeel.memory import format_bytes, free_memory
 from fedkeel.rng import generator
 
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
@@ -375,6 +377,7 @@ def _inputs(sources: Sequence[_Source], settings: Data) -> tuple[Tensor, Tensor,
         half.x.dtype == torch.float64 for source in sources for half in source.halves
     )
     dtype = torch.float64 if needs_double else torch.float32
+    _check_memory(sum(len(half) for s in sources for half in s.halves), shape, dtype)
     train = torch.empty((sum(len(source.train) for source in sources), *shape), dtype=dtype)
     test = torch.empty((sum(len(source.test) for source in sources), *shape), dtype=dtype)
     train_rest, test_rest = train, test
@@ -407,6 +410,19 @@ def check_augment(settings: Data, is_image: bool) -> None:
         raise DataError(
             f"data.augment = {settings.augment!r} is for images, and the data are none.",
             do="drop data.augment",
+        )
+
+
+def _check_memory(examples: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse inputs that do not fit into memory, such as images that `data.shape` enlarges."""
+    needed, free = examples * math.prod(shape) * dtype.itemsize, free_memory()
+    if free is not None and needed > free:
+        raise DataError(
+            "The inputs do not fit into memory.",
+            got=f"{counted(examples, 'input')} of shape {shape_text(shape)}, "
+            f"{format_bytes(needed)}",
+            expected=f"at most {format_bytes(free)}, which are free",
+            do="set a smaller data.shape, or take fewer examples with data.limit",
         )
 
 

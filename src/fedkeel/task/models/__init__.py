@@ -12,14 +12,16 @@ in `MODELS`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedkeel.errors import FedkeelError, ModelError, did_you_mean
+from fedkeel.memory import format_bytes, free_memory
 from fedkeel.task.models import (
     checks,
     cnn,
@@ -93,6 +95,9 @@ _KNOWN = (
     ),
 )
 
+_COPIES = 4
+"""How often parameters are in memory, at least: the server's, a client's, its gradients, a step."""
+
 MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in _KNOWN})
 """The networks that are known by name."""
 
@@ -116,7 +121,7 @@ def builder(name: str) -> Callable[..., object]:
 
 
 def make(
-    name: str, shape: tuple[int, ...], classes: int, args: Mapping[str, Any] | None = None
+    name: str, shape: Sequence[int], classes: int, args: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """Make a network with fresh parameters.
 
@@ -133,7 +138,7 @@ def make(
             take, or a class that cannot be imported or built.
     """
     build = builder(name)
-    keywords = _keywords(name, build, {"shape": shape, "classes": classes}, dict(args or {}))
+    keywords = _keywords(name, build, {"shape": tuple(shape), "classes": classes}, dict(args or {}))
     return _build(name, build, keywords)
 
 
@@ -170,6 +175,7 @@ def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) ->
     try:
         if name in MODELS:
             checks.positive_int("classes", keywords["classes"])
+            _check_memory(build, keywords)
         module = build(**keywords)
     except ModelError as error:
         raise _named(name, error) from error
@@ -188,6 +194,24 @@ def _build(name: str, build: Callable[..., object], keywords: dict[str, Any]) ->
             do="return a new module",
         )
     return module
+
+
+def _check_memory(build: Callable[..., object], keywords: dict[str, Any]) -> None:
+    """Refuse a network that does not fit into memory, before its parameters are made."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # without memory or numbers
+        module = build(**keywords)
+    if not isinstance(module, nn.Module):
+        return
+    needed = _COPIES * sum(p.nbytes for p in module.parameters())
+    free = free_memory()
+    if free is not None and needed > free:
+        raise ModelError(
+            "it does not fit into memory",
+            got=f"{sum(p.numel() for p in module.parameters()):,} parameters, which take "
+            f"{format_bytes(needed)} while a client trains",
+            expected=f"at most {format_bytes(free)}, which are free",
+            do="make the network or its inputs smaller",
+        )
 
 
 def _named(name: str, error: ModelError) -> ModelError:

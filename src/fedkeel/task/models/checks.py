@@ -8,6 +8,9 @@ from typing import TypeGuard
 
 from fedkeel.errors import ModelError
 
+_DEEPEST = 1000
+"""Layers that an argument may ask for, at most."""
+
 
 def input_size(shape: Sequence[int]) -> int:
     """Return how many numbers one input has.
@@ -54,6 +57,13 @@ def positive_int(name: str, value: object) -> int:
     if not _is_positive_int(value):
         raise ModelError(f"`{name}` must be a whole number >= 1", got=repr(value))
     return value
+
+
+def depth(name: str, value: object) -> int:
+    """Return an argument that is a number of layers, of which each takes time to make."""
+    if positive_int(name, value) > _DEEPEST:
+        raise ModelError(f"`{name}` must be at most {_DEEPEST}", got=repr(value))
+    return positive_int(name, value)
 
 
 def positive_ints(name: str, value: object) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class CharLSTM(nn.Module):
             raise ModelError("`biases` must be 1 or 2", got=repr(biases))
         size = checks.positive_int("embedding", embedding)
         state = checks.positive_int("hidden", hidden)
-        depth = checks.positive_int("layers", layers)
+        depth = checks.depth("layers", layers)
         self.embed = nn.Embedding(checks.positive_int("vocabulary", vocabulary), size)
         self.lstm = nn.Sequential(
             *(LSTM(size if i == 0 else state, state, biases) for i in range(depth))

@@ -95,10 +95,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.drop = nn.Dropout(checks.dropout_rate("dropout", dropout))
         self.blocks = nn.Sequential(
-            *(
-                EncoderBlock(width, heads, dropout)
-                for _ in range(checks.positive_int("depth", depth))
-            )
+            *(EncoderBlock(width, heads, dropout) for _ in range(checks.depth("depth", depth)))
         )
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.head = nn.Linear(width, classes)
