@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from fedkeel.errors import RunError
-from fedkeel.records.folder import Checkpoint, RunFolder, write_text
+from fedkeel.records.checkpoint import Checkpoint
+from fedkeel.records.files import write_text
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import (
     FORMAT,
@@ -360,7 +362,7 @@ def test_a_checkpoint_of_the_same_round_is_never_taken_away(
 
     for module, name in (("shutil", "rmtree"), ("os", "replace")):
         with monkeypatch.context() as patch:
-            patch.setattr(f"fedkeel.records.folder.{module}.{name}", kill)
+            patch.setattr(f"fedkeel.records.checkpoint.{module}.{name}", kill)
             with contextlib.suppress(Kill):
                 folder.save(checkpoint(3, 3.0))
         found = folder.load()

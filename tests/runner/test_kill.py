@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from commands import EXECUTABLE, Process, experiment, rows, run, wait_for_rows
-from fedkeel.records.folder import Arrays, RunFolder
+from fedkeel.records.files import Arrays
+from fedkeel.records.folder import RunFolder
 from toys import alive, children, eventually
 
 WORKERS = ("-s", "engine.kind=workers", "-s", "engine.workers=2")

@@ -31,7 +31,9 @@ from fedkeel.engine.store.disk import DiskStore
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import RunError, TrainingError
 from fedkeel.method import checks
+from fedkeel.records import files, row_file
 from fedkeel.records import folder as folders
+from fedkeel.records.checkpoint import Checkpoint
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner import manifest
@@ -64,7 +66,7 @@ def dying(budget: Budget) -> Iterator[None]:
     """Put the budget between the records and the disk."""
     patch = pytest.MonkeyPatch()
     rename, sync, remove = os.replace, os.fsync, shutil.rmtree
-    save, append, text = folders.save_file, RunFolder.append, folders.write_text
+    save, append, text = files.save_file, RunFolder.append, folders.write_text
     place, write = DiskStore.restore, DiskStore._write_slots
 
     def half_removed(path: Path) -> None:
@@ -95,8 +97,9 @@ def dying(budget: Budget) -> Iterator[None]:
     patch.setattr(os, "replace", spent(rename))
     patch.setattr(os, "fsync", spent(sync))
     patch.setattr(shutil, "rmtree", spent(remove, half_removed))
-    patch.setattr(folders, "save_file", spent(save, half_saved))
-    patch.setattr(folders, "write_text", spent(text))
+    patch.setattr(files, "save_file", spent(save, half_saved))
+    for module in (folders, row_file):
+        patch.setattr(module, "write_text", spent(text))
     patch.setattr(RunFolder, "append", spent(append, half_appended))
     patch.setattr(DiskStore, "_write_slots", spent(write, half_written))
     patch.setattr(DiskStore, "restore", spent(place))
@@ -370,7 +373,7 @@ def test_a_checkpoint_on_disk_holds_no_rows(tmp_path: Path) -> None:
     found = {name: array.shape for name, array in arrays.items() if name.startswith("clients/")}
     count = len(arrays["clients/index"])
     assert found.pop("clients/bytes") == (1,)  # how long a row is
-    assert found == dict.fromkeys(("clients/index", "clients/slot", "clients/done"), (count,))
+    assert found == dict.fromkeys((f"clients/{name}" for name in ("index", "slot", "checksum", "done")), (count,))
 
 
 def test_without_its_file_a_run_on_disk_does_not_go_on(tmp_path: Path) -> None:
@@ -453,7 +456,7 @@ def test_a_checkpoint_that_does_not_fit_is_said_and_left_as_it_is(tmp_path: Path
         (saved.arrays, {"key": "another"}, "belongs to another run"),
     ):
         shutil.rmtree(out / "checkpoint")
-        folder.save(folders.Checkpoint(2, arrays, state))
+        folder.save(Checkpoint(2, arrays, state))
         before = (out / "checkpoint" / "round-00000002" / "arrays.safetensors").read_bytes()
         with pytest.raises(RunError, match=words):
             start(ready, out, resume=True)
@@ -531,7 +534,7 @@ def test_a_full_disk_is_said_and_costs_no_bits(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing(os.replace))
-        patch.setattr(folders, "save_file", failing(folders.save_file))
+        patch.setattr(files, "save_file", failing(files.save_file))
         patch.setattr(RoundRecord, "line", failing(RoundRecord.line))
         with pytest.raises(RunError, match="cannot be written to") as found:
             start(ready, out)

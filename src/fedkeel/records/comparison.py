@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import RunError
-from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.files import write_text
+from fedkeel.records.folder import RunFolder
 
 INDEX = "comparison.json"
 """File in a comparison's folder that lists its runs."""

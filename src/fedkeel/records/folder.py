@@ -11,36 +11,44 @@
       state/          clients.bin: client state, where it lives on disk. The checkpoint says which
                       row is whose. Gone when the run is finished
       report.html     written by the report
-      .lock           held by the process at work on the run; empty
 
 Nothing is pickled. A file is written under another name, synchronised and renamed, so that a kill
-at any moment leaves either the old file or the new one.
+at any moment leaves either the old file or the new one. The process at work on the run locks the
+folder. Digests tell whether a file has changed since it was written: those of a checkpoint stand in
+its state.json, those of a finished run in run.json, and each of the two has one of itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from fedkeel.errors import RunError
-from fedkeel.records.lock import locked
+from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
+from fedkeel.records.files import (
+    Arrays,
+    file_digest,
+    is_intact,
+    parse_json,
+    sealed,
+    synchronise,
+    write_arrays,
+    write_text,
+)
+from fedkeel.records.lock import FolderLock, locked
+from fedkeel.records.row_file import ROWS, RowFile
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import FORMAT, RunRecord, to_json
-
-Arrays = dict[str, NDArray[Any]]
 
 MODEL = "model.safetensors"
 """File in a run folder with the trained model."""
@@ -48,28 +56,15 @@ MODEL = "model.safetensors"
 BEST_MODEL = "model-best.safetensors"
 """File in a run folder with the model of the round that run.json names as `best_model`."""
 
-_OUTPUTS = ("rounds.jsonl", "checkpoint", "state", "report.html")
+_OUTPUTS = (ROWS, "checkpoint", "state", "report.html")
 """What a run writes beside run.json and config.toml before it is finished."""
+
+_RECORD_CHANGED = "run.json has changed since it was written"
 
 _START_AGAIN = "take it from a copy, or delete {} to run again from the start"
 
 ANOTHER = "choose another folder (--out; out=... in Python and in 'flwr run -c')"
 """What to do where a folder cannot be used."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a run needs to go on as if it had never stopped.
-
-    Args:
-        round: rounds completed.
-        arrays: named arrays: parameters, buffers, server state, client state.
-        state: plain values besides.
-    """
-
-    round: int
-    arrays: Arrays
-    state: dict[str, Any]
 
 
 class RunFolder:
@@ -81,6 +76,8 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._rows = RowFile(self.path / ROWS)
+        self._lock: FolderLock | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -148,7 +145,7 @@ class RunFolder:
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path))
+                self._lock = stack.enter_context(locked(self.path))
             except BlockingIOError as error:
                 raise RunError(
                     f"{self.path} is being written by another {error.strerror}.",
@@ -156,7 +153,10 @@ class RunFolder:
                 ) from None
             except OSError as error:
                 raise self._refused(error) from None
-            yield
+            try:
+                yield
+            finally:
+                self._lock = None
 
     def clear(self) -> None:
         """Remove what a run has left that failed at once; run.json stays until the next one's.
@@ -192,7 +192,15 @@ class RunFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn an error of the disk in the middle of a run into an error of the run."""
+        """Turn an error of the disk in the middle of a run into an error of the run.
+
+        Nothing is written where the folder is another one than this process has locked.
+        """
+        if self._lock is not None and not self._lock.is_ours():
+            raise RunError(
+                f"{self.path} was deleted or replaced while the run wrote into it.",
+                do="run again, and leave the folders of runs that go on as they are",
+            )
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -212,7 +220,7 @@ class RunFolder:
             self._write_run(record)
 
     def _write_run(self, record: RunRecord) -> None:
-        write_text(self.path / "run.json", json.dumps(to_json(record), indent=1) + "\n")
+        write_text(self.path / "run.json", json.dumps(sealed(to_json(record)), indent=1) + "\n")
 
     def read_run(self) -> RunRecord:
         """Read run.json.
@@ -220,15 +228,7 @@ class RunFolder:
         Raises:
             RunError: it is missing, damaged, or of another version.
         """
-        file = self.path / "run.json"
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise RunError(f"{self.path} is not a run folder.", got="no run.json in it") from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file} cannot be read.", got=error) from None
-        if not isinstance(values, dict):
-            raise RunError(f"{file} cannot be read.", got="no JSON object")
+        file, values = self.path / "run.json", self._run_values()
         if values.get("format") != FORMAT:
             raise RunError(
                 f"{self.path} was written by another version of fedkeel.",
@@ -241,115 +241,173 @@ class RunFolder:
         except RunError as error:
             raise RunError(f"{file} cannot be read.", got=error.got) from None
 
+    def _run_values(self) -> dict[str, Any]:
+        """Return what stands in run.json."""
+        file = self.path / "run.json"
+        try:
+            values = parse_json(file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(f"{self.path} is not a run folder.", got="no run.json in it") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{file} cannot be read.", got=error) from None
+        if not isinstance(values, dict):
+            raise RunError(f"{file} cannot be read.", got="no JSON object")
+        return values
+
+    def check_record(self) -> None:
+        """Check that run.json is as it was written; see `changes`.
+
+        Raises:
+            RunError: it is not.
+        """
+        if not is_intact(self._run_values()):
+            raise self._changed(_RECORD_CHANGED)
+
+    def check_results(self) -> None:
+        """Check that the record and the rows of a finished run are as it has left them.
+
+        Raises:
+            RunError: they are not.
+        """
+        for change in self.changes(models=False):
+            raise self._changed(change)
+
+    def _changed(self, change: str) -> RunError:
+        return RunError(f"{self.path}: {change}.", do=_START_AGAIN.format(self.path))
+
+    def changes(self, models: bool = True) -> list[str]:
+        """Return what is not as the run has left it, one sentence each.
+
+        A run of a version before 0.2 has no digests: of it, only the numbers of the rows are known.
+
+        Args:
+            models: whether to look at the models, too, which takes longest.
+
+        Raises:
+            RunError: run.json or rounds.jsonl cannot be read.
+        """
+        values, record = self._run_values(), self.read_run()
+        out = [] if is_intact(values) else [_RECORD_CHANGED]
+        for name, digest in record.digests.items():
+            file = self.path / name
+            if name == ROWS or (models and file.exists()):
+                try:
+                    is_same = file_digest(file) == digest
+                except OSError:
+                    is_same = False
+                if not is_same:
+                    out.append(f"{name} has changed since the run ended")
+        rounds = [row.round for row in self.rows()]
+        is_complete = record.status == "finished" and not record.message
+        last = record.rounds if is_complete else max(rounds, default=-1)
+        if rounds != list(range(last + 1)):
+            have = len(set(rounds) & set(range(last + 1)))
+            out.append(f"{ROWS} holds {have:,} of the rounds 0 to {last:,}")
+        return out
+
+    # ---- rows -------------------------------------------------------------------------------
+
     def append(self, row: RoundRecord) -> None:
         """Add a row to rounds.jsonl."""
-        with self._writing(), (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(row.line())
+        with self._writing():
+            self._rows.append(row)
 
     def rows(self, limit: int | None = None) -> list[RoundRecord]:
         """Read rounds.jsonl, or its first rows; a last line that a kill cut short is left out."""
-        return list(itertools.islice(self._rows(), limit))
+        return self._rows.read(limit)
 
-    def _rows(self) -> Iterator[RoundRecord]:
-        file = self.path / "rounds.jsonl"
-        if not file.exists():
-            return
-        lines = file.read_bytes().splitlines()
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = RoundRecord.from_json(json.loads(line))
-            except (ValueError, TypeError, AttributeError):
-                if number == len(lines):
-                    return
-                raise RunError(f"{file} is damaged.", got=f"line {number}") from None
-            yield row
-
-    def keep_rows(self, last: int) -> list[RoundRecord]:
-        """Drop the rows after round `last`, which a resumed run makes anew; return the others.
+    def keep_rows(self, last: int, digest: str = "") -> list[RoundRecord]:
+        """Drop what comes after round `last`, which a resumed run makes anew; return other rows.
 
         Raises:
-            RunError: one of the others is missing or damaged; nothing is written then.
+            RunError: as `rows_to`; nothing is written then.
         """
-        rows = self.rows_to(last)
+        rows = self.rows_to(last, digest)
         with self._writing():
-            write_text(self.path / "rounds.jsonl", "".join(row.line() for row in rows))
+            self._rows.write(rows)
+            for path in checkpoints(self.path / "checkpoint", after=last):
+                shutil.rmtree(path)
         return rows
 
-    def rows_to(self, last: int) -> list[RoundRecord]:
+    def rows_to(self, last: int, digest: str = "") -> list[RoundRecord]:
         """Read the rows of rounds 0 to `last`.
 
+        Args:
+            last: the last round.
+            digest: digest of these rows; "" where it is not known.
+
         Raises:
-            RunError: one of them is missing or damaged.
+            RunError: one of them is missing, damaged, or not as it was written.
         """
-        file = self.path / "rounds.jsonl"
-        rows = [row for row in self._rows() if row.round <= last]
+        rows = [row for row in self._rows.read() if row.round <= last]
         if [row.round for row in rows] != list(range(last + 1)):
             raise RunError(
-                f"{file} lacks rounds of its run.",
+                f"{self._rows.path} lacks rounds of its run.",
                 got=f"{len(rows)} rows up to round {last}",
                 expected=f"{last + 1}",
                 do=_START_AGAIN.format(self.path),
             )
+        if digest and digest != self._rows.digest_of(len(rows)):
+            raise RunError(
+                f"{self._rows.path} has changed since it was written.",
+                do=_START_AGAIN.format(self.path),
+            )
         return rows
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then remove older ones.
-
-        One of the same round is left as it is: a run has one state after a round, and to take it
-        away first would leave a moment without any.
-        """
-        root = self.path / "checkpoint"
-        final = root / f"round-{checkpoint.round:08d}"
+    def complete_rows(self) -> str:
+        """Write the rows again where somebody has changed the file; return their digest."""
         with self._writing():
-            root.mkdir(parents=True, exist_ok=True)
-            if not final.exists():
-                self._write(checkpoint, root / f".{final.name}.{os.getpid()}", final)
-                _synchronise(root)
-        for old in root.iterdir():
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
+            self._rows.check(content=True)
+        return self._rows.digest
 
-    def _write(self, checkpoint: Checkpoint, temporary: Path, final: Path) -> None:
-        """Write a checkpoint and rename it once it and the rows are on the disk."""
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        _save_arrays(checkpoint.arrays, temporary / "arrays.safetensors")
-        state = {"round": checkpoint.round, **checkpoint.state}
-        (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        rows = self.path / "rounds.jsonl"
-        for file in [*temporary.iterdir(), *([rows] if rows.exists() else [])]:
-            _synchronise(file)
-        os.replace(temporary, final)
+    @property
+    def rows_were_restored(self) -> bool:
+        """Whether somebody changed rounds.jsonl during the run, so that it was written again."""
+        return self._rows.was_restored
 
-    def save_model(self, arrays: Arrays, name: str = MODEL) -> None:
-        """Write a model."""
+    # ---- checkpoint and models --------------------------------------------------------------
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, then remove older ones."""
+        with self._writing():
+            self._rows.check()
+            checkpoint = replace(checkpoint, rows=self._rows.digest)
+            write_checkpoint(self.path / "checkpoint", checkpoint, self._rows.path)
+
+    def load(self) -> Checkpoint | None:
+        """Read the newest checkpoint that is whole, or None where there is none.
+
+        Raises:
+            RunError: there are checkpoints, and none of them is whole.
+        """
+        damaged: list[tuple[Path, str]] = []
+        for path in checkpoints(self.path / "checkpoint"):
+            try:
+                saved = read_checkpoint(path)
+            except ValueError as error:
+                damaged.append((path, str(error)))
+                continue
+            texts = [f"{path} cannot be read ({why})" for path, why in damaged]
+            return replace(saved, damaged="; ".join(texts))
+        for path, why in damaged:
+            raise RunError(f"{path} cannot be read.", got=why, do=_START_AGAIN.format(self.path))
+        return None
+
+    def save_model(self, arrays: Arrays, name: str = MODEL) -> str:
+        """Write a model, and return its digest."""
         temporary = self.path / f".{name}.{os.getpid()}"
         with self._writing():
-            _save_arrays({key: array.copy(order="C") for key, array in arrays.items()}, temporary)
-            _synchronise(temporary)
+            copies = {key: array.copy(order="C") for key, array in arrays.items()}
+            digest = write_arrays(temporary, copies)
+            synchronise(temporary)
             os.replace(temporary, self.path / name)
+        return digest
 
     def drop_model(self) -> None:
         """Remove models and checkpoint of a run of which only the rows are needed."""
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
         for name in (MODEL, BEST_MODEL):
             (self.path / name).unlink(missing_ok=True)
-
-    def load(self) -> Checkpoint | None:
-        """Read the newest checkpoint, or None where there is none."""
-        saved = sorted((self.path / "checkpoint").glob("round-*"))
-        if not saved:
-            return None
-        try:
-            state = json.loads((saved[-1] / "state.json").read_text(encoding="utf-8"))
-            arrays = load_file(saved[-1] / "arrays.safetensors")
-            return Checkpoint(int(state.pop("round")), arrays, state)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError) as error:
-            raise RunError(
-                f"{saved[-1]} cannot be read.",
-                got=error,
-                do=_START_AGAIN.format(self.path),
-            ) from None
 
 
 def deciding(config: str) -> dict[str, Any]:
@@ -370,50 +428,3 @@ def deciding(config: str) -> dict[str, Any]:
     exact = ("engine.dtype", "engine.precision")
     apart = ("name", "engine.", "flower.", "compare.", "tune.")
     return {k: v for k, v in out.items() if k in exact or not k.startswith(apart)}
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that a kill leaves either the old file or the new one."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write a file so that a kill, or a full disk, leaves either the old file or the new one.
-
-    Args:
-        path: the file.
-        data: its content.
-        mode: its permissions; None for those of any new file.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if mode is not None:
-            temporary.chmod(mode)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _save_arrays(arrays: Arrays, path: Path) -> None:
-    """Write a safetensors file that others may read as they may any other: the library's may not.
-
-    The usual mode of a file is what the umask makes of one that is made in the usual way.
-    """
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(arrays, path)
-    path.chmod(mode)
-
-
-def _synchronise(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

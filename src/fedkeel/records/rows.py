@@ -6,15 +6,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from functools import cache
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 OLD_NAMES = {"notes": "diagnostics"}
 """Key in a rounds.jsonl that was written before version 0.2 -> its name now."""
 
 NOT_NEEDED = "not needed: enough had replied"
 """What is said under `faults` of who was over-selected: nothing went wrong there."""
+
+
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that is null in JSON where it is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,9 @@ class Scores:
     """
 
     examples: int
-    top1: float
-    top3: float
-    loss: float
+    top1: Number
+    top3: Number
+    loss: Number
 
 
 @dataclass(frozen=True)
@@ -88,19 +94,25 @@ class RoundRecord:
     test: Scores | None = None
     sources: dict[str, Scores] = field(default_factory=dict)
     per_client: dict[str, list[float | None]] | None = None
-    diagnostics: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, Number] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """Return the row that `values` were written from; keys of later versions are ignored."""
+        """Return the row that `values` were written from; keys of later versions are ignored.
+
+        Raises:
+            ValueError: a value is missing, or has another type.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError("no JSON object")
         names = {f.name for f in fields(cls)}
         row = {OLD_NAMES.get(name, name): value for name, value in values.items()}
-        row = {name: value for name, value in row.items() if name in names}
-        if row.get("test") is not None:
-            row["test"] = Scores(**row["test"])
-        row["sources"] = {k: Scores(**v) for k, v in row.get("sources", {}).items()}
-        return cls(**row)
+        try:
+            return _reader().validate_python({k: v for k, v in row.items() if k in names})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     def line(self) -> str:
         """Return it as a line of rounds.jsonl."""
@@ -118,3 +130,8 @@ def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, np.generic):
         return _finite(value.item())
     return value
+
+
+@cache
+def _reader() -> TypeAdapter[RoundRecord]:
+    return TypeAdapter(RoundRecord)

@@ -277,6 +277,7 @@ class RunRecord:
         best_model: ``round`` and ``score`` of the model in model-best.safetensors, and what it was
             ``chosen_on``; None before a model was scored.
         message: why a run failed, was interrupted, or ended before its last round, else "".
+        digests: SHA-256 of the rows and the models that a finished run has left, by file name.
         format: version of this layout.
     """
 
@@ -303,6 +304,7 @@ class RunRecord:
     warnings: list[str] = field(default_factory=list)
     best_model: BestModel | None = None
     message: str = ""
+    digests: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
     format: int = FORMAT
 
     def content(self) -> dict[str, Any]:

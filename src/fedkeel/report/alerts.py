@@ -134,6 +134,11 @@ def problems(methods: Sequence[MethodResults]) -> list[str]:
     for method in methods:
         sentences += [*_losses_not_finite(method), *_faults(method)]
         for run in method.runs:
+            sentences += [
+                f"{method.label}, seed {run.record.seed}: {change}. "
+                "Its numbers may be wrong: take the folder from a copy, or run again."
+                for change in run.changes
+            ]
             for sentence in (_divergence(run), _no_learning(run), _partial_scores(run)):
                 if sentence is not None:
                     sentences.append(f"{method.label}, seed {run.record.seed}: {sentence}")

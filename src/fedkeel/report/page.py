@@ -10,7 +10,8 @@ import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
-from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.files import write_text
+from fedkeel.records.folder import RunFolder
 from fedkeel.report import page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart

@@ -31,6 +31,7 @@ class RunResults:
         path: of its folder as the user gave it, the name alone of an absolute one, as pages are
             passed on; "" where it has none.
         settings: the settings that decide numbers, by dotted key; none of a run in memory.
+        changes: what is not as the run has left it in its folder, one sentence each.
     """
 
     folder: str
@@ -40,6 +41,7 @@ class RunResults:
     comparison_key: str = ""
     path: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -169,7 +171,16 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
     )
     name = folder.path.resolve().name
     path = name if folder.path.is_absolute() else folder.path.as_posix()
-    return RunResults(name, record, rows, summary, folder.common(), path, folder.deciding())
+    return RunResults(
+        folder=name,
+        record=record,
+        rows=rows,
+        summary=summary,
+        comparison_key=folder.common(),
+        path=path,
+        settings=folder.deciding(),
+        changes=tuple(folder.changes()),
+    )
 
 
 def _group_key(

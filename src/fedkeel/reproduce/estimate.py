@@ -25,7 +25,8 @@ from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import FedkeelError
-from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.files import write_text
+from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import Table
 from fedkeel.runner.prepare import prepare, task

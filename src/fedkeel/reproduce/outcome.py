@@ -176,6 +176,7 @@ class _Results:
         name = str(run.folder)
         if name not in self._read:
             folder = RunFolder(run.folder)
+            folder.check_results()
             self._read[name] = folder.read_run(), folder.rows()
         return self._read[name]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 
 from fedkeel.errors import RunError
-from fedkeel.records.folder import write_text
+from fedkeel.records.files import write_text
 from fedkeel.records.run_record import RunRecord
 from fedkeel.report.page import read_css, write_report
 from fedkeel.reproduce.blocks import Block, table_blocks

@@ -12,7 +12,7 @@ from typing import Any
 from fedkeel import config
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, RunError, TrainingError, counted
-from fedkeel.records.folder import write_text
+from fedkeel.records.files import write_text
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
 from fedkeel.reproduce.table import Table
 from fedkeel.runner.prepare import gather

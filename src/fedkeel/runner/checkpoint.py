@@ -14,7 +14,8 @@ from torch import Tensor
 from fedkeel.engine.base import Engine
 from fedkeel.errors import RunError
 from fedkeel.method.round_values import Server
-from fedkeel.records.folder import Checkpoint, RunFolder
+from fedkeel.records.checkpoint import Checkpoint
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.server_table import ServerTable
@@ -33,6 +34,9 @@ class Checkpoints:
         engine: has the clients' state.
         table: the server's rows of clients.
         best: the best model.
+
+    Attributes:
+        damaged: what is wrong with a newer checkpoint than the one restored; "" mostly.
     """
 
     def __init__(
@@ -41,9 +45,10 @@ class Checkpoints:
         self._folder, self._key = folder, key
         self._engine, self._table, self._best = engine, table, best
         self._saved_at = time.monotonic()
+        self.damaged = ""
 
     def restore(self, server: Server) -> tuple[Server, list[RoundRecord]] | None:
-        """Return the server and the rows of the newest checkpoint, None where there is none.
+        """Return server and rows of the newest whole checkpoint, None where there is none.
 
         Raises:
             RunError: the checkpoint belongs to another run, or cannot be read.
@@ -51,12 +56,13 @@ class Checkpoints:
         saved = self._folder.load()
         if saved is None:
             return None
-        if saved.state["key"] != self._key:
+        self.damaged = saved.damaged
+        if saved.state.get("key") != self._key:
             raise RunError(f"The checkpoint in {self._folder} belongs to another run.")
         server = unpacked(saved.arrays, server, saved.round)
         self._engine.restore(saved.arrays)
         self._table.restore(saved.arrays)
-        rows = self._folder.keep_rows(saved.round)
+        rows = self._folder.keep_rows(saved.round, saved.rows)
         self._best.restore(saved.arrays, rows)
         return server, rows
 

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
+from fedkeel.records.row_file import ROWS
 from fedkeel.records.run_record import BestModel, RunRecord, Status
 from fedkeel.runner.result import Result
+
+_ROWS_RESTORED = (
+    f"{ROWS} was deleted or changed by another during the run, and was written again with all rows"
+)
 
 
 def ended(
@@ -28,18 +33,28 @@ def ended(
     return replace(record, status=status, message=message, engine=engine, best_model=best)
 
 
-def finish(result: Result, folder: RunFolder | None) -> None:
+def finish(result: Result, folder: RunFolder | None) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.
+
+    Returns:
+        The result with its record as it was written.
 
     Raises:
         RunError: the folder cannot be written to.
     """
     if folder is None:
-        return
-    is_finished = result.record.status == "finished"
-    for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
-        if is_finished and module is not None:
-            folder.save_model({key: tensor.numpy() for key, tensor in module.items()}, name)
-    folder.write_run(result.record)
-    if is_finished:
+        return result
+    record = result.record
+    if record.status == "finished":
+        digests = {ROWS: folder.complete_rows()}
+        for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
+            if module is not None:
+                arrays = {key: tensor.numpy() for key, tensor in module.items()}
+                digests[name] = folder.save_model(arrays, name)
+        record = replace(record, digests=digests)
+    if folder.rows_were_restored:
+        record = replace(record, warnings=[*record.warnings, _ROWS_RESTORED])
+    folder.write_run(record)
+    if record.status == "finished":
         shutil.rmtree(folder.state, ignore_errors=True)
+    return replace(result, record=record)

@@ -118,6 +118,9 @@ class Run:
             key = self._prepared.key
             self._checkpoints = Checkpoints(self._folder, key, engine, self._table, self._best)
             saved = self._checkpoints.restore(self._server) if resume else None
+            if self._checkpoints.damaged:
+                text = f"{self._checkpoints.damaged}; the run went on from the one before"
+                self._record = replace(self._record, warnings=[*self._record.warnings, text])
         self._clock = Clock()
         if saved is not None:
             self._server, self._rows = saved
@@ -252,6 +255,7 @@ class Run:
         with suppress(RunError) if lenient else ExitStack():
             if self._checkpoints is not None and self._rows and self._is_recorded:
                 self._checkpoints.save(server)
-            finish(result, self._folder)
+            result = finish(result, self._folder)
+            self._record = result.record
         self._callbacks.on_run_end(result)
         return result

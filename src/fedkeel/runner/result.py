@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedkeel.errors import RunError
+from fedkeel.records.files import file_digest
 from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
@@ -63,7 +64,7 @@ class Result:
         the test set by which a model was chosen flatters that model.
 
         Raises:
-            RunError: no model was scored, or the file is gone.
+            RunError: no model was scored, or the file is gone or has changed.
         """
         if self.best_module is not None:
             return {name: tensor.clone() for name, tensor in self.best_module.items()}
@@ -73,6 +74,8 @@ class Result:
                 "The run has no best model.",
                 got="no scored round" if path is None else f"no {path}",
             )
+        if self.record.digests.get(BEST_MODEL, digest := file_digest(path)) != digest:
+            raise RunError(f"{path} has changed since the run ended.")
         return dict(load_file(path))
 
     @property

@@ -69,6 +69,7 @@ def start(
             return _finished(folder, before, prepared, callbacks)
         if not resume:
             raise _unfinished(folder, before)
+        folder.check_record()
         check_disk(prepared, out)
         record = describe_run(prepared, choice or _same_engine(before, prepared.settings.engine))
         folder.write_run(record)
@@ -167,7 +168,8 @@ def _finished(
     if saved is None:
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")
     server = unpacked(saved.arrays, prepared.server, saved.round)
-    rows = folder.rows_to(saved.round)
+    rows = folder.rows_to(saved.round, saved.rows)
+    folder.check_results()
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
     module = prepared.setup.training.network.state_dict(server.params, server.buffers)
     result = Result(record, rows, server.params, server.buffers, module, folder.path)

@@ -128,13 +128,13 @@ def single_process(engine: config.Engine) -> config.Engine:
 
 
 def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome | None:
-    """Return the outcome of a finished run; None where it is unfinished or has lost its rows."""
+    """Return the outcome of a finished run; None where it is unfinished, or its rows have changed."""
     folder = RunFolder(request.folder)
     record = folder.read_run() if folder.exists() else None
     if record is None or record.status != "finished":
         return None
     rows = folder.rows()
-    if not rows:
+    if not rows or folder.changes(models=False):
         return None
     display.begin(request.name, record.rounds, rows[-1].round)
     display.row(request.name, rows[-1])

@@ -12,7 +12,8 @@ from typing import Any
 from fedkeel import config
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
-from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.files import write_text
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.statistics import Stat
 from fedkeel.study.compare import file_name
 from fedkeel.study.search_space import Axis, End, Point, expression_at

@@ -30,7 +30,7 @@ EncodedRows = Mapping[str, Sequence[Tensor]]
 ReadEntries = Callable[[str, int], Tensor]
 """(path, count) -> the first entries at a path of one row, [count]."""
 
-INDEX, SLOT, ROW_BYTES, STATE = "index", "slot", "bytes", "state/"
+INDEX, SLOT, CHECKSUM, ROW_BYTES, STATE = "index", "slot", "checksum", "bytes", "state/"
 """Names of arrays in a checkpoint; `STATE` is a prefix."""
 
 OLD_HEADER = "@sides"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.engine.process.forking import is_orphaned
-from fedkeel.engine.process.shared_memory import Allocate
+from fedkeel.engine.process.shared_memory import Allocate, allocate_aligned
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.base import (
+    CHECKSUM,
     INDEX,
     NO_SLOT,
     ROW_BYTES,
@@ -27,6 +30,7 @@ from fedkeel.engine.store.base import (
     EncodedRows,
     ReadEntries,
 )
+from fedkeel.engine.store.layout import HEADER
 from fedkeel.engine.store.record import RowCodec, Value
 from fedkeel.errors import RunError
 from fedkeel.method.context import Ints
@@ -39,6 +43,9 @@ class DiskStore(ClientStore):
 
     A slot that the last complete checkpoint refers to is used again only after the next complete
     checkpoint. The file is read and written, not mapped, so no process holds its pages.
+
+    Each row has a checksum, which lies apart from the file and is part of the checkpoint. A row is
+    checked when it is read.
     """
 
     def __init__(
@@ -50,6 +57,8 @@ class DiskStore(ClientStore):
         codec: RowCodec | None = None,
     ) -> None:
         self._file = file
+        slots = 3 * clients  # the current rows, those of the last checkpoint, and reserved ones
+        self._checksum_memory = allocate_aligned(8 * slots, allocate).view(torch.int64)
         super().__init__(spec, clients, allocate, codec)
 
     def _clear(self) -> None:
@@ -58,6 +67,24 @@ class DiskStore(ClientStore):
         self._saved_slots: set[int] = set()  # slots that the last complete checkpoint refers to
         self._left_slots: list[int] = []  # saved slots that clients have left
 
+    @property
+    def _checksums(self) -> Ints:
+        """[3 C] checksum of the row in each slot; 0 where it is not known."""
+        return np.asarray(self._checksum_memory.numpy())
+
+    def _check(self, slot: int, checksum: int) -> None:
+        """Check the row that has been read from a slot.
+
+        Raises:
+            RunError: it is another row than was written.
+        """
+        if self._checksums[slot] not in (0, checksum):
+            raise RunError(
+                "The state of the clients is damaged.",
+                got=f"{self._file}: the row of slot {slot} has changed since it was written",
+                do="take the run's folder from a copy, or delete it to run again from the start",
+            )
+
     def _read_slot(self, slot: int) -> dict[str, Value]:
         if self._codec is not None:
             return super()._read_slot(slot)
@@ -65,17 +92,19 @@ class DiskStore(ClientStore):
 
     @contextmanager
     def _open_slot(self, slot: int) -> Iterator[ReadEntries]:
-        begin = slot * self._layout.nbytes
+        begin, checksum = slot * self._layout.nbytes, _Checksum()
 
         def read(path: str, count: int) -> Tensor:
             entries = torch.empty(count, dtype=self._layout.spec[path].dtype)
             file.seek(begin + self._layout.starts[path])
             if file.readinto(entries.view(torch.uint8).numpy().data) != entries.nbytes:
                 raise OSError(f"it ends in the row of slot {slot}")
+            checksum.add(_bytes(entries))
             return entries
 
         with _reports_errors("read", self._file), self._file.open("rb", buffering=0) as file:
             yield read
+        self._check(slot, checksum.value)
 
     def _read_slots(self, slots: Ints) -> Tree:
         size = self._layout.nbytes
@@ -89,7 +118,14 @@ class DiskStore(ClientStore):
                     file.seek(slot * size)
                     if file.readinto(data[i * size : (i + 1) * size]) != size:
                         raise OSError(f"it ends in the row of slot {slot}")
-        return self._layout.rows(block, len(slots))
+        rows = self._layout.rows(block, len(slots))
+        for i, slot in enumerate(slots.tolist()):
+            if slot != NO_SLOT:
+                checksum = _Checksum()
+                for tensor in rows.values():
+                    checksum.add(_bytes(tensor[i]))
+                self._check(slot, checksum.value)
+        return rows
 
     def reserve(self, clients: Ints) -> None:
         """Reserve slots for the next rows of clients; make the file before the first one."""
@@ -107,13 +143,29 @@ class DiskStore(ClientStore):
         on_cpu = {path: [tensor.cpu() for tensor in rows[path]] for path in spec}
         with _reports_errors("written", self._file), self._file.open("r+b") as file:
             for i, slot in enumerate(slots.tolist()):
+                checksum, counts = _Checksum(), self._entry_counts(on_cpu, i)
                 for path, item in spec.items():
                     file.seek(slot * size + self._layout.starts[path])
+                    left = counts[path] * item.dtype.itemsize  # bytes that a reader will read
                     for tensor in on_cpu[path]:
-                        file.write(_bytes(tensor[i].to(item.dtype)))
+                        data = _bytes(tensor[i].to(item.dtype))
+                        file.write(data)
+                        checksum.add(data[:left])
+                        left -= min(left, len(data))
+                self._checksums[slot] = checksum.value
                 if file.tell() < (slot + 1) * size:  # the file has to contain the whole row
                     file.seek((slot + 1) * size - 1)
                     file.write(b"\0")
+
+    def _entry_counts(self, rows: EncodedRows, row: int) -> dict[str, int]:
+        """Return by path how many entries of a row say something: a compact tensor has fewer."""
+        counts = {path: math.prod(spec.shape) for path, spec in self._layout.spec.items()}
+        if self._codec is not None:
+            headers = rows[HEADER][0][row].tolist()
+            for path, header in zip(self._codec.paths, headers, strict=True):
+                if header:
+                    counts[path] = self._codec.entries(header, self._layout.spec[path])
+        return counts
 
     def _free(self, slot: int) -> None:
         if slot in self._saved_slots:
@@ -127,8 +179,8 @@ class DiskStore(ClientStore):
             with _reports_errors("written", self._file), self._file.open("rb") as file:
                 os.fsync(file.fileno())
         clients = np.flatnonzero(self.has_row)
-        size = np.array([self._layout.nbytes])
-        return {INDEX: clients, SLOT: self._slots[clients], ROW_BYTES: size}
+        size, slots = np.array([self._layout.nbytes]), self._slots[clients]
+        return {INDEX: clients, SLOT: slots, CHECKSUM: self._checksums[slots], ROW_BYTES: size}
 
     def snapshot_saved(self) -> None:
         """Free the slots that only the checkpoint before referred to."""
@@ -161,9 +213,26 @@ class DiskStore(ClientStore):
             if count:
                 os.truncate(self._file, count * size)
         self._slots[np.asarray(arrays[INDEX], dtype=np.int64)] = slots
+        self._checksums[slots] = arrays.get(CHECKSUM, 0)  # versions before 0.2 have none
         self._has_file, self._slot_count = count > 0, count
         self._saved_slots = set(slots.tolist())
         self._free_slots = sorted(set(range(count)) - self._saved_slots)
+
+
+class _Checksum:
+    """The checksum of a row: CRC-32 of the bytes of its tensors, plus 1, so that it is not 0."""
+
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def add(self, data: memoryview) -> None:
+        """Add the bytes that come next."""
+        self._crc = zlib.crc32(data, self._crc)
+
+    @property
+    def value(self) -> int:
+        """The checksum of what was added."""
+        return self._crc + 1
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart
-from fedkeel.records.folder import write_bytes
+from fedkeel.records.files import write_bytes
 from fedkeel.tree import substates, unwalk, walk
 
 _NAME = re.compile(r"round-([0-9]{8})\.safetensors")

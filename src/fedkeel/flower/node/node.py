@@ -53,7 +53,7 @@ from fedkeel.flower.wire import (
 )
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.round_values import uploaded_state
-from fedkeel.records.folder import write_text
+from fedkeel.records.files import write_text
 from fedkeel.version import __version__
 
 SCALE = "scale-{}-{}.json"

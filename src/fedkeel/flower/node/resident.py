@@ -23,7 +23,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from fedkeel.records.folder import write_bytes
+from fedkeel.records.files import write_bytes
 
 PROGRAM = "flwr-clientapp"
 

@@ -22,7 +22,8 @@ from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.membership import ClientData, Membership, unpack_descriptions
 from fedkeel.flower.server.placeholder import placeholder
 from fedkeel.method.grammar import parse
-from fedkeel.records.folder import RunFolder, write_text
+from fedkeel.records.files import write_text
+from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.runner.early_stopping import smallest_count

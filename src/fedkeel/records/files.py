@@ -1,0 +1,113 @@
+"""Files that a kill leaves whole, and digests that tell whether one has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Arrays = dict[str, NDArray[Any]]
+
+_SEAL = "digest"
+"""Key of a sealed JSON object that has the digest of all the others."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a kill leaves either the old file or the new one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Write a file so that a kill, or a full disk, leaves either the old file or the new one.
+
+    Args:
+        path: the file.
+        data: its content.
+        mode: its permissions; None for those of any new file.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            temporary.chmod(mode)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_arrays(path: Path, arrays: Arrays) -> str:
+    """Write a safetensors file, and return its digest.
+
+    Others may read it as they may any other file; the library's own files they may not. The usual
+    mode is what the umask makes of a file that is made in the usual way.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(arrays, path)
+    path.chmod(mode)
+    return file_digest(path)
+
+
+def synchronise(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+# ---- digests ------------------------------------------------------------------------------------
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, as ``sha256sum`` prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with a digest of its values."""
+    return {**values, _SEAL: _values_digest(values)}
+
+
+def is_intact(values: Mapping[str, Any]) -> bool:
+    """Return whether a sealed object has the values that it was sealed with.
+
+    One without a seal, as versions before 0.3 wrote it, is taken as it is.
+    """
+    if _SEAL not in values:
+        return True
+    try:
+        found = _values_digest({k: v for k, v in values.items() if k != _SEAL})
+    except RecursionError:
+        return False
+    return bool(values[_SEAL] == found)
+
+
+def _values_digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
