@@ -25,7 +25,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -263,31 +263,34 @@ class RunFolder:
         if not is_intact(self._run_values()):
             raise self._changed(_RECORD_CHANGED)
 
-    def check_results(self) -> None:
+    def check_results(self, record: RunRecord, rows: Sequence[RoundRecord]) -> None:
         """Check that the record and the rows of a finished run are as it has left them.
 
         Raises:
             RunError: they are not.
         """
-        for change in self.changes(models=False):
+        for change in self.changes(record, rows, models=False):
             raise self._changed(change)
 
     def _changed(self, change: str) -> RunError:
         return RunError(f"{self.path}: {change}.", do=_START_AGAIN.format(self.path))
 
-    def changes(self, models: bool = True) -> list[str]:
+    def changes(
+        self, record: RunRecord, rows: Sequence[RoundRecord], models: bool = True
+    ) -> list[str]:
         """Return what is not as the run has left it, one sentence each.
 
         A run of a version before 0.2 has no digests: of it, only the numbers of the rows are known.
 
         Args:
+            record: what `read_run` returned.
+            rows: what `rows` returned.
             models: whether to look at the models, too, which takes longest.
 
         Raises:
-            RunError: run.json or rounds.jsonl cannot be read.
+            RunError: run.json cannot be read.
         """
-        values, record = self._run_values(), self.read_run()
-        out = [] if is_intact(values) else [_RECORD_CHANGED]
+        out = [] if is_intact(self._run_values()) else [_RECORD_CHANGED]
         for name, digest in record.digests.items():
             file = self.path / name
             if name == ROWS or (models and file.exists()):
@@ -297,7 +300,7 @@ class RunFolder:
                     is_same = False
                 if not is_same:
                     out.append(f"{name} has changed since the run ended")
-        rounds = [row.round for row in self.rows()]
+        rounds = [row.round for row in rows]
         is_complete = record.status == "finished" and not record.message
         last = record.rounds if is_complete else max(rounds, default=-1)
         if rounds != list(range(last + 1)):

@@ -179,7 +179,7 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
         comparison_key=folder.common(),
         path=path,
         settings=folder.deciding(),
-        changes=tuple(folder.changes()),
+        changes=tuple(folder.changes(record, rows)),
     )
 
 

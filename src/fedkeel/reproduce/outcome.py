@@ -176,8 +176,9 @@ class _Results:
         name = str(run.folder)
         if name not in self._read:
             folder = RunFolder(run.folder)
-            folder.check_results()
-            self._read[name] = folder.read_run(), folder.rows()
+            record, rows = folder.read_run(), folder.rows()
+            folder.check_results(record, rows)
+            self._read[name] = record, rows
         return self._read[name]
 
     def values(self, row: str, column: Column, metric: Metric) -> SeedValues:

@@ -169,7 +169,7 @@ def _finished(
         raise RunError(f"{folder} is marked finished, and has no checkpoint.")
     server = unpacked(saved.arrays, prepared.server, saved.round)
     rows = folder.rows_to(saved.round, saved.rows)
-    folder.check_results()
+    folder.check_results(record, rows)
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
     module = prepared.setup.training.network.state_dict(server.params, server.buffers)
     result = Result(record, rows, server.params, server.buffers, module, folder.path)

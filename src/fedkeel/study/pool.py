@@ -134,7 +134,7 @@ def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome 
     if record is None or record.status != "finished":
         return None
     rows = folder.rows()
-    if not rows or folder.changes(models=False):
+    if not rows or folder.changes(record, rows, models=False):
         return None
     display.begin(request.name, record.rounds, rows[-1].round)
     display.row(request.name, rows[-1])

@@ -79,11 +79,14 @@ class DiskStore(ClientStore):
             RunError: it is another row than was written.
         """
         if self._checksums[slot] not in (0, checksum):
-            raise RunError(
-                "The state of the clients is damaged.",
-                got=f"{self._file}: the row of slot {slot} has changed since it was written",
-                do="take the run's folder from a copy, or delete it to run again from the start",
-            )
+            raise self._damaged(slot)
+
+    def _damaged(self, slot: int) -> RunError:
+        return RunError(
+            "The state of the clients is damaged.",
+            got=f"{self._file}: the row of slot {slot} has changed since it was written",
+            do="take the run's folder from a copy, or delete it to run again from the start",
+        )
 
     def _read_slot(self, slot: int) -> dict[str, Value]:
         if self._codec is not None:
@@ -95,7 +98,10 @@ class DiskStore(ClientStore):
         begin, checksum = slot * self._layout.nbytes, _Checksum()
 
         def read(path: str, count: int) -> Tensor:
-            entries = torch.empty(count, dtype=self._layout.spec[path].dtype)
+            spec = self._layout.spec[path]
+            if not 0 <= count <= math.prod(spec.shape):  # a damaged header says so
+                raise self._damaged(slot)
+            entries = torch.empty(count, dtype=spec.dtype)
             file.seek(begin + self._layout.starts[path])
             if file.readinto(entries.view(torch.uint8).numpy().data) != entries.nbytes:
                 raise OSError(f"it ends in the row of slot {slot}")
