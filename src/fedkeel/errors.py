@@ -124,6 +124,10 @@ class TrainingError(FedkeelError):
     result: object = None
 
 
+class StoppedProcess(UserWarning):
+    """A process that trains has been stopped by a signal, and is waited for."""
+
+
 def printable(text: str) -> str:
     r"""Return a text with its control and invisible characters as escapes, for a terminal.
 

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process import forking
 from fedkeel.engine.workers import Workers
-from fedkeel.errors import TrainingError
+from fedkeel.errors import StoppedProcess, TrainingError
 from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
@@ -242,6 +243,83 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path, how: str) -> None:
     parent.kill()
     parent.join(10)
     assert eventually(lambda: not any(alive(worker) for worker in workers))
+
+
+class Stuck(Net):
+    """Takes a minute over every batch, in a worker of a child process of this one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.maker, self.folder = os.getpid(), folder
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.maker not in (os.getpid(), os.getppid()):
+            (self.folder / str(os.getpid())).touch()
+            time.sleep(60.0)
+        return Net.forward(self, x)
+
+
+@pytest.mark.parametrize("signals", [(), (signal.SIGSTOP,)])
+def test_busy_and_stopped_workers_end_with_a_killed_parent_at_once(
+    tmp_path: Path, signals: tuple[int, ...]
+) -> None:
+    """A step may take minutes, and a process that is stopped looks at nothing."""
+    ready = prepared(model=partial(Stuck, tmp_path), per_round=6)
+    work = (ready, "fork", tmp_path / "never")
+    parent = multiprocessing.get_context("fork").Process(target=work_for_ever, args=work)
+    parent.start()
+    assert eventually(lambda: len(list(tmp_path.iterdir())) == 2, 40)
+    workers = [int(file.name) for file in tmp_path.iterdir()]
+    for number in signals:
+        os.kill(workers[0], number)
+    parent.kill()
+    parent.join(10)
+    assert eventually(lambda: not any(alive(worker) for worker in workers), 5.0)
+
+
+def test_elsewhere_a_thread_waits_for_the_end_of_the_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watch(parent: int) -> None:
+        threading.Thread(target=forking._exit_after_parent, daemon=True).start()
+
+    monkeypatch.setattr(forking, "_end_with_parent", watch)
+    test_busy_and_stopped_workers_end_with_a_killed_parent_at_once(tmp_path, ())
+
+
+# --- stopped, not ended ---------------------------------------------------------------------------
+
+
+def test_a_stopped_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once it goes on, so does the run, with the same bits."""
+    monkeypatch.setattr(forking, "STOPPED_SECONDS", 0.5)
+    one = start(prepared("scaffold", per_round=6))
+    stopped: list[int] = []
+
+    def stop_one() -> None:
+        stopped.append(children(os.getpid())[0])
+        os.kill(stopped[0], signal.SIGSTOP)
+        threading.Timer(1.5, os.kill, (stopped[0], signal.SIGCONT)).start()
+
+    ready = prepared("scaffold", per_round=6, kind="workers", workers=2)
+    with pytest.warns(StoppedProcess, match="kill -CONT") as found:
+        two = start(ready, callbacks=[AtRow(1, stop_one)])
+    assert [str(warning.message).split()[1] for warning in found] == [str(stopped[0])]
+    assert same(one, two)
+
+
+def test_the_first_interrupt_ends_a_run_with_a_stopped_worker(tmp_path: Path) -> None:
+    """The stopped one cannot hear; another does its work, and the round is saved."""
+
+    def stop_one() -> None:
+        os.kill(children(os.getpid())[0], signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    ready = prepared("scaffold", rounds=9, per_round=6, kind="workers", workers=2)
+    first = start(ready, tmp_path / "run", callbacks=[AtRow(1, stop_one)])
+    assert (first.record.status, len(first.rows)) == ("interrupted", 3)
+    whole = start(prepared("scaffold", rounds=9, per_round=6))
+    assert same(whole, start(ready, tmp_path / "run", resume=True))
 
 
 def test_the_watcher_of_these_tests_sees_processes() -> None:

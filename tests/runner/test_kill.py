@@ -179,6 +179,19 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
     third.wait()
 
 
+def test_no_file_in_the_folder_can_be_deleted_to_let_a_second_process_in(tmp_path: Path) -> None:
+    first = slow(tmp_path, *WORKERS)
+    wait_for_rows(tmp_path / "run", 1)
+    for file in (tmp_path / "run").glob(".*"):
+        file.unlink()
+    (tmp_path / "run" / ".lock").touch()  # as an earlier version has left it
+    second = slow(tmp_path, "--resume").wait()
+    assert second.err.startswith("RunError: run is being written by another process.")
+    assert first.running
+    first.send(signal.SIGKILL)
+    first.wait()
+
+
 def test_workers_end_when_a_run_is_killed_in_mid_round(tmp_path: Path) -> None:
     process = slow(tmp_path, *WORKERS)
     wait_for_rows(tmp_path / "run", 1)

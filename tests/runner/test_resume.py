@@ -373,7 +373,9 @@ def test_a_checkpoint_on_disk_holds_no_rows(tmp_path: Path) -> None:
     found = {name: array.shape for name, array in arrays.items() if name.startswith("clients/")}
     count = len(arrays["clients/index"])
     assert found.pop("clients/bytes") == (1,)  # how long a row is
-    assert found == dict.fromkeys((f"clients/{name}" for name in ("index", "slot", "checksum", "done")), (count,))
+    assert found == dict.fromkeys(
+        (f"clients/{name}" for name in ("index", "slot", "checksum", "done")), (count,)
+    )
 
 
 def test_without_its_file_a_run_on_disk_does_not_go_on(tmp_path: Path) -> None:

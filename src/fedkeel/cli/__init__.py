@@ -24,7 +24,7 @@ from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
-from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.errors import FedkeelError, StoppedProcess, TrainingError
 from fedkeel.version import __version__
 
 app = typer.Typer(
@@ -69,10 +69,10 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Return a warning as it is printed: of a renamed setting, no place in the code."""
+    """Return a warning as it is printed, without a place in the code where that says nothing."""
     from fedkeel.config.base import RenamedSetting
 
-    if issubclass(category, RenamedSetting):
+    if issubclass(category, (RenamedSetting, StoppedProcess)):
         return f"warning: {message}\n"
     return _python_format(message, category, filename, lineno, line)
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -30,8 +30,9 @@ from fedkeel.engine.process.forking import (
     exit_reason,
     start_child,
     start_method,
+    wait_for_children,
 )
-from fedkeel.engine.process.interrupts import ignore_ctrl_c
+from fedkeel.engine.process.interrupts import ignore_ctrl_c, is_end_requested
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.engine.process.numerics import set_numerics
 from fedkeel.engine.process.shared_memory import fork_shared_memory, shared_segment
@@ -195,9 +196,10 @@ class Workers(KeepsClientStates):
         for worker in sorted(self._workers, key=lambda worker: worker.core == core):
             self._give(worker, queue)
         while busy := [worker for worker in self._workers if worker.item is not None]:
-            ready = wait([worker.child.pipe for worker in busy])
+            children = [worker.child for worker in busy]
+            ready = wait_for_children(children, end_stopped=is_end_requested())
             for worker in busy:
-                if worker.child.pipe not in ready:
+                if worker.child not in ready:
                     continue
                 try:
                     error, reasons = worker.child.pipe.recv()
@@ -242,9 +244,8 @@ def _serve(shared: _Shared, pipe: Connection) -> None:
     ignore_ctrl_c()
     set_numerics(shared.setup.precision)
     keep_freed_memory()
-    parent = os.getppid()
     with suppress(EOFError, OSError, KeyboardInterrupt):
-        while os.getppid() == parent:
+        while True:
             item = pipe.recv()
             try:
                 _do(shared, item)

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from fedkeel.cost import autotune
 from fedkeel.engine.process import forking
 from fedkeel.engine.process.forking import (
     ChildProcess,
-    end_with_parent,
     exit_reason,
     portable_error,
     start_child,
+    wait_for_children,
 )
 from fedkeel.engine.process.interrupts import (
     interrupts,
@@ -42,7 +42,7 @@ from fedkeel.records.run_record import Status
 from fedkeel.runner.progress import REUSED, ProgressDisplay
 
 POLL_SECONDS = 0.2
-"""Seconds between two looks for an interrupt, and between two progress messages of a run."""
+"""Seconds between two progress messages of a run."""
 
 GRACE_SECONDS = 60.0
 """Seconds that runs have to finish their round and save, where the work ends with an error."""
@@ -128,7 +128,7 @@ def single_process(engine: config.Engine) -> config.Engine:
 
 
 def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome | None:
-    """Return the outcome of a finished run; None where it is unfinished, or its rows have changed."""
+    """Return the outcome of a finished run, None where it is unfinished or its rows changed."""
     folder = RunFolder(request.folder)
     record = folder.read_run() if folder.exists() else None
     if record is None or record.status != "finished":
@@ -207,7 +207,7 @@ class _Pool:
                     if stop.is_set() and not is_terminated:
                         is_terminated = True
                         self._terminate()
-                    for child in self._ready():
+                    for child in self._ready(end_stopped=stop.is_set()):
                         self._receive(child, stop)
             except Exception:
                 self._terminate()
@@ -219,9 +219,9 @@ class _Pool:
                 self._kill()
         return self._outcomes
 
-    def _ready(self) -> list[_Child]:
-        ready = wait([child.process.pipe for child in self._children], POLL_SECONDS)
-        return [child for child in self._children if child.process.pipe in ready]
+    def _ready(self, end_stopped: bool) -> list[_Child]:
+        ready = wait_for_children((child.process for child in self._children), end_stopped)
+        return [child for child in self._children if child.process in ready]
 
     def _terminate(self) -> None:
         """Ask the running runs to finish their round, save and end."""
@@ -246,7 +246,7 @@ class _Pool:
         with interrupts_blocked():
             process = start_child(
                 _child_main,
-                [request, os.getpid()],
+                [request],
                 siblings=[child.process.pipe for child in self._children],
                 what="A run cannot be sent to another process.",
                 do="define model and loss at the top level of a module, or run one job at a time",
@@ -353,10 +353,9 @@ class _PipeDisplay(ProgressDisplay):
             raise KeyboardInterrupt from None
 
 
-def _child_main(request: RunRequest, parent: int, pipe: Connection) -> None:
+def _child_main(request: RunRequest, pipe: Connection) -> None:
     """Make a run in this process, and send the parent how it ended."""
     take_interrupts_from_parent()
-    end_with_parent(parent)
     torch.set_num_threads(1)
     keep_freed_memory()
     known = autotune.measured_engines()

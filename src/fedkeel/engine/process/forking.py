@@ -8,18 +8,26 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
 import torch
 
-from fedkeel.errors import FedkeelError, RunError, TrainingError
+from fedkeel.errors import FedkeelError, RunError, StoppedProcess, TrainingError
 
 StartMethod = Literal["fork", "spawn"]
+
+STOPPED_SECONDS = 5.0
+"""A child process that has been stopped for so long is named."""
+
+POLL_SECONDS = 0.2
+"""Seconds between two looks for stopped child processes."""
 
 _PR_SET_PDEATHSIG = 1
 """Number of the option of Linux's prctl: which signal a process gets when its parent ends."""
@@ -36,18 +44,45 @@ def start_method() -> StartMethod:
     return "fork" if on_linux and torch.cuda.device_count() == 0 else "spawn"
 
 
-@dataclass
+@dataclass(eq=False)
 class ChildProcess:
     """A child process, and this process's end of the pipe to it."""
 
     process: Any
     pipe: Connection
+    _stopped_at: float | None = None
+    _is_named: bool = False
 
     @property
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal; None while the process runs."""
         code: int | None = self.process.exitcode
         return code
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped the process; false where the system cannot tell."""
+        flags = getattr(os, "WSTOPPED", 0) | getattr(os, "WNOHANG", 0) | getattr(os, "WNOWAIT", 0)
+        try:
+            stopped = os.waitid(os.P_PID, self.process.pid, flags) is not None
+        except (AttributeError, OSError):
+            stopped = False
+        if not stopped:
+            self._stopped_at = None
+        return stopped
+
+    def name_stopped(self) -> None:
+        """Say once that the process has been stopped for some seconds."""
+        now = time.monotonic()
+        self._stopped_at = self._stopped_at or now
+        if not self._is_named and now - self._stopped_at >= STOPPED_SECONDS:
+            self._is_named = True
+            pid = self.process.pid
+            warnings.warn(
+                f"process {pid} is stopped, and the run waits for it: `kill -CONT {pid}` lets it "
+                f"go on, `kill -KILL {pid}` lets another do its work",
+                StoppedProcess,
+                stacklevel=2,
+            )
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -70,6 +105,24 @@ class ChildProcess:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+def wait_for_children(children: Iterable[ChildProcess], end_stopped: bool) -> list[ChildProcess]:
+    """Wait a moment until children have sent something, or have ended; return those.
+
+    One that somebody has stopped (SIGSTOP) is named after some seconds, because it will be waited
+    for.
+
+    Args:
+        children: whom to wait for.
+        end_stopped: whether to kill stopped ones, which no signal that asks for an end reaches.
+    """
+    by_pipe = {child.pipe: child for child in children}
+    ready = wait(by_pipe, POLL_SECONDS)
+    for pipe, child in by_pipe.items():
+        if pipe not in ready and child.is_stopped():
+            child.kill() if end_stopped else child.name_stopped()
+    return [by_pipe[pipe] for pipe in ready if isinstance(pipe, Connection)]
 
 
 def start_child(
@@ -95,11 +148,12 @@ def start_child(
         RunError: `args` cannot be pickled.
     """
     method = method or start_method()
+    parent = os.getpid()
     context: Any = torch.multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     inherited = [*siblings, ours] if method == "fork" else []
     process = context.Process(
-        target=_run_child, args=(target, tuple(args), theirs, inherited), daemon=True
+        target=_run_child, args=(target, tuple(args), theirs, inherited, parent), daemon=True
     )
     with warnings.catch_warnings():  # the thread of a progress bar may run; the child ignores it
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -116,7 +170,9 @@ def _run_child(
     args: tuple[Any, ...],
     pipe: Connection,
     inherited: Sequence[Connection],
+    parent: int,
 ) -> None:
+    _end_with_parent(parent)
     for connection in inherited:
         connection.close()
     target(*args, pipe)
@@ -134,8 +190,10 @@ def exit_reason(code: int | None) -> str | None:
     return None
 
 
-def end_with_parent(parent: int) -> None:
-    """Let the system kill this process when its parent ends; Linux only.
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent ends, however busy it is.
+
+    Linux kills it. Elsewhere a thread waits for the end of the parent.
 
     Args:
         parent: process id of the parent, which may have ended already.
@@ -144,6 +202,15 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+    else:
+        threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def is_orphaned() -> bool:

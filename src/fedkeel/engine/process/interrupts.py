@@ -80,6 +80,11 @@ def interrupts(on_interrupt: Callable[[], None] | None = None) -> Iterator[threa
             thread.join(1.0)
 
 
+def is_end_requested() -> bool:
+    """Return whether an interrupt has asked work of this process to end."""
+    return any(work.stop.is_set() for work in _waiting)
+
+
 @contextmanager
 def hold_signals(deliver: bool = False) -> Iterator[None]:
     """Hold signals that ask for an end; drop them, or `deliver` them afterwards."""
