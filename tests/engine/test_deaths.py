@@ -283,7 +283,7 @@ def test_elsewhere_a_thread_waits_for_the_end_of_the_parent(
     def watch(parent: int) -> None:
         threading.Thread(target=forking._exit_after_parent, daemon=True).start()
 
-    monkeypatch.setattr(forking, "_end_with_parent", watch)
+    monkeypatch.setattr(forking, "end_with_parent", watch)
     test_busy_and_stopped_workers_end_with_a_killed_parent_at_once(tmp_path, ())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.memory import check_server, choose_place, format_bytes
+from fedkeel.cost.memory import check_server, choose_place
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide

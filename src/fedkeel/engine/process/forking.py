@@ -172,7 +172,7 @@ def _run_child(
     inherited: Sequence[Connection],
     parent: int,
 ) -> None:
-    _end_with_parent(parent)
+    end_with_parent(parent)
     for connection in inherited:
         connection.close()
     target(*args, pipe)
@@ -190,7 +190,7 @@ def exit_reason(code: int | None) -> str | None:
     return None
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """End this process when its parent ends, however busy it is.
 
     Linux kills it. Elsewhere a thread waits for the end of the parent.
