@@ -9,7 +9,7 @@ import torch
 
 from fedkeel.config import load
 from fedkeel.data.read import load as loading
-from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError
+from fedkeel.errors import CompositionError, ConfigError, DataError, FedkeelError, ModelError
 from fedkeel.runner import prepare as preparing
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.task import models
@@ -30,12 +30,16 @@ epochs = 1
 """
 
 
+def check(path: Path, settings: tuple[str, ...]) -> None:
+    experiment = load(path, settings)
+    prepare(experiment, gather(experiment))
+
+
 def refusal(folder: Path, *settings: str) -> FedkeelError:
     path = folder / "try.toml"
     path.write_text(EXPERIMENT, encoding="utf-8")
-    experiment = load(path, settings)
     with pytest.raises(FedkeelError) as caught:
-        prepare(experiment, gather(experiment))
+        check(path, settings)
     assert len(str(caught.value)) < 1000
     return caught.value
 
@@ -52,6 +56,12 @@ def refusal(folder: Path, *settings: str) -> FedkeelError:
         (["model.args.hidden=[9_000_000_000_000_000_000]"], ModelError, "mlp"),
         (["model.name=vit", "model.args={depth=1_000_000_000}"], ModelError, "at most 1000"),
         (["model.name=vit", "model.args={width=3_000_000}"], ModelError, "smaller"),
+        (["engine.memory_gb=1e300"], ConfigError, "less than or equal"),
+        ([f"method=topk(fraction={'9' * 400})"], CompositionError, "64 bits"),
+        ([f"method=fedprox(mu={'9' * 5000})"], CompositionError, "a number"),
+        ([f"method=fedprox(mu={'-' * 5000}1)"], CompositionError, "a number"),
+        ([f"data.source={'a' * 300}.csv"], DataError, "no file or folder"),
+        ([f"model.name={'a' * 3000}"], ModelError, "there is no model"),
         (["partition.clients=1_000_000_000_000"], DataError, "1..40"),
         (["cohort.clients=1_000_000_000_000"], ConfigError, "1..4"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,4 +38,4 @@ def read_experiment(
             do = did_you_mean(str(preset), known)
             raise ConfigError(f"There is no preset {preset!r}.", do=do)
         path = Path(str(folder.joinpath(f"{preset}.toml")))
-    return load(path / "config.toml" if path.is_dir() else path, overrides or ())
+    return load(path / "config.toml" if os.path.isdir(path) else path, overrides or ())

@@ -271,7 +271,7 @@ class Engine(Settings):
     precision: Precision = "float32"
     checkpoint_seconds: float = Field(20.0, ge=0.0)
     state: Literal["auto", "memory", "disk"] = "auto"
-    memory_gb: float | None = Field(None, gt=0.0)
+    memory_gb: float | None = Field(None, gt=0.0, le=1e9)
 
     renamed: ClassVar[Mapping[str, str]] = {"chunk": "parallel_clients"}
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {

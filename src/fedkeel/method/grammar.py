@@ -245,11 +245,13 @@ def _values(text: str, at: int) -> tuple[dict[str, Any], int]:
         raw = text[start:at].strip()
         try:
             value = ast.literal_eval(raw)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             lowered = {"true": True, "false": False, "none": None}
             if raw.lower() not in lowered and not _NAME.fullmatch(raw):
                 raise _unreadable(text, start, "a number, True, False, None or text") from None
             value = lowered.get(raw.lower(), raw)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise _unreadable(text, start, "a whole number of 64 bits")
         if match.group(1) in values:
             raise _unreadable(text, match.start(1), f"each key once, not '{match.group(1)}' again")
         values[match.group(1)] = value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -224,7 +225,7 @@ def _with_every_client(client: Ints, train: Ints, test: Ints) -> tuple[Ints, Int
 def _check_path(path: Path, text: str) -> None:
     """Refuse a path that cannot be read, by what is wrong with it."""
     suffix = path.suffix.lower()
-    if not path.exists():
+    if not os.path.exists(path):  # `Path.exists` raises where a name is too long
         if "/" in text or "\\" in text or path.suffix in SUFFIXES:
             what = f"There is no file or folder {text!r}."
             raise DataError(what, do=f"check the path (looked in {Path.cwd()})")

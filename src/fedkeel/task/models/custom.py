@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 from torch import nn
 
@@ -35,7 +35,7 @@ def suggested(name: str) -> str:
     """Return what to write where the name is that of a file here, "" where there is none."""
     stem = name.removesuffix(".py")
     return (
-        f"write '{stem}:Net' for the class Net in {stem}.py" if Path(f"{stem}.py").is_file() else ""
+        f"write '{stem}:Net' for the class Net in {stem}.py" if os.path.isfile(f"{stem}.py") else ""
     )
 
 
