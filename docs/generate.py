@@ -245,7 +245,7 @@ class variables have to be set.
 """
 
 TITLES = {
-    WEIGHTS: "They weigh clients differently",
+    WEIGHTS: "They weight clients differently",
     TWICE: "They share a part",
     BREAKS: "One breaks what the other needs",
     **{code: f"Both play the role '{ROLES[slot]}'" for slot, code in SLOT_CODES.items()},

@@ -166,7 +166,7 @@ def test_updates_are_divided_by_their_steps_once_and_not_for_feddyn(
 def test_a_part_stands_once() -> None:
     with pytest.raises(CompositionError, match=r"has fedprox twice") as caught:
         compose([FedProx(mu=0.1), FedProx(mu=0.2)])
-    assert "namespace" in str(caught.value)
+    assert "stored under its name" in str(caught.value)
 
 
 def test_a_full_slot_names_who_is_in_it_and_the_way_out() -> None:

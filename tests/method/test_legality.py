@@ -129,6 +129,6 @@ def test_expressions_have_verdicts_too() -> None:
     assert verdict("fednova(length='steps')", "fedreg").code == LEGAL
     assert re.search(r"fednova\(length='steps'\)", verdict("fednova", "fedreg").reason)
     assert verdict("scaffold", "fedgc").reason == (
-        "the papers weigh clients differently. "
+        "the papers weight clients differently. "
         "Set weights = 'uniform', 'processed' or 'examples' in the experiment."
     )

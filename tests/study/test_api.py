@@ -188,7 +188,7 @@ def test_a_folder_is_kept_and_used_again(tmp_path: Path) -> None:
         run("fedavg", out=tmp_path / "run")
     assert "out=... in Python" in refused.value.do
     for more, why in (
-        ({"clients": federation(seed=1)}, "the training data differ; nothing is written over"),
+        ({"clients": federation(seed=1)}, "the training data differ; nothing is overwritten"),
         (
             {"test": held(50)},
             "the model or its code, the division or the test data differ",
@@ -311,7 +311,9 @@ def test_it_shows_nothing_where_nobody_looks(capfd: pytest.CaptureFixture[str]) 
     run(progress=True)
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("fedavg seed 0: ")
+    first, second = captured.err.splitlines()
+    assert first == "preparing data, model and engine"
+    assert second.startswith("fedavg seed 0: ")
 
 
 def test_it_leaves_signals_and_threads_as_they_were() -> None:

@@ -108,7 +108,7 @@ def test_nothing_to_train() -> None:
 def test_buffers_need_a_policy(policy: str) -> None:
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     text = refusal(module)
-    for part in ("3 buffers, such as '1.running_mean'", "model.buffers = 'average' or 'local'"):
+    for part in ("3 buffers, such as '1.running_mean'", "model.buffers = 'average', or 'local'"):
         assert part in text
     assert "fedkeel.replace_batch_norm(module)" in text
     assert list(network(module, buffers=policy).buffers) == [
@@ -249,7 +249,7 @@ def test_a_module_that_converts_its_inputs() -> None:
             return super().forward(x.float())
 
     text = refusal(Converts(4, 3))
-    assert "convert no types in the module" in text
+    assert "do not convert types in the module" in text
     assert "engine.dtype" in text
 
 

@@ -170,7 +170,7 @@ class Cohort(Settings):
 
     Args:
         participation: share of the clients in each round, in (0, 1]; all where nothing is given.
-            Their number is rounded, and a half to the even number.
+            The number of clients is rounded; 2.5 becomes 2, 3.5 becomes 4.
         clients: number of clients in each round, in place of `participation`.
         sampling: ``uniform`` without replacement; ``examples``: without replacement, with
             probability in proportion to the number of examples; or ``fixed``: drawn uniformly

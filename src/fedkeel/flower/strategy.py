@@ -114,7 +114,7 @@ class Method(FedAvg):
             outlier_factor = options.pop("screen")
         super().__init__(**options)
         if clients < 1:
-            raise ConfigError("A federation has clients.", got=clients, expected="at least 1")
+            raise ConfigError("A federation needs clients.", got=clients, expected="at least 1")
         self.plan = parse(expression)
         _refuse_client_roles(self.plan)
         self._clients, self._lr, self._seed = clients, lr, seed

@@ -172,7 +172,7 @@ def check_tree(part: Named, result: Tree, params: Tree) -> Tree:
         f"{part.name} ({type(part).__name__}) does not return a tensor for each parameter.",
         got=got,
         expected=expected,
-        why="what is made of parameters has their names, shapes and types",
+        why="gradients and updates have the parameters' names, shapes and types",
         do="return a tree of the same form as the one it is given, with zeros for no change",
     )
 
@@ -326,7 +326,7 @@ def check_unchanged(
         raise TrainingError(
             f"{fault}.",
             got=f"other numbers in {changed[0]!r}",
-            why="others begin from it too, and measure from it",
+            why="other clients start from the same tensors",
             do="make new tensors: a + b in place of a.add_(b), and a[0] = 1 on a.clone() alone",
         )
 

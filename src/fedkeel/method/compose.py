@@ -272,7 +272,7 @@ def _check_names(parts: Sequence[Part], expression: str) -> None:
         if part.name in seen:
             raise CompositionError(
                 f"'{expression}' has {part.name} twice.",
-                why="each part owns one namespace of state and messages",
+                why="a part's state and messages are stored under its name",
                 do="name it once",
             )
         seen.add(part.name)
@@ -344,7 +344,7 @@ def _broken(part: Part) -> frozenset[Capability]:
 
 _WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
-    Capability.WHOLE_UPDATES: "reckons with how far clients have moved",
+    Capability.WHOLE_UPDATES: "uses how far clients have moved",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
     Capability.SURVEYS: "asks for a gradient before anything is prepared",
 }
@@ -362,7 +362,7 @@ def _stated_weights(parts: Sequence[Part], expression: str) -> Weights:
     if len(stated) > 1:
         (a, first), (b, second) = list(stated.items())[:2]
         raise CompositionError(
-            f"'{expression}': the papers weigh clients differently.",
+            f"'{expression}': the papers weight clients differently.",
             got=f"{first.name} states {a!r}, {second.name} states {b!r}",
             expected="one choice for the run",
             do=f"set weights = '{a}', '{b}' or 'examples' in the experiment",

@@ -144,7 +144,9 @@ METHODS: Mapping[str, Entry] = {
         {"fedsol": "fedsol:FedSOL"},
     ),
     "fedcurv": Entry(
-        "shoham2019fedcurv", "stiff where it matters to others", {"fedcurv": "fedcurv:FedCurv"}
+        "shoham2019fedcurv",
+        "a penalty on parameters that other clients need",
+        {"fedcurv": "fedcurv:FedCurv"},
     ),
 }
 """Every method, in the order in which they are listed."""

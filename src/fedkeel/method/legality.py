@@ -16,7 +16,7 @@ SLOT_CODES = dict(zip(SLOTS, "DLCGERS", strict=True))
 
 REASONS = {
     LEGAL: "they can be combined.",
-    WEIGHTS: "their papers weigh clients differently: they can be combined once the run states "
+    WEIGHTS: "their papers weight clients differently: they can be combined once the run states "
     "`weights`.",
     TWICE: "both contain the same part, which a method can have once.",
     BREAKS: "one breaks what the other needs.",

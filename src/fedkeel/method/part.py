@@ -73,6 +73,6 @@ class Part(ABC):
     """What no other part of the method can have beside this one. A `Preparation` that is also a
     `Criterion`, a `LossTerm` or a `Penalty` breaks EXAMPLE_LOSSES and SURVEYS without saying so."""
     preserves_penalty_pull: ClassVar[bool] = True
-    """Whether a penalty's gradient reaches the local step unchanged. Set it to False in a part that
-    takes the gradient at another point or reshapes it depending on the data: FedNova's length of
-    the local path then leaves the penalties out."""
+    """Whether a penalty's gradient reaches the local step unchanged. Set False if this part
+    evaluates the gradient at another point or rescales it using the data: FedNova's length of the
+    local path then leaves the penalties out."""

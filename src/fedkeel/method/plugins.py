@@ -123,7 +123,9 @@ def _flaw(kind: type[Part]) -> str:
     if not re.fullmatch(r"[a-z_]\w*(\.\w+)*", kind.name) or kind.name in RESERVED:
         return f"calls itself {kind.name!r}, which is no name for a part"
     if kind.paper and kind.paper not in entries():
-        return f"cites {kind.paper!r}, which papers.bib has not; '' where there is no paper"
+        return (
+            f"cites {kind.paper!r}, which is not in papers.bib; set paper = '' if there is no paper"
+        )
     if "__dataclass_fields__" not in vars(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "is no frozen dataclass"
     missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
@@ -183,7 +185,7 @@ def _digest(module: str) -> str:
         return digest
     raise CompositionError(
         f"The parts of the module {module!r} are in no file.",
-        why="a run is taken again only while the code of its method is the same",
+        why="a finished run is used again only if the code of its method is unchanged",
         do="write them into my_method.py and name them 'my_method:Slow'",
     )
 

@@ -32,7 +32,7 @@ def server_start(plan: Plan, network: Network, population: Population, average: 
 def initial_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
     """Return what the parts remember at the server before the first round."""
     optimiser = plan.server_optimiser
-    with explain_errors("The server's memory cannot be begun"):
+    with explain_errors("The server's memory cannot be initialised"):
         memory: ByPart = {
             part.name: call(part.init_server, params, population) for part in plan.server_states
         }
@@ -43,7 +43,7 @@ def initial_memory(plan: Plan, params: Tree, population: Population) -> ByPart:
 
 def initial_table_row(plan: Plan, params: Tree) -> ByPart:
     """Return the table rows of a client that has not taken part yet, by part."""
-    with explain_errors("What is remembered of a client cannot be begun"):
+    with explain_errors("The server's memory of a client cannot be initialised"):
         rows = {part.name: call(part.init_row, params) for part in plan.tables}
     check_states("remembers of a client", rows)
     return rows

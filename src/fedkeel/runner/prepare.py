@@ -151,7 +151,7 @@ def _matched_test_set(train: Dataset, test: Dataset) -> Dataset:
             "The columns of the test set are not those of the training set.",
             got=repr(got),
             expected=repr(expected),
-            why="an input is known by its place alone",
+            why="columns are matched by their position, not by their name",
             do="put the columns of both in one order",
         )
     return test.with_label_names(train.label_names, "The test set") if train.label_names else test

@@ -129,7 +129,7 @@ def _other_run(folder: RunFolder, record: RunRecord, difference: str) -> RunErro
     return RunError(
         f"{folder} holds another run.",
         got=f"{record.method}, seed {record.seed}, {record.rounds} rounds, {record.status}",
-        why=f"{difference}; nothing is written over",
+        why=f"{difference}; nothing is overwritten",
         do=f"{ANOTHER}, or with the command another name (-s name=...)",
     )
 

@@ -107,8 +107,7 @@ def _labels_that_look_like_quantities(data: Dataset) -> str:
         return ""
     return (
         f"{len(data):,} training examples have {used} different numbers for labels: are they a "
-        "quantity? Each is a class of its own, however near it is to the next; divide quantities "
-        "into a few classes"
+        "quantity? Each number is learned as a separate class; divide a quantity into a few classes"
     )
 
 
@@ -251,8 +250,8 @@ def _softmax_before_loss(prepared: Prepared) -> str:
     if outputs.shape[1] < 2 or outputs.min() < 0 or ((sums - 1).abs() > 1e-3).any():
         return ""
     return (
-        "the model returns probabilities, and cross-entropy takes scores: it makes a softmax of "
-        "the softmax, which learns slowly and never surely, so leave it out of the model"
+        "the model returns probabilities, and cross-entropy takes scores: the softmax is then "
+        "taken twice and training is slow, so remove it from the model"
     )
 
 
@@ -301,8 +300,8 @@ def _correction_without_augmentation(prepared: Prepared) -> str:
     if not parts or not prepared.setup.augment:
         return ""
     return (
-        f"{parts[0]} corrects its gradients by those of the examples as they are, so that near the "
-        f"received model nothing of data.augment is left: `fedkeel methods {parts[0]}`, Deviations"
+        f"{parts[0]} computes its corrections on examples without augmentation, which cancels "
+        f"data.augment near the received model: `fedkeel methods {parts[0]}`, Deviations"
     )
 
 

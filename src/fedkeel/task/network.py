@@ -291,7 +291,7 @@ class Network:
         if len(inputs) != 1:
             raise ModelError(
                 f"The head {self.head!r} is called {len(inputs)} times in a forward pass.",
-                expected="once: its input is what the method calls features",
+                expected="once: the method takes its input as the features",
                 do="name another head",
             )
         return Output(logits, inputs[0].flatten(1))

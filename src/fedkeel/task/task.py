@@ -191,10 +191,11 @@ def _check_tensors(module: nn.Module, policy: Buffers) -> None:
             )
     if buffers and policy == "refuse":
         raise ModelError(
-            f"{kind} has buffers, which clients with different data disagree on.",
+            f"{kind} has buffers (tensors that are not trained).",
             got=f"{counted(len(buffers), 'buffer')}, such as {next(iter(buffers))!r}",
             expected="none, or a policy for them",
-            do="set model.buffers = 'average' or 'local', or use "
+            why="clients with different data would each have other values in them",
+            do="set model.buffers = 'average', or 'local' for constants; or use "
             "fedkeel.replace_batch_norm(module)",
         )
     for name, buffer in buffers.items():
@@ -297,7 +298,7 @@ def _input_remedy(error: Exception, x: Tensor) -> str:
         )
     if "same dtype" in str(error):
         return (
-            "convert no types in the module: its parameters and inputs are of engine.dtype, "
+            "do not convert types in the module: its parameters and inputs are of engine.dtype, "
             "'float32' or 'float64'"
         )
     if not isinstance(error, RuntimeError):
@@ -354,7 +355,6 @@ def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
                 "The loss is a sum over the batch.",
                 got="twice the number for twice the same examples",
                 expected=f"[{len(y)}], or their mean []",
-                why="what it is worth would depend on the size of the batch, at the end of a pass "
-                "too",
+                why="its size would depend on the number of examples in the batch",
                 do="return the losses before their sum, e.g. with reduction='none'",
             )

@@ -53,7 +53,7 @@ class Traits:
         if self.hidden_state:
             return (
                 f"the model changes {self.hidden_state} in its forward pass, which is no buffer: "
-                "what one client leaves there, the next one finds, and the server, which "
+                "the next client starts with what the last one left there, and the server, which "
                 "evaluates, does not get it. Make it a buffer of the model"
             )
         return ""
@@ -67,8 +67,8 @@ class Traits:
             return "the model writes to its parameters in its forward pass"
         if self.bypasses_modules:
             return (
-                "the model reaches its parameters in ways of its own (checkpointing, a list of "
-                "them)"
+                "the model does not reach its parameters through its modules (activation "
+                "checkpointing, or a list of parameters)"
             )
         return ""
 
@@ -175,9 +175,9 @@ def _with_gradients(
         generators.restore()
     if not correct and not traits.why_calls_differ:
         raise ModelError(
-            "The model's gradient by parameters that it is given is not what backward() finds.",
-            why="some of it is made in the backward pass, by torch.utils.checkpoint or an "
-            "autograd.Function of one's own",
+            "The model's gradient differs from that of backward() when parameters are passed in.",
+            why="part of it is computed in the backward pass, by torch.utils.checkpoint or an "
+            "autograd.Function of the model",
             do="give checkpoint use_reentrant=False",
         )
     return replace(traits, bypasses_modules=bypasses_modules, without_gradient=missing)

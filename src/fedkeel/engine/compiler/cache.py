@@ -271,7 +271,7 @@ def _compile(
             if masks.specs or not same_finite or not agrees_in_float64():
                 raise CannotCompile(f"a compiled step gives another {path.split('/')[0]}")
         if versions != [t._version for t in unowned]:
-            raise CannotCompile("a compiled step leaves something behind")
+            raise CannotCompile("a compiled step changes its inputs or constants")
     # later calls choose libraries and round factors, so a run that is resumed needs this one to
     results = trial() if rounds_factors or matmul.onednn_is_faster() else results
     torch.random.set_rng_state(rng_state_after)

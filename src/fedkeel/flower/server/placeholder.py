@@ -90,7 +90,7 @@ def _common_columns(nodes: list[NodeDescription]) -> tuple[str, ...]:
                     f"The columns of client {client} and client {first} differ.",
                     got=f"{name!r} as column {place}",
                     expected=f"{other!r}",
-                    why="an input is known by its place alone",
+                    why="columns are matched by their position, not by their name",
                     do="write the same columns in the same order on every node, or use data.drop",
                 )
     return expected
