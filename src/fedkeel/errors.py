@@ -124,6 +124,10 @@ class TrainingError(FedkeelError):
     result: object = None
 
 
+class SlowWork(UserWarning):
+    """Work before the first round that takes long, and how far it is."""
+
+
 class StoppedProcess(UserWarning):
     """A process that trains has been stopped by a signal, and is waited for."""
 

@@ -9,7 +9,7 @@ from scipy.stats import chi2
 
 from fedkeel.data.partition import dirichlet as d
 from fedkeel.data.partition.common import group, members
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, SlowWork
 
 ORACLE = Path(__file__).parents[1] / "oracles" / "hetero_dir.npz"
 LABELS = np.random.default_rng(5).integers(0, 10, 600)
@@ -92,6 +92,27 @@ def test_dirichlet_gives_up():
     assert "larger alpha" in text
     got = int(text.split("smallest client of ")[1].split()[0])
     assert 0 <= got < 55
+
+
+def test_dirichlet_gives_up_after_work_that_counts_classes_and_clients(monkeypatch):
+    """It counted examples alone: 10,000 attempts of 0.3 s with 1,000 classes, 2,000 clients."""
+    impossible = {"alpha": 0.01, "min_size": 200}
+    monkeypatch.setattr(d, "_WORK", 50 * (len(LABELS) + 2 * 10 * 1003))
+    with pytest.raises(DataError, match="50 attempts"):
+        d.dirichlet(LABELS, 3, **impossible)
+    with pytest.raises(DataError, match="25 attempts"):
+        d.dirichlet(LABELS, 3, **impossible, classes=20)
+    with pytest.raises(DataError, match="10 attempts"):
+        d.dirichlet(LABELS, 3, **impossible, classes=2000)
+
+
+def test_dirichlet_says_what_takes_long(monkeypatch):
+    monkeypatch.setattr(d, "_PATIENCE", -1.0)
+    with pytest.warns(SlowWork, match="attempt 1 of at most 10,000 to give every client 5 ex"):
+        lists = d.dirichlet(LABELS, 10, 1.0, min_size=5)
+    monkeypatch.undo()
+    again = d.dirichlet(LABELS, 10, 1.0, min_size=5)
+    assert [rows.tolist() for rows in lists] == [rows.tolist() for rows in again]
 
 
 def test_dirichlet_accepts_exactly_the_minimum_size():

@@ -1,5 +1,6 @@
 from rich.console import Console
 
+from fedkeel.records.histogram import Histogram
 from fedkeel.report.partition_table import partition_table
 
 
@@ -7,7 +8,9 @@ def shown(names, classes, width):
     console = Console(width=width)
     with console.capture() as capture:
         histogram = [[k + 1] * classes for k in range(len(names))]
-        console.print(partition_table(histogram, names, [str(y) for y in range(classes)]))
+        sizes = [sum(row) for row in histogram]
+        labels = [str(y) for y in range(classes)]
+        console.print(partition_table(Histogram.of_rows(histogram), sizes, names, labels))
     return capture.get().splitlines()
 
 

@@ -24,7 +24,7 @@ from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
 from fedkeel.cli.tune import tune
-from fedkeel.errors import FedkeelError, StoppedProcess, TrainingError
+from fedkeel.errors import FedkeelError, SlowWork, StoppedProcess, TrainingError
 from fedkeel.version import __version__
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ def _format_warning(
     """Return a warning as it is printed, without a place in the code where that says nothing."""
     from fedkeel.config.base import RenamedSetting
 
-    if issubclass(category, (RenamedSetting, StoppedProcess)):
+    if issubclass(category, (RenamedSetting, SlowWork, StoppedProcess)):
         return f"warning: {message}\n"
     return _python_format(message, category, filename, lineno, line)
 

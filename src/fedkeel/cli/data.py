@@ -113,17 +113,17 @@ def inspect(
 
     experiment = read_experiment(path, preset, settings)
     federation = gather(experiment).clients(experiment.seed)
-    histogram = federation.histogram()
-    how = {**federation.how, "sizes": federation.sizes.tolist(), "histogram": histogram.tolist()}
+    sizes = federation.sizes.tolist()
     if as_json:
-        document(how)
+        histogram = federation.histogram().tolist()
+        document({**federation.how, "sizes": sizes, "histogram": histogram})
     else:
         from fedkeel.report.partition_table import partition_table
 
         data = federation.data
         labels = data.label_names or tuple(str(y) for y in range(data.classes))
         names = federation.names or tuple(str(k) for k in range(len(federation)))
-        Console().print(partition_table(histogram.tolist(), list(names), list(labels)))
+        Console().print(partition_table(federation.class_counts(), sizes, names, labels))
         print(federation.how.get("says", ""))
         for message in data.warnings:
             say(stderr(), f"warning: {message}")

@@ -28,9 +28,11 @@ class Data(Settings):
             training set; ``"pixels"`` does so with each single number of an input, as FedProx's
             recipe for MNIST; ``"none"`` leaves images in [0, 1].
         augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
-        label: name of the label column or array in a file of one's own.
-        client: name of the client column or array, None where there is none.
-        drop: columns of a CSV or Parquet file that are no inputs, such as an identifier.
+        label: name of the label column or array in a file of one's own. Names are kept as a CSV
+            file writes them: 1E2 and 100 are two.
+        client: name of the client column or array, None where there is none; as for `label`.
+        drop: columns of a CSV or Parquet file that are no inputs, such as an identifier. Of several
+            sources only some need to have them.
         limit: at most so many training examples of each source, drawn at random; for quick trials.
         labels: names of the labels in their order, where `source` is ``"nodes"``: every node of a
             federation has data of its own, see ``fedkeel flower``.

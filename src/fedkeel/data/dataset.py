@@ -29,7 +29,11 @@ from fedkeel.data.user_arrays import (
     remedy_for_labels,
 )
 from fedkeel.errors import DataError
+from fedkeel.records.histogram import Histogram
 from fedkeel.rng import generator
+
+_QUICK = 1_000_000
+"""Clients times classes up to which counting in a whole table is quicker than sorting."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +304,15 @@ class Federation:
     def client_of_row(self) -> Ints:
         """[M] client of each entry of `rows`."""
         return np.repeat(np.arange(len(self)), self.sizes)
+
+    def class_counts(self) -> Histogram:
+        """Return the number of training examples of each client and class, without the zeros."""
+        classes = self.data.classes
+        if len(self) * classes <= _QUICK:
+            return Histogram.of_rows(self.histogram())
+        key = self.client_of_row() * classes + self.data.y.numpy()[self.rows]
+        pairs, count = np.unique(key, return_counts=True)
+        return Histogram(len(self), classes, *np.divmod(pairs, classes), count.astype(np.int64))
 
     def histogram(self) -> Ints:
         """[C, Y] number of training examples of each client and class."""

@@ -4,6 +4,8 @@
       config.toml     resolved settings: running it again repeats the run
       run.json        what ran: method, citations, data, model, environment, engine, status
       rounds.jsonl    one row a round
+      histogram.safetensors  examples by client and class, where they are many: for each pair that
+                      occurs its `client`, `label` and `count`; `shape` is [clients, classes]
       model.safetensors  the trained model, once the run is finished: the module's whole state dict
       model-best.safetensors  the model of the best round, which run.json names
       checkpoint/     round-00000120/: arrays.safetensors and state.json, written aside and
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from fedkeel.errors import RunError
 from fedkeel.records.checkpoint import Checkpoint, checkpoints, read_checkpoint, write_checkpoint
@@ -45,6 +48,7 @@ from fedkeel.records.files import (
     write_arrays,
     write_text,
 )
+from fedkeel.records.histogram import HISTOGRAM, Histogram
 from fedkeel.records.lock import FolderLock, locked
 from fedkeel.records.row_file import ROWS, RowFile
 from fedkeel.records.rows import RoundRecord
@@ -56,7 +60,7 @@ MODEL = "model.safetensors"
 BEST_MODEL = "model-best.safetensors"
 """File in a run folder with the model of the round that run.json names as `best_model`."""
 
-_OUTPUTS = (ROWS, "checkpoint", "state", "report.html")
+_OUTPUTS = (ROWS, HISTOGRAM, "checkpoint", "state", "report.html")
 """What a run writes beside run.json and config.toml before it is finished."""
 
 _RECORD_CHANGED = "run.json has changed since it was written"
@@ -405,6 +409,32 @@ class RunFolder:
             synchronise(temporary)
             os.replace(temporary, self.path / name)
         return digest
+
+    def save_histogram(self, histogram: Histogram) -> None:
+        """Write the histogram of the partition."""
+        self.save_model(histogram.arrays(), HISTOGRAM)
+
+    def histogram_digest(self) -> dict[str, str]:
+        """Return the digest of the histogram's file by its name, nothing where there is none."""
+        file = self.path / HISTOGRAM
+        with self._writing():
+            return {HISTOGRAM: file_digest(file)} if file.exists() else {}
+
+    def histogram(self) -> Histogram | None:
+        """Read the histogram of the partition, or None where it has no file of its own.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        file = self.path / HISTOGRAM
+        if not file.exists():
+            return None
+        try:
+            return Histogram.of_arrays(load_file(file))
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
+            raise RunError(
+                f"{file} cannot be read.", got=error, do="delete it: it is for the report alone"
+            ) from None
 
     def drop_model(self) -> None:
         """Remove models and checkpoint of a run of which only the rows are needed."""

@@ -109,7 +109,8 @@ class PartitionRecord:
         kind: kind of the partition.
         clients: number of clients C.
         sizes: [C] training examples of each client.
-        histogram: [C][Y] training examples by client and class, empty where nobody knows them.
+        histogram: [C][Y] training examples by client and class, empty where nobody knows them, and
+            where they are more than 100,000 numbers: these are in ``histogram.safetensors``.
         names: [C] names of the clients, or empty.
         held_out: examples that clients hold out for evaluation.
         says: the partition in one line.
@@ -261,9 +262,9 @@ class RunRecord:
             ``fingerprint``. The deviation of an input that was the same in all training examples
             is 1e30. A node with data of its own keeps its scale in ``scale-CLIENT.json`` in its
             ``state`` folder.
-        partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y],
-            ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples; ``attempts`` that a
-            draw took; ``says``, all that in words.
+        partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y]
+            or empty, ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples;
+            ``attempts`` that a draw took; ``says``, all that in words.
         local: settings of local training in words.
         participation: clients in a round, and of how many.
         target: test accuracy for rounds to target, or None.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.errors import counted
+from fedkeel.records.histogram import Histogram
 from fedkeel.records.run_record import RunRecord
 from fedkeel.report import palette
 from fedkeel.report.chart_style import (
@@ -46,17 +47,26 @@ class PartitionSummary:
     facts: tuple[Fact, ...]
 
 
-def partition_summary(record: RunRecord) -> PartitionSummary | None:
-    """Return the partition of a run, or None where its record has no histogram of the labels."""
+def partition_summary(
+    record: RunRecord, counts: Histogram | None = None
+) -> PartitionSummary | None:
+    """Return the partition of a run, or None where there is no histogram of the labels.
+
+    Args:
+        record: what ran.
+        counts: the histogram, where it is too large for the record.
+    """
     rows = record.partition.histogram
-    if not rows or not rows[0]:
+    if rows and rows[0]:
+        counts = Histogram.of_rows(rows)
+    histogram = None if counts is None else counts.table()  # [C, Y]
+    if histogram is None:
         return None
-    histogram = np.asarray(rows, dtype=np.int64)  # [C, Y]
     chart = _chart(record, histogram)
     return PartitionSummary(record.seed, chart, _caption(histogram), _facts(histogram))
 
 
-def _chart(record: RunRecord, histogram: NDArray[np.int64]) -> Chart:
+def _chart(record: RunRecord, histogram: NDArray[np.int32]) -> Chart:
     order = _client_order(histogram)
     shown = [order[i] for i in evenly_spaced(len(order), MAX_CLIENTS)]
     classes = _shown_classes(histogram)
@@ -134,7 +144,7 @@ def _axes(height: int, clients: int, classes: int) -> dict[str, Any]:
     }
 
 
-def _caption(histogram: NDArray[np.int64]) -> str:
+def _caption(histogram: NDArray[np.int32]) -> str:
     clients, classes = histogram.shape
     sentences = [
         "Each column is a client; the stronger the colour, the larger the class's share of it."
@@ -148,7 +158,7 @@ def _caption(histogram: NDArray[np.int64]) -> str:
     return " ".join(sentences)
 
 
-def _facts(histogram: NDArray[np.int64]) -> tuple[Fact, ...]:
+def _facts(histogram: NDArray[np.int32]) -> tuple[Fact, ...]:
     sizes = histogram.sum(axis=1)
     filled = histogram[sizes > 0]
     classes = (filled > 0).sum(axis=1)
@@ -169,7 +179,7 @@ def _range(values: NDArray[Any]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,g}"
 
 
-def _client_order(histogram: NDArray[np.int64]) -> list[int]:
+def _client_order(histogram: NDArray[np.int32]) -> list[int]:
     """Return clients in their order where they are few, else by their most frequent class."""
     numbers = np.arange(len(histogram))
     if len(histogram) > MAX_NAMED_CLIENTS:
@@ -178,7 +188,7 @@ def _client_order(histogram: NDArray[np.int64]) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _shown_classes(histogram: NDArray[np.int64]) -> list[int]:
+def _shown_classes(histogram: NDArray[np.int32]) -> list[int]:
     """Return the most frequent classes, in their order."""
     by_frequency = np.argsort(-histogram.sum(axis=0), kind="stable")
     return sorted(int(number) for number in by_frequency[:MAX_CLASSES])

@@ -8,6 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedkeel.records.histogram import Histogram
+
 _SHADES = " ░▒▓█"
 _MAX_CLIENTS = 40
 _MAX_CLASSES = 26
@@ -15,16 +17,19 @@ _NAME_WIDTH = 24
 
 
 def partition_table(
-    histogram: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]
+    counts: Histogram, sizes: Sequence[int], clients: Sequence[str], classes: Sequence[str]
 ) -> Table:
     """Return each client's examples and the share of each class among them.
 
     Args:
-        histogram: [C][Y] number of examples of each client and class.
+        counts: number of examples of each client and class.
+        sizes: C numbers of examples.
         clients: C names.
         classes: Y names.
     """
-    sizes = [sum(row) for row in histogram]
+    histogram = counts.table(_MAX_CLIENTS)
+    rows = [] if histogram is None else histogram.tolist()
+    held_by = counts.classes_of_clients().tolist()
     shown = classes[:_MAX_CLASSES]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     table.add_column("client", justify="right", no_wrap=True, max_width=_NAME_WIDTH)
@@ -32,10 +37,10 @@ def partition_table(
     table.add_column("classes", justify="right", no_wrap=True)
     table.add_column(_line(" ".join(f"{name[:2]:>2}" for name in shown)))
     table.add_column(_line("size"))
-    for name, size, row in list(zip(clients, sizes, histogram, strict=True))[:_MAX_CLIENTS]:
+    largest = max(sizes)
+    for name, size, held, row in zip(clients, sizes, held_by, rows, strict=False):
         shades = " ".join(_shade(count, size) for count in row[: len(shown)])
-        bar = "━" * max(1, round(20 * size / max(sizes)))
-        held = sum(count > 0 for count in row)
+        bar = "━" * max(1, round(20 * size / largest))
         table.add_row(Text(name), str(size), str(held), _line(shades), _line(bar))
     notes = [f"{_SHADES[1]} up to a quarter of the client's examples ... {_SHADES[4]} over three"]
     if len(sizes) > _MAX_CLIENTS:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.histogram import Histogram
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, to_json
 from fedkeel.report.formatting import format_setting
@@ -32,6 +33,7 @@ class RunResults:
             passed on; "" where it has none.
         settings: the settings that decide numbers, by dotted key; none of a run in memory.
         changes: what is not as the run has left it in its folder, one sentence each.
+        histogram: of the partition, where it has a file of its own.
     """
 
     folder: str
@@ -42,6 +44,7 @@ class RunResults:
     path: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
+    histogram: Histogram | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -171,6 +174,11 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
     )
     name = folder.path.resolve().name
     path = name if folder.path.is_absolute() else folder.path.as_posix()
+    changes = folder.changes(record, rows)
+    try:
+        histogram = folder.histogram()
+    except RunError as error:  # the page does without its chart
+        histogram, changes = None, [*changes, error.what]
     return RunResults(
         folder=name,
         record=record,
@@ -179,7 +187,8 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
         comparison_key=folder.common(),
         path=path,
         settings=folder.deciding(),
-        changes=tuple(folder.changes(record, rows)),
+        changes=tuple(changes),
+        histogram=histogram,
     )
 
 

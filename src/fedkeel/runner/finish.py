@@ -46,7 +46,7 @@ def finish(result: Result, folder: RunFolder | None) -> Result:
         return result
     record = result.record
     if record.status == "finished":
-        digests = {ROWS: folder.complete_rows()}
+        digests = {ROWS: folder.complete_rows(), **folder.histogram_digest()}
         for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
             if module is not None:
                 arrays = {key: tensor.numpy() for key, tensor in module.items()}

@@ -46,7 +46,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
     network, federation = setup.training.network, setup.federation
     parts = plan.parts or ()
-    on_nodes = federation.how["kind"] == "nodes"
+    no_histogram = federation.how["kind"] == "nodes" or federation.class_counts().is_large
     return RunRecord(
         name=settings.name,
         key=prepared.key,
@@ -72,7 +72,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
                 **federation.how,
                 "clients": len(federation),
                 "sizes": federation.sizes.tolist(),
-                "histogram": [] if on_nodes else federation.histogram().tolist(),
+                "histogram": [] if no_histogram else federation.histogram().tolist(),
                 "names": list(federation.names),
             }
         ),

@@ -64,6 +64,7 @@ def start(
             record = describe_run(prepared, choice)
             folder.clear()
             folder.start(record, text)
+            _save_histogram(folder, prepared)
             return Run(prepared, record, folder, callbacks, engine).make()
         if before.status == "finished":
             return _finished(folder, before, prepared, callbacks)
@@ -73,7 +74,15 @@ def start(
         check_disk(prepared, out)
         record = describe_run(prepared, choice or _same_engine(before, prepared.settings.engine))
         folder.write_run(record)
+        _save_histogram(folder, prepared)
         return Run(prepared, record, folder, callbacks, engine).make(resume=True)
+
+
+def _save_histogram(folder: RunFolder, prepared: Prepared) -> None:
+    """Write the histogram of the partition where it is too large for run.json."""
+    federation = prepared.setup.federation
+    if federation.how["kind"] != "nodes" and (counts := federation.class_counts()).is_large:
+        folder.save_histogram(counts)
 
 
 def check_settings(out: Path, settings: config.Run) -> None:

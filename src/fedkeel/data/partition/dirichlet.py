@@ -7,6 +7,9 @@ classes for each client. C clients, N examples, Y classes.
 
 from __future__ import annotations
 
+import warnings
+from time import monotonic
+
 import numpy as np
 from numpy.random import Generator, RandomState
 from numpy.typing import ArrayLike, NDArray
@@ -23,10 +26,17 @@ from fedkeel.data.partition.common import (
     legacy,
     members,
 )
-from fedkeel.errors import DataError, counted
+from fedkeel.errors import DataError, SlowWork, counted
 from fedkeel.rng import generator
 
 _ATTEMPTS = 10_000
+"""Attempts of `dirichlet` before it gives up, where these are quick."""
+
+_WORK = 10**9
+"""Work of all attempts together, in shuffled rows: about a minute on one core."""
+
+_PATIENCE = 10.0
+"""Seconds after which there is a word about the attempts."""
 
 
 def dirichlet(
@@ -60,8 +70,8 @@ def dirichlet(
         seed: seed, 0..2^32 - 1.
         classes: Y; the largest label + 1 where it is not given. A class without examples takes a
             draw all the same.
-        attempts: give up after so many; None takes 10,000, and from 100,000 rows on fewer, down to
-            100, so that giving up takes a minute or so.
+        attempts: give up after so many; None takes 10,000, or as many as take a minute or so: where
+            there are many rows, or many classes and clients, these are fewer, down to 10.
 
     Deviations: FedLab repeats for ever; this gives up. Where all clients that may still receive
     rows have a share of exactly 0 (alpha below 0.01 or so), FedLab divides by 0 and hands the class
@@ -94,9 +104,19 @@ def dirichlet_attempts(
             expected=f"at most min_size {len(y) // clients}",
             do="use a smaller min_size or fewer clients",
         )
-    limit = attempts or min(_ATTEMPTS, max(100, 10**9 // len(y)))
+    work = len(y) + 2 * count * (clients + 1000)  # a draw for a client is two rows' work
+    limit = attempts or min(_ATTEMPTS, max(10, _WORK // work))
     random, each, best = legacy(seed), members(y, count), 0
+    began, is_silent = monotonic(), True
     for attempt in range(1, limit + 1):
+        if is_silent and monotonic() - began > _PATIENCE:
+            is_silent = False
+            warnings.warn(
+                f"dirichlet is at attempt {attempt:,} of at most {limit:,} to give every client "
+                f"{counted(min_size, 'example')}; the smallest one had {best:,} at best",
+                SlowWork,
+                stacklevel=3,
+            )
         rows, owner = _attempt(random, each, clients, alpha)
         if len(rows) == len(y):
             smallest = int(np.bincount(owner, minlength=clients).min())
@@ -110,7 +130,8 @@ def dirichlet_attempts(
         f"dirichlet: {limit:,} attempts gave no partition with that minimum size.",
         got=f"a smallest client of {counted(best, 'example')} at best",
         expected=f"min_size {min_size} (alpha {alpha:g}, {clients} clients, {len(y)} examples)",
-        do="use a smaller min_size, a larger alpha or fewer clients",
+        do="use a smaller min_size, a larger alpha or fewer clients, or kind 'dirichlet_prior', "
+        "where 'sizes' says how many examples a client has",
     )
 
 

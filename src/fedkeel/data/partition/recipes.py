@@ -306,7 +306,7 @@ def _by_client(data: Dataset) -> tuple[Lists, tuple[str, ...]]:
 def _say(made: Federation, how: dict[str, Any]) -> str:
     """Return in words what the partition is."""
     sizes = made.sizes
-    spread = (made.histogram() > 0).sum(axis=1)
+    spread = made.class_counts().classes_of_clients()
     kind = [str(how["kind"])]
     if "alpha" in how:
         kind.append(f"alpha {how['alpha']:g}")
