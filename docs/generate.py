@@ -216,7 +216,8 @@ initial ones; see [batch normalisation](../guides/models.md#batch-normalisation)
 
 A checkpoint has what a run needs to continue with the same bits. It is saved when
 `engine.checkpoint_seconds` have passed since the last one, and at the end. The older one is removed
-when the new one is complete. `state.json` has the completed rounds and the run's key.
+when the new one is complete. `state.json` has the completed rounds, the run's key, the SHA-256 of
+`arrays.safetensors` and of the rows so far, and one of itself.
 `arrays.safetensors` has, by path:
 
 - `server/params/NAME`: the trained parameters of the global model. `server/buffers/NAME`: its
@@ -224,11 +225,17 @@ when the new one is complete. `state.json` has the completed rounds and the run'
 - `server/memory/PART/...`: what a part remembers at the server, such as momentum.
 - `clients/index`: the clients that have taken part, and `clients/state/PART/...`: their client
   state, one row for each, in that order. Where client state is on disk, the rows are in
-  `state/clients.bin`.
+  `state/clients.bin`, and `clients/checksum` has a checksum of each.
 - `table/...`: what the server keeps for each client (FedVARP, MIFA), in the same form.
 
 A checkpoint is not a model file: it has no frozen parameters, and its names may change between
 versions.
+
+A run goes on only from files that are as they were written. Where one has changed it says which,
+and stops; where an older whole checkpoint is there, it goes on from that and says so. For a
+finished run `run.json` has the SHA-256 of `rounds.jsonl` and of the models, under `digests`, as
+`sha256sum` prints them, and `fedkeel report` says which of them do not match. Folders that earlier
+versions wrote have no digests; they are read without this check.
 
 """
 

@@ -375,6 +375,25 @@ def test_a_second_polite_signal_does_not_hurry_a_process(tmp_path: Path, before:
         assert folder.load().round == folder.rows()[-1].round > 0
 
 
+def test_a_stopped_process_does_not_keep_an_interrupt_from_ending_the_runs(
+    tmp_path: Path, before: set[int]
+) -> None:
+    """It cannot hear that it is asked to end; the other one saves its round."""
+
+    def interrupt() -> None:
+        eventually(lambda: len(list(tmp_path.glob("*/rounds.jsonl"))) == 2)
+        os.kill(min(set(children(os.getpid())) - before), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    slow = ingredients(partial(Slow, 0.05))
+    assert made_of([settings(lr, rounds=60) for lr in RATES], slow, tmp_path, 2) == [None, None]
+    thread.join()
+    statuses = sorted(RunFolder(folder).read_run().status for folder in tmp_path.iterdir())
+    assert statuses == ["interrupted", "running"]
+
+
 def begun(out: Path) -> bool:
     """Whether a run has made some rounds."""
     return any(len(file.read_text().splitlines()) > 2 for file in out.glob("*/rounds.jsonl"))

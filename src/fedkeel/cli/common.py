@@ -7,13 +7,15 @@ import io
 import json
 import sys
 import unicodedata
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-from fedkeel.errors import did_you_mean, printable
+from fedkeel.errors import RunError, did_you_mean, printable
 
 EXPERIMENT = typer.Argument(None, metavar="EXPERIMENT.toml", help="Experiment file, or run folder.")
 PRESET = typer.Option(None, "--preset", help="Use an experiment that comes with fedkeel: digits.")
@@ -110,6 +112,14 @@ def stderr() -> Console:
 def document(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Print a JSON document on standard output."""
     print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def written(write: Callable[[], Path]) -> str:
+    """Write a page beside results that are saved already; return where it is, or why it is not."""
+    try:
+        return str(write())
+    except RunError as error:
+        return f"not written ({error.got or error.what}); {error.do}"
 
 
 def say(console: Console, text: str) -> None:

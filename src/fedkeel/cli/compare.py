@@ -15,6 +15,7 @@ from fedkeel.cli.common import (
     document,
     say,
     stderr,
+    written,
 )
 from fedkeel.errors import counted
 
@@ -62,7 +63,7 @@ def compare(
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    page = write_report(runs_of(out), out / "report.html", title=experiment.name)
+    page = written(lambda: write_report(runs_of(out), out / "report.html", title=experiment.name))
     if as_json:
         document(comparison.rows)
     else:

@@ -17,6 +17,7 @@ from fedkeel.cli.common import (
     document,
     say,
     stderr,
+    written,
 )
 from fedkeel.errors import ConfigError, RunError
 
@@ -62,7 +63,7 @@ def up(
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")
         raise typer.Exit(130) from None
-    page = write_report([out], out / "report.html")
+    page = written(lambda: write_report([out], out / "report.html"))
     rows = result.rows
     if as_json:
         scores = [row.test.top1 for row in rows if row.test is not None]

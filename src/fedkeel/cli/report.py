@@ -28,7 +28,6 @@ def report(
 
     folders = [folder for path in runs for folder in runs_of(path)]
     methods = load_runs(folders, target)
-    page = save_report(methods, out or runs[0] / "report.html")
     rows = result_rows([method.summary for method in methods])
     if as_json:
         document([row.to_json() for row in rows])
@@ -41,4 +40,5 @@ def report(
             print(f"\n{printable(sentence)}")
         else:
             say(stderr(), sentence)
+    page = save_report(methods, out or runs[0] / "report.html")
     say(stderr(), f"report  {page}")

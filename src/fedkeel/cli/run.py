@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import typer
@@ -15,6 +16,7 @@ from fedkeel.cli.common import (
     document,
     say,
     stderr,
+    written,
 )
 
 
@@ -44,7 +46,7 @@ def run(
 
     experiment = read_experiment(path, preset, settings)
     if out is None:
-        out = path if path is not None and path.is_dir() else Path("runs") / experiment.name
+        out = path if path is not None and os.path.isdir(path) else Path("runs") / experiment.name
     console = stderr()
     with progress_display(console, quiet) as display:
         display.prepare()
@@ -55,7 +57,8 @@ def run(
         except KeyboardInterrupt:
             say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
             raise typer.Exit(130) from None
-    page, record, last = write_report([out], out / "report.html"), result.record, result.rows[-1]
+    page = written(lambda: write_report([out], out / "report.html"))
+    record, last = result.record, result.rows[-1]
     if as_json:
         document(
             {

@@ -180,5 +180,19 @@ def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(settings: Settings) -> str:
-    """Return the settings as TOML, without the keys that are None."""
-    return tomli_w.dumps(settings.model_dump(exclude_none=True))
+    """Return the settings as TOML, without the keys that are None.
+
+    Raises:
+        ConfigError: a text cannot be written, such as the name of a file that is not in UTF-8.
+    """
+    text = tomli_w.dumps(settings.model_dump(exclude_none=True))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text[: error.end].splitlines()[-1]
+        raise ConfigError(
+            "A setting has a character that cannot be written to config.toml.",
+            got=ascii(line),
+            do="rename the file or folder that it names",
+        ) from None
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -142,9 +143,9 @@ def check_disk(prepared: Prepared, folder: Path | None) -> None:
     """
     needed = estimate_run(prepared).disk
     target = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
-    existing = next(path for path in (target, *target.parents) if path.is_dir())
+    existing = next(path for path in (target, *target.parents) if os.path.isdir(path))
     free = shutil.disk_usage(existing).free
-    if folder is not None:  # a resumed run has files there already
+    if folder is not None and os.path.isdir(folder):  # a resumed run has files there already
         free += sum(_disk_bytes(file) for file in RunFolder(folder).state.glob("*"))
     if needed <= free:
         return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import RunError
-from fedkeel.records.files import write_text
+from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 
 INDEX = "comparison.json"
@@ -27,7 +28,7 @@ def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
         The number of runs that were listed before and are not any more: they have other settings,
         another model, other data or another version.
     """
-    before = [folder.name for folder in runs_of(out)] if (out / INDEX).exists() else []
+    before = [folder.name for folder in runs_of(out)] if os.path.exists(out / INDEX) else []
     begun = [folder for folder in folders if RunFolder(out / folder).exists()]
     if not begun:  # after an error before the first run, the index stays
         return 0
@@ -50,8 +51,8 @@ def runs_of(path: Path) -> list[Path]:
     if RunFolder(path).exists():
         return [path]
     index = path / INDEX
-    if not index.exists():
-        below = _below(path)
+    if not os.path.exists(index):  # False for a name that is too long, too
+        below = _below(path) if os.path.isdir(path) else ""
         raise RunError(
             f"{path} holds neither a run nor a comparison.",
             expected=f"a folder with run.json or {INDEX}",
@@ -60,8 +61,8 @@ def runs_of(path: Path) -> list[Path]:
             else "give a folder that `fedkeel run` or `fedkeel compare` wrote",
         )
     try:
-        return [path / run["folder"] for run in json.loads(index.read_text("utf-8"))["runs"]]
-    except (ValueError, KeyError, TypeError) as error:
+        return [path / run["folder"] for run in parse_json(index.read_bytes())["runs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{index} cannot be read.", got=repr(error)) from None
 
 

@@ -93,7 +93,7 @@ class RunFolder:
 
     def exists(self) -> bool:
         """Return whether the folder holds a run."""
-        return (self.path / "run.json").exists()
+        return os.path.exists(self.path / "run.json")  # False for a name that is too long, too
 
     def common(self) -> str:
         """Return a digest of what all runs of one comparison have in common.
@@ -155,7 +155,7 @@ class RunFolder:
                     f"{self.path} is being written by another {error.strerror}.",
                     do=f"wait until it ends, or {ANOTHER}",
                 ) from None
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a ValueError for a name that cannot be one
                 raise self._refused(error) from None
             try:
                 yield
@@ -190,7 +190,7 @@ class RunFolder:
         except OSError as error:
             raise self._refused(error) from None
 
-    def _refused(self, error: OSError) -> RunError:
+    def _refused(self, error: Exception) -> RunError:
         what = f"{self.path} cannot be written to."
         return RunError(what, got=error, do=ANOTHER)
 
@@ -307,8 +307,8 @@ class RunFolder:
         rounds = [row.round for row in rows]
         is_complete = record.status == "finished" and not record.message
         last = record.rounds if is_complete else max(rounds, default=-1)
-        if rounds != list(range(last + 1)):
-            have = len(set(rounds) & set(range(last + 1)))
+        if len(rounds) != last + 1 or rounds != list(range(last + 1)):
+            have = len({round for round in rounds if round <= last})
             out.append(f"{ROWS} holds {have:,} of the rounds 0 to {last:,}")
         return out
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 OLD_NAMES = {"notes": "diagnostics"}
 """Key in a rounds.jsonl that was written before version 0.2 -> its name now."""
@@ -18,6 +18,12 @@ OLD_NAMES = {"notes": "diagnostics"}
 NOT_NEEDED = "not needed: enough had replied"
 """What is said under `faults` of who was over-selected: nothing went wrong there."""
 
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A number of things."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""A number that is never NaN or infinite."""
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that is null in JSON where it is NaN or infinite."""
@@ -34,7 +40,7 @@ class Scores:
         loss: mean of the task's loss.
     """
 
-    examples: int
+    examples: Count
     top1: Number
     top3: Number
     loss: Number
@@ -79,17 +85,17 @@ class RoundRecord:
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
 
-    round: int
-    lr: float = 0.0
+    round: Count
+    lr: Finite = 0.0
     clients: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     excluded: list[int] = field(default_factory=list)
-    examples: int = 0
-    steps: int = 0
+    examples: Count = 0
+    steps: Count = 0
     train_loss: float | None = None
-    bytes_down: dict[str, int] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    bytes_down: dict[str, Count] = field(default_factory=dict)
+    bytes_up: dict[str, Count] = field(default_factory=dict)
+    seconds: dict[str, Finite] = field(default_factory=dict)
     processor_seconds: float | None = None
     test: Scores | None = None
     sources: dict[str, Scores] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from fedkeel.errors import RunError
+from fedkeel.records.rows import Count
 
 Status = Literal["running", "interrupted", "finished", "failed"]
 
@@ -53,8 +54,8 @@ class ModelRecord:
     """
 
     name: str = ""
-    parameters: int = 0
-    bytes: int = 0
+    parameters: Count = 0
+    bytes: Count = 0
     head: str | None = None
     args: dict[str, Any] = field(default_factory=dict)
 
@@ -91,13 +92,13 @@ class DataRecord:
     """
 
     sources: list[str] = field(default_factory=list)
-    train: int = 0
-    test: int = 0
-    classes: int = 0
+    train: Count = 0
+    test: Count = 0
+    classes: Count = 0
     label_names: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     scale: Scale | None = None
-    shape: list[int] = field(default_factory=list)
+    shape: list[Count] = field(default_factory=list)
     fingerprint: str = ""
 
 
@@ -119,11 +120,11 @@ class PartitionRecord:
     """
 
     kind: str = ""
-    clients: int = 0
-    sizes: list[int] = field(default_factory=list)
-    histogram: list[list[int]] = field(default_factory=list)
+    clients: Count = 0
+    sizes: list[Count] = field(default_factory=list)
+    histogram: list[list[Count]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    held_out: int = 0
+    held_out: Count = 0
     says: str = field(default="", metadata=_OPTIONAL)
     settings: dict[str, Any] = field(default_factory=dict, metadata=_OPTIONAL)
 
@@ -151,8 +152,8 @@ class EngineChoice:
     """
 
     kind: str = ""
-    workers: int = 1
-    parallel_clients: int | None = field(default=None, metadata=_OPTIONAL)
+    workers: Count = 1
+    parallel_clients: Count | None = field(default=None, metadata=_OPTIONAL)
     device: str = field(default="", metadata=_OPTIONAL)
     dtype: str = "float32"
     precision: str = field(default="", metadata=_OPTIONAL)
@@ -183,7 +184,7 @@ class Environment:
     numpy: str = ""
     system: str = ""
     processor: str = ""
-    cores: int = 0
+    cores: Count = 0
     date: str = ""
 
 
@@ -202,14 +203,14 @@ class Estimate:
         disk: bytes of the file of client state, at most; 0 where it lives in memory.
     """
 
-    down: dict[str, int] = field(default_factory=dict)
-    up: dict[str, int] = field(default_factory=dict)
-    client_state: int = 0
-    clients: int = 0
-    table: int = 0
-    server_state: int = 0
+    down: dict[str, Count] = field(default_factory=dict)
+    up: dict[str, Count] = field(default_factory=dict)
+    client_state: Count = 0
+    clients: Count = 0
+    table: Count = 0
+    server_state: Count = 0
     state: Literal["memory", "disk"] = "memory"
-    disk: int = 0
+    disk: Count = 0
 
     @property
     def resident(self) -> int:
@@ -232,7 +233,7 @@ class BestModel:
         chosen_on: the examples that the score was measured on.
     """
 
-    round: int
+    round: Count
     score: float
     chosen_on: Literal["held-out clients", "test set"]
 
@@ -290,8 +291,8 @@ class RunRecord:
     citations: list[str]
     bibtex: str
     weights: str
-    seed: int
-    rounds: int
+    seed: Count
+    rounds: Count
     status: Status
     model: ModelRecord
     data: DataRecord

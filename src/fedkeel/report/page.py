@@ -10,6 +10,7 @@ import jinja2
 import markupsafe
 from plotly.offline import get_plotlyjs
 
+from fedkeel.errors import RunError
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.report import page_content, palette
@@ -35,6 +36,8 @@ from fedkeel.report.runs import MethodResults, load_runs
 from fedkeel.report.sparklines import accuracy_axis
 from fedkeel.report.tables import footnotes, result_rows, visible_columns
 from fedkeel.report.verdict import Status, verdict
+
+_ELSEWHERE = "see that the disk has room, or write it elsewhere: fedkeel report RUN --out FILE"
 
 _HERE = Path(__file__).parent
 
@@ -63,16 +66,25 @@ def write_report(
         The file.
 
     Raises:
-        RunError: there is nothing to report, or a folder holds no run.
+        RunError: there is nothing to report, a folder holds no run, or the file cannot be written.
     """
     return save_report(load_runs(folders), out, title=title)
 
 
 def save_report(methods: Sequence[MethodResults], out: Path, *, title: str | None = None) -> Path:
-    """Write the page of runs that have been read, as `write_report`."""
-    file = out / "report.html" if out.is_dir() else out
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, render_report(methods, title=title))
+    """Write the page of runs that have been read, as `write_report`.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    text = render_report(methods, title=title)
+    page = text.encode(errors="backslashreplace").decode()  # names of files may not be in UTF-8
+    try:
+        file = out / "report.html" if out.is_dir() else out
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, page)
+    except OSError as error:
+        raise RunError(f"The report {out} cannot be written.", got=error, do=_ELSEWHERE) from None
     return file
 
 

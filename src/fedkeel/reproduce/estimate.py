@@ -14,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import FedkeelError
-from fedkeel.records.files import write_text
+from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import Table
@@ -80,9 +81,9 @@ class SpeedStore:
     def __init__(self, out: Path) -> None:
         self._file = out / SPEED_FILE
         self._speeds: dict[str, Speed] = {}
-        if self._file.exists():
-            stored = json.loads(self._file.read_text(encoding="utf-8"))
-            self._speeds = {key: Speed(*seconds) for key, seconds in stored.items()}
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # all are measured anew
+            stored = parse_json(self._file.read_bytes())
+            self._speeds = {key: Speed(*map(float, speed)) for key, speed in stored.items()}
 
     def get(self, experiment: config.Experiment) -> Speed | None:
         """Return the speed of an experiment; None where it was not measured."""
@@ -94,9 +95,10 @@ class SpeedStore:
             self._speeds[_speed_key(experiment)] = measure_speed(experiment)
         except FedkeelError:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         stored = {key: astuple(speed) for key, speed in self._speeds.items()}
-        write_text(self._file, json.dumps(stored, indent=1) + "\n")
+        with suppress(OSError):  # the list shows the times all the same
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, json.dumps(stored, indent=1) + "\n")
 
 
 def _speed_key(experiment: config.Experiment) -> str:

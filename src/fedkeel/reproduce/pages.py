@@ -10,6 +10,7 @@ import jinja2
 
 from fedkeel.errors import RunError
 from fedkeel.records.files import write_text
+from fedkeel.records.folder import ANOTHER
 from fedkeel.records.run_record import RunRecord
 from fedkeel.report.page import read_css, write_report
 from fedkeel.reproduce.blocks import Block, table_blocks
@@ -84,9 +85,19 @@ class TablePage:
         return [f"{self.prefix}{line}".rstrip() for line in out]
 
     def write_html(self, runs: Sequence[TableRun]) -> Path:
-        """Write the HTML page, and beside it a report of the runs of each setting."""
+        """Write the HTML page, and beside it a report of the runs of each setting.
+
+        Raises:
+            RunError: the folder cannot be written to.
+        """
         folder = self.request.folder(self.table)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return self._write_html(runs, folder)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be written to.", got=error, do=ANOTHER) from None
+
+    def _write_html(self, runs: Sequence[TableRun], folder: Path) -> Path:
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent),
             autoescape=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 from fedkeel import config
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, RunError, TrainingError, counted
-from fedkeel.records.files import write_text
+from fedkeel.records.files import parse_json, write_text
+from fedkeel.records.folder import ANOTHER
 from fedkeel.reproduce.plan import CellKey, TableRequest, TableRun, digest, table_runs
 from fedkeel.reproduce.table import Table
 from fedkeel.runner.prepare import gather
@@ -96,9 +98,12 @@ def search(table: Table, request: TableRequest, jobs: int, display: ProgressDisp
 
 
 def _write(folder: Path, settings: Settings) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     entries = [{**key._asdict(), "chosen": chosen} for key, chosen in settings.items()]
-    write_text(folder / TUNED, json.dumps(entries, indent=1) + "\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / TUNED, json.dumps(entries, indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written to.", got=error, do=ANOTHER) from None
 
 
 def read_tuned_settings(folder: Path) -> Settings:
@@ -108,10 +113,10 @@ def read_tuned_settings(folder: Path) -> Settings:
         RunError: the file is damaged.
     """
     file = folder / TUNED
-    if not file.exists():
+    if not os.path.exists(file):  # False for a name that is too long, too
         return {}
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
+        entries = parse_json(file.read_bytes())
         return {CellKey(entry["row"], entry["column"]): entry["chosen"] for entry in entries}
     except (OSError, ValueError, TypeError, KeyError) as error:
         do = "delete it, and run the same command with --tune: its runs are taken again"

@@ -271,7 +271,7 @@ def create_folder(out: Path) -> None:
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError for a name that cannot be one
         raise RunError(f"{out} cannot be written to.", got=error, do=ANOTHER) from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedkeel import config
 from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
-from fedkeel.records.files import write_text
+from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.statistics import Stat
 from fedkeel.study.compare import file_name
@@ -174,12 +174,12 @@ def read_earlier(folder: Path, digest: str, methods: Collection[str]) -> Earlier
     version counts as none.
     """
     try:
-        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        summary = parse_json((folder / SUMMARY).read_bytes())
         rows = [TunedMethod(**row) for row in summary["rows"] if row["method"] not in methods]
         if summary["search"] != digest or not summary["complete"]:
             return EarlierSearch(replaced=tuple(row.method for row in rows))
         trials = [_trial(trial) for trial in summary["trials"] if trial["method"] not in methods]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return EarlierSearch()
     return EarlierSearch(tuple(rows), tuple(trials))
 
