@@ -20,16 +20,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedkeel"
 
 LEAVES = frozenset(
     {
-        "clock",
-        "errors",
-        "matmul",
-        "memory",
-        "records",
-        "rng",
-        "source_digest",
-        "tree",
-        "user_code",
-        "version",
+        *(
+            "clock",
+            "errors",
+            "global_names",
+            "matmul",
+            "memory",
+            "reached_values",
+            "records",
+            "rng",
+        ),
+        *("source_digest", "tree", "user_code", "version"),
     }
 )
 DOMAIN = LEAVES | {"config", "data", "task", "method"}
@@ -41,6 +42,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "memory": frozenset(),
     "user_code": frozenset({"errors"}),
     "source_digest": frozenset({"user_code"}),
+    "global_names": frozenset({"source_digest", "user_code"}),
+    "reached_values": frozenset({"global_names", "source_digest", "user_code"}),
     "version": frozenset(),
     "rng": frozenset(),
     "tree": frozenset(),

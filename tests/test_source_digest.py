@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from fedkeel.source_digest import module_digest, source_digest
+from fedkeel.reached_values import describe_value
+from fedkeel.source_digest import module_digest
 from toys import forget
 
 FILES = {
@@ -106,7 +107,7 @@ SCRIPT = """
 import math
 from functools import cached_property
 from torch import nn
-from fedkeel.source_digest import source_digest
+from fedkeel.reached_values import describe_value
 import helper
 
 SCALE = 2.0
@@ -127,7 +128,8 @@ class Net(nn.Module):
 class Other(Net):
     n = 4
 def loss(logits, y): return first(logits)
-print(source_digest(Net), source_digest(loss), source_digest(Net()))
+for value in (Net, loss, Net()):
+    print(describe_value(value).digest)
 """
 
 
@@ -173,7 +175,7 @@ def test_where_a_file_lies_does_not_count(here: Path) -> None:
         (here / name / "losses.py").write_text(text)
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(here / name))
-            found.append(source_digest(importlib.import_module("losses").loss))
+            found.append(describe_value(importlib.import_module("losses").loss).text)
         forget(here)
     assert found[0] == found[1] != ""
 
@@ -183,4 +185,4 @@ def test_a_class_that_names_itself_is_written_once() -> None:
         def other(self) -> Mine:
             return Mine()
 
-    assert source_digest(Mine)
+    assert describe_value(Mine).text

@@ -21,12 +21,12 @@ from fedkeel.cost import memory as module
 from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError, DataError, FedkeelError, ModelError, RunError
+from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import to_json
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.manifest import describe_run, environment
 from fedkeel.runner.start import start
-from fedkeel.source_digest import describe_value
 from fedkeel.task.losses import Loss
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
@@ -291,14 +291,16 @@ def test_a_network_is_told_as_it_was_before_any_call() -> None:
 def test_a_tensor_is_told_by_its_numbers_wherever_it_lies() -> None:
     whole = torch.arange(6.0).reshape(2, 3)
     assert (
-        describe_value(whole)
-        == describe_value(whole.T.contiguous().T)
-        == describe_value(nn.Parameter(whole))
+        describe_value(whole).text
+        == describe_value(whole.T.contiguous().T).text
+        == describe_value(nn.Parameter(whole)).text
     )
     others = [whole.T, whole.double(), whole + 1, whole.reshape(6), whole.bfloat16()]
     odd = [whole > 1, whole[:0], torch.tensor(1.0), whole.to_sparse() * 2, whole * 1j]
     arrays = [np.arange(6), np.array([["a"]]), np.array([1, None]), np.zeros((3, 0)), np.array(1)]
-    told = [describe_value(one) for one in (whole, *others, *odd, *arrays, whole.numpy().T[::-1])]
+    told = [
+        describe_value(one).text for one in (whole, *others, *odd, *arrays, whole.numpy().T[::-1])
+    ]
     assert len(set(told)) == len(told)
 
 

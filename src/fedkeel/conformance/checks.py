@@ -26,6 +26,7 @@ from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.trainer import TrainedClients
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.context import ByPart
@@ -100,7 +101,8 @@ def run_checks(
         weights: as in `check_method`.
         names: the names of some of `CHECKS`; None runs all.
     """
-    with use_numerics("float32"):  # tiny tensors: more threads only wait for each other
+    # tiny tensors: more threads only wait for each other
+    with one_at_a_time(), use_numerics("float32"):
         federation = SmallFederation(expression, weights)
         return [Check(name, _failure(CHECKS[name], federation)) for name in names or CHECKS]
 

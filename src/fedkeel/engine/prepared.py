@@ -55,6 +55,8 @@ class Prepared:
         ingredients: what it was made of.
         key: digest of all that decides the numbers.
         state: where client state lives.
+        unseen: where values of the user's code are that could not be read in full, so that the
+            run is never taken for an earlier one.
     """
 
     settings: config.Run
@@ -65,6 +67,7 @@ class Prepared:
     ingredients: Ingredients
     key: str = ""
     state: Place = "memory"
+    unseen: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:

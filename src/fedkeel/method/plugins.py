@@ -24,7 +24,8 @@ from fedkeel.method.docs.bibliography import entries
 from fedkeel.method.hyperparameters import hyperparameter_types, is_expressible, type_name
 from fedkeel.method.part import Part
 from fedkeel.method.roles import ROLES
-from fedkeel.source_digest import module_digest
+from fedkeel.reached_values import Describer, Description
+from fedkeel.source_digest import digest_of, module_digest
 from fedkeel.user_code import ImportTarget, import_object, one_line
 
 RESERVED = frozenset({"model", "survey", "mean"})
@@ -56,12 +57,34 @@ def expression_name(part: Part) -> str:
 
 
 def user_part_digests(parts: Iterable[Part]) -> dict[str, str]:
-    """Return digests of the files in which parts outside the package are written.
+    """Return digests of the parts outside the package, by the modules in which they are written.
 
-    The user's files that these import count too.
+    They change with the files there, with the user's files that these import, and with every value
+    that the parts' code can reach, see `fedkeel.reached_values`.
     """
+    return {
+        module: digest_of(f"{_digest(module)} {description.text}")
+        for module, description in _described(parts).items()
+    }
+
+
+def unseen_in_parts(parts: Iterable[Part]) -> list[str]:
+    """Return where values are, in reach of parts outside the package, that could not be read."""
+    return [place for description in _described(parts).values() for place in description.unseen]
+
+
+def _described(parts: Iterable[Part]) -> dict[str, Description]:
+    """Return a description of the parts outside the package, by their modules."""
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
-    return {kind.__module__: _digest(kind.__module__) for kind in kinds if _is_user_class(kind)}
+    by_module: dict[str, list[type[Part]]] = {}
+    for kind in sorted(filter(_is_user_class, kinds), key=lambda kind: kind.__qualname__):
+        by_module.setdefault(kind.__module__, []).append(kind)
+    return {module: _description(by_module[module]) for module in sorted(by_module)}
+
+
+def _description(kinds: Iterable[type[Part]]) -> Description:
+    describer = Describer()
+    return describer.description(" ".join([describer.describe(kind) for kind in kinds]))
 
 
 def _is_user_class(kind: type) -> bool:

@@ -245,7 +245,7 @@ class RunRecord:
     Args:
         name: name of the run.
         key: digest of all that decides the numbers: settings, data, initial model, version, and
-            the user's own files with those that they import.
+            the user's own code with the values that it reaches.
         method: canonical expression of the method.
         describe: the method in words, one line each.
         parts: the parts of the method: ``name``, ``paper``, ``roles``; ``code``, a digest of its

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -23,6 +24,7 @@ from fedkeel.data.read.load import load
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples, measured_columns
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
+from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import rehearse
 from fedkeel.errors import ConfigError, DataError, ModelError, RunError, counted
 from fedkeel.memory import format_bytes, free_memory
@@ -31,7 +33,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.part import Capability
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.plugins import unseen_in_parts, user_part_digests
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.task.models import make
@@ -80,6 +82,7 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
     return Task(build, head=settings.head, buffers=settings.buffers)
 
 
+@one_at_a_time()
 def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     """Make everything that a run needs, and refuse what cannot work.
 
@@ -120,7 +123,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     except ModelError as error:  # where it is raised, the name of the method is unknown
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
-    prepared = Prepared(settings, setup, server, spec, population, ingredients)
+    unseen = (*network.unseen, *unseen_in_parts(plan.parts))
+    prepared = Prepared(settings, setup, server, spec, population, ingredients, unseen=unseen)
     return replace(prepared, key=_key(prepared), state=choose_place(prepared))
 
 
@@ -292,7 +296,10 @@ def error_on_one_example(network: Network, data: Dataset, train: bool = True) ->
 
 
 def _key(prepared: Prepared) -> str:
-    """Return a digest of settings, data, initial model and version: of all that decides numbers."""
+    """Return a digest of settings, data, initial model and version: of all that decides numbers.
+
+    Where some of the user's values cannot be read in full, it is another one each time.
+    """
     settings = prepared.settings.model_dump(mode="json")
     for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
         settings.pop(name, None)
@@ -317,6 +324,8 @@ def _key(prepared: Prepared) -> str:
         "network": setup.training.network.describe(),
         "own": user_part_digests(prepared.plan.parts),
     }
+    if prepared.unseen:
+        identity["only once"] = secrets.token_hex(16)
     digest.update(json.dumps(identity, sort_keys=True).encode())
     on_nodes = setup.federation.how["kind"] == "nodes"  # whose rows the server does not know
     for array in (

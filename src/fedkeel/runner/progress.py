@@ -27,6 +27,7 @@ from fedkeel.runner.result import Result
 FINISHED = "finished"
 REUSED = "taken from an earlier run"
 PREPARING = "preparing data, model and engine"
+WAITING = "waiting for a run in another thread: one at a time has the bits that it has alone"
 STOPPING = "stopping after this round; a second interrupt stops at once and loses it"
 
 
@@ -56,6 +57,9 @@ class ProgressDisplay:
 
     def end(self, run: str, how: str) -> None:
         """Say that a run is over, and how: `FINISHED`, `REUSED`, or why it is not finished."""
+
+    def waiting(self) -> None:
+        """Say that a run in another thread of this process goes first."""
 
     def stopping(self) -> None:
         """Say that the runs will end after the rounds at hand."""
@@ -132,6 +136,10 @@ class WithoutScores(ProgressDisplay):
     def end(self, run: str, how: str) -> None:
         """Pass it on."""
         self._display.end(run, how)
+
+    def waiting(self) -> None:
+        """Pass it on."""
+        self._display.waiting()
 
     def stopping(self) -> None:
         """Pass it on."""
@@ -226,6 +234,10 @@ class ProgressBars(ProgressDisplay):
         if how not in (FINISHED, REUSED):
             self._print(f"{run}: {how}")
 
+    def waiting(self) -> None:
+        """Show a line above the bars."""
+        self._print(WAITING)
+
     def stopping(self) -> None:
         """Show a line above the bars."""
         self._print(STOPPING)
@@ -316,6 +328,10 @@ class ProgressLines(ProgressDisplay):
             return
         shown = f"{time.monotonic() - line.began:.1f} s" if how == FINISHED else how.rstrip(".")
         self._print(f"{self._count(line)}{run}: {shown}{_accuracy(line.row)}")
+
+    def waiting(self) -> None:
+        """Show a line."""
+        self._print(WAITING)
 
     def stopping(self) -> None:
         """Show a line."""

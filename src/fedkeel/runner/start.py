@@ -11,6 +11,7 @@ from fedkeel.cost.autotune import resumed_engine
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.base import Engine
 from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import RunError
 from fedkeel.method.plugins import user_part_digests
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
@@ -20,9 +21,11 @@ from fedkeel.runner.checkpoint import unpacked
 from fedkeel.runner.loop import Run
 from fedkeel.runner.manifest import describe_run
 from fedkeel.runner.result import Result
+from fedkeel.runner.warnings import values_not_seen
 from fedkeel.version import __version__
 
 
+@one_at_a_time()
 def start(
     prepared: Prepared,
     out: Path | None = None,
@@ -159,6 +162,8 @@ def _difference(folder: RunFolder, settings: config.Run) -> str:
 
 def _other_difference(record: RunRecord, prepared: Prepared) -> str:
     """Return what differs from a run of the same settings."""
+    if prepared.unseen:
+        return values_not_seen(prepared)
     version = record.environment.fedkeel
     if version != __version__:
         return f"the version is {__version__}, there {version}"
@@ -166,7 +171,8 @@ def _other_difference(record: RunRecord, prepared: Prepared) -> str:
         return "the training data differ"
     files = [f"{module.replace('.', '/')}.py" for module in user_part_digests(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""
-    return f"{method}the model or its code, the division or the test data differ"
+    model = "the model, the loss, or a value that their code reaches"
+    return f"{method}{model}, the division or the test data differ"
 
 
 def _finished(

@@ -52,6 +52,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *privacy,
         *data.warnings,
         *_unused_settings(prepared.settings),
+        values_not_seen(prepared),
         _single_class(data) or _dominant_class(data, prepared.setup.test),
         _labels_without_training(data, prepared.setup.test),
         _labels_that_look_like_quantities(data),
@@ -76,6 +77,18 @@ def _no_privacy_accounting(prepared: Prepared) -> list[str]:
         for part in prepared.plan.parts
         if isinstance(part, DPSGD)
     ]
+
+
+def values_not_seen(prepared: Prepared) -> str:
+    """Return a warning where values could not be read, by which a run is known again."""
+    if not prepared.unseen:
+        return ""
+    more = f" and {len(prepared.unseen) - 3} more" if len(prepared.unseen) > 3 else ""
+    return (
+        "this run is made anew each time, and cannot be continued: what "
+        f"{', '.join(prepared.unseen[:3])}{more} holds cannot be read, so nobody can tell whether "
+        "an earlier run had the same (docs/concepts/reproducibility.md)"
+    )
 
 
 def _unused_settings(settings: config.Run) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedkeel import config
 from fedkeel.data.dataset import Federation
 from fedkeel.engine.process.interrupts import interrupts
+from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.method.grammar import split_expressions
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
@@ -73,6 +74,9 @@ def run(
         progress: whether to show progress on standard error; None does so on a terminal.
         callbacks: follow the run, see `Callback`.
 
+    Of several threads that call this or `compare`, one at a time goes on, and the others wait: a
+    module draws random numbers from torch's generator, which the process has once.
+
     Returns:
         Rows, parameters, and what ran. A run that was finished before is read, not made again.
 
@@ -95,7 +99,7 @@ def run(
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test), checked_folder(out)
-    with _display(progress) as display:
+    with _display(progress) as display, one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
         following = [*callbacks, display.follow(run_name(settings))]
@@ -169,7 +173,11 @@ def compare(
     )
     check_callbacks(callbacks)
     ingredients, folder = checked_ingredients(task, clients, test), checked_folder(out)
-    with _display(progress) as display, _interruptible(display):
+    with (
+        _display(progress) as display,
+        _interruptible(display),
+        one_at_a_time(display.waiting),
+    ):
         return _compare(
             settings, ingredients, wanted.methods, wanted.seeds, folder, display, callbacks
         )

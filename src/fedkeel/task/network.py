@@ -168,7 +168,12 @@ class Network:
         loss; and of modules that are not torch's own, digests of their source and their attributes.
         It describes the network as it was made.
         """
-        return self._description
+        return self._description.text
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Where values are, in the module and the loss, that `describe` could not read in full."""
+        return self._description.unseen
 
     @property
     def mixes_examples(self) -> bool:
