@@ -17,7 +17,7 @@ from fedkeel.conformance.checks import Check, run_checks
 from fedkeel.errors import CompositionError, TrainingError
 from fedkeel.method import grammar, registry, server_round
 from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
-from fedkeel.method.part import Part, Stage
+from fedkeel.method.part import Capability, Part, Stage
 from fedkeel.method.registry import Recipe
 from fedkeel.method.roles import (
     AggregateTransform,
@@ -211,6 +211,31 @@ class MoreWhenFull(Broken, Broadcast, ServerState):
         return {"n": torch.zeros(1 + int(state["n"]))}
 
 
+class DefaultType(Gradient):
+    """Makes a number of torch's default type, which rounds a tenth."""
+
+    def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
+        return {k: torch.tensor(0.1) * v for k, v in grads.items()}
+
+
+class BySize(Gradient, UpdateTransform):
+    """Divides by all that a client knows of itself."""
+
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.CLASS_COUNTS})
+    update_stage: ClassVar[Stage] = Stage.CORRECT
+
+    def transform_gradient(self, grads: Tree, params: Tree, step: Step) -> Tree:
+        info = step.client_info
+        share = info.class_counts / info.examples
+        factor = 1.0 / info.examples + share[0]
+        return {k: factor * v for k, v in grads.items()}
+
+    def transform_update(self, update: Tree, round: Round) -> Tree:
+        return {
+            k: (1.0 / round.steps + 1.0 / round.client_info.examples) * v for k, v in update.items()
+        }
+
+
 def entered(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> None:
     """Enter a part under the name ``broken``."""
     recipes = {**registry.REGISTRY, "broken": Recipe("mcmahan2017", "broken", {"": kind})}
@@ -241,6 +266,7 @@ def failure(monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str) -> st
         (OtherType, "state keeps its form"),
         (Forgets, "a killed run goes on as if it had not been"),
         (MoreWhenFull, "recorded bytes are the bytes on the wire"),
+        (DefaultType, "all numbers are of the run's type"),
     ],
 )
 def test_a_broken_part_is_caught(
@@ -315,7 +341,7 @@ def test_a_check_that_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(CHECKS, "the order of replies does not matter", breaks)
     with pytest.raises(ConformanceError, match="LookupError: nothing there") as error:
         check_method("fedavg")
-    assert "'fedavg' fails 1 of 12 checks." in error.value.what
+    assert "'fedavg' fails 1 of 13 checks." in error.value.what
 
 
 def test_nan_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,3 +353,18 @@ def test_nan_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_composed_is_not_a_failed_check() -> None:
     with pytest.raises(CompositionError, match="which takes one"):
         check_method("momentum+gradma.s")
+
+
+@pytest.mark.parametrize(
+    "check", ["all numbers are of the run's type", "clients run side by side as one by one"]
+)
+def test_what_a_client_knows_of_itself_is_of_the_run_s_type(
+    monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    """With one client at a time, and side by side: an inverse is rounded once, to float64."""
+    assert failure(monkeypatch, BySize, check) == ""
+
+
+def test_the_default_type_is_as_it_was_after_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure(monkeypatch, DefaultType, "all numbers are of the run's type")
+    assert torch.get_default_dtype() == torch.float32

@@ -133,6 +133,30 @@ def _check_repetition(federation: SmallFederation) -> str:
     return _difference(federation.reference.params, start(federation.prepare()).params)
 
 
+def _check_types(federation: SmallFederation) -> str:
+    """Compute a round once more where torch makes float64 numbers by default.
+
+    What comes out differently was made with torch's default type, and not with the run's.
+    """
+
+    def values() -> dict[str, Tensor]:
+        server = federation.prepared.server
+        replies = federation.replies(server, [0, 2, 5])
+        sent: State = {"update": dict(replies.update), "uploads": dict(replies.uploads)}
+        return dict(walk({**sent, "model": dict(federation.aggregate(server, replies).params)}))
+
+    before, default = values(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = values()
+    finally:
+        torch.set_default_dtype(default)
+    for path, tensor in before.items():
+        if tensor.dtype != after[path].dtype or not torch.equal(tensor, after[path]):
+            return f"{path} is made with torch's default type, float32: give tensors the run's type"
+    return ""
+
+
 def _check_reply_order(federation: SmallFederation) -> str:
     server = federation.prepared.server
     ordered = federation.aggregate(server, federation.replies(server, [0, 2, 5]))
@@ -349,6 +373,7 @@ CHECKS: dict[str, Callable[[SmallFederation], str]] = {
     "a seed repeats bit for bit": _check_repetition,
     "engines agree bit for bit": _check_workers,
     "clients run side by side as one by one": _check_vectorized,
+    "all numbers are of the run's type": _check_types,
     "the order of replies does not matter": _check_reply_order,
     "padded steps change nothing": _check_padding,
     "clients without weight change nothing": _check_zero_weight,

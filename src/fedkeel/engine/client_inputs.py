@@ -47,12 +47,13 @@ def first_pass_length(setup: TrainingSetup, job: ClientJob, batch_positions: lis
 
 def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
     """Return what a client knows about itself, as far as the method needs it."""
-    rows = setup.federation.client(client)
+    rows, dtype = setup.federation.client(client), setup.training.network.dtype
+    index, examples = torch.tensor(client), torch.tensor(len(rows), dtype=dtype)
     if Capability.CLASS_COUNTS not in setup.training.plan.needs:
-        return ClientInfo(client, len(rows))
+        return ClientInfo(index, examples)
     data = setup.federation.data
     counts = torch.bincount(data.y[torch.from_numpy(rows)], minlength=data.classes)
-    return ClientInfo(client, len(rows), counts)
+    return ClientInfo(index, examples, counts.to(dtype))
 
 
 def noise_source(setup: TrainingSetup, message: Message, client: int) -> Callable[[], Tree | None]:

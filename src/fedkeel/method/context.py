@@ -44,14 +44,14 @@ class ClientInfo:
     """What a client knows about itself.
 
     Args:
-        client: stable index 0..C-1; [] where clients train side by side.
-        examples: number of training examples; [] likewise.
-        declared_class_counts: [Y] number of examples of each class; None where no part of the
-            method declares CLASS_COUNTS.
+        client: [] stable index 0..C-1, of type int64.
+        examples: [] number of training examples, of the run's type, so that 1 / examples has it.
+        declared_class_counts: [Y] number of examples of each class, of the run's type; None where
+            no part of the method declares CLASS_COUNTS.
     """
 
-    client: int | Tensor
-    examples: int | Tensor
+    client: Tensor
+    examples: Tensor
     declared_class_counts: Tensor | None = None
 
     @property
@@ -335,9 +335,10 @@ class Round:
         start: the received model.
         end: the model after the last step.
         client_info: about the client.
-        steps: S, the number of steps; [] where clients train side by side.
+        steps: [] S, the number of steps, of the run's type.
         path_length: displacement of the local model over -lr for a constant gradient of 1, so S
-            for plain gradient descent. Momentum and penalties are in it. [] likewise.
+            for plain gradient descent. Momentum and penalties are in it. [] where clients train
+            side by side.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
         make_all_examples_step: makes a step whose batch is all examples of the client.
         broadcast: what this part's server half sent.
@@ -354,7 +355,7 @@ class Round:
     start: Tree
     end: Tree
     client_info: ClientInfo
-    steps: int | Tensor
+    steps: Tensor
     path_length: float | Tensor
     lr: float | Tensor
     make_all_examples_step: Callable[[], Step]

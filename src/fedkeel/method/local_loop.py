@@ -246,11 +246,12 @@ def client_finish(
         batch = client.all_examples()
         return make_step(training, message, client.client_info, batch, local.buffers, states)
 
+    like = next(iter(client.start.values()))
     round = Round(
         start=client.start,
         end=local.params,
         client_info=client.client_info,
-        steps=steps,
+        steps=torch.as_tensor(steps, dtype=like.dtype, device=like.device),
         path_length=local_path_length(training, int(steps), message.lr)
         if path_length is None
         else path_length,

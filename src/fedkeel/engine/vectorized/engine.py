@@ -296,8 +296,8 @@ class VectorizedTrainer:
         """
         infos = [client_info(self._setup, job.client) for job in group.jobs]
         info: State = {
-            "client": torch.tensor([info.client for info in infos]),
-            "examples": torch.tensor([info.examples for info in infos]),
+            "client": torch.stack([info.client for info in infos]),
+            "examples": torch.stack([info.examples for info in infos]),
         }
         counts = [info.declared_class_counts for info in infos]
         if known := [c for c in counts if c is not None]:
@@ -386,8 +386,8 @@ class VectorizedTrainer:
         """End the round of a group of one client, whose states come without a client axis."""
         client, steps = group.jobs[0].client, group.steps[0]
         rows = self._setup.federation.client(client)
-        counts = tensors(substate(client_data, "client_info")).get("counts")
-        info = ClientInfo(client, len(rows), counts)
+        known = tensors(substate(client_data, "client_info"))
+        info = ClientInfo(known["client"], known["examples"], known.get("counts"))
 
         def all_examples() -> State:
             table = self._examples.on_device(rows[None])

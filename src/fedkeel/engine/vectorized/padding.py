@@ -77,7 +77,9 @@ def method_obstacle(
         batch: a few examples, all real.
         draws: what the network draws in training; None where it draws nothing.
     """
-    client_info = ClientInfo(0, len(batch.x), torch.bincount(batch.y, minlength=classes))
+    dtype = training.network.dtype
+    examples, counts = torch.tensor(len(batch.x)), torch.bincount(batch.y, minlength=classes)
+    client_info = ClientInfo(torch.tensor(0), examples.to(dtype), counts.to(dtype))
     plan, network = training.plan, training.network
     try:
         server = server_start(plan, network, population, training.buffers == "average")

@@ -87,8 +87,7 @@ class FedNova(UpdateTransform, Upload, AggregateTransform):
     def _length(round: Round, kind: Literal["path", "steps"]) -> float | Tensor:
         if kind == "path":
             return round.path_length
-        steps = round.steps  # whole numbers [], whose inverse torch rounds to float32
-        return steps.double() if isinstance(steps, Tensor) else steps
+        return round.steps.double()
 
     def transform_aggregate(self, update: Tree, updates: Span, cohort: Cohort) -> Tree:
         """Return the mean of the normalised updates, times tau_eff."""
