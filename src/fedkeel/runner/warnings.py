@@ -61,6 +61,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         _nothing_held_out(federation),
         _unscaled_columns(data) or _swapped_series_axes(data),
         _softmax_before_loss(prepared),
+        _generator_that_is_set(prepared),
         _step_that_does_not_repeat(prepared),
         _batches_of_two(prepared),
         _correction_without_augmentation(prepared),
@@ -265,6 +266,18 @@ def _softmax_before_loss(prepared: Prepared) -> str:
     return (
         "the model returns probabilities, and cross-entropy takes scores: the softmax is then "
         "taken twice and training is slow, so remove it from the model"
+    )
+
+
+def _generator_that_is_set(prepared: Prepared) -> str:
+    """Return a warning where the model or the loss sets global random numbers."""
+    library = prepared.setup.training.network.traits.sets_generator
+    if not library:
+        return ""
+    return (
+        f"the model or its loss sets the random numbers of {library} while it trains (by a seed, "
+        "or a state that it puts back): every step of every client then draws the same ones. Leave "
+        "it out: the run's seed decides them"
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -16,6 +17,7 @@ from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
 from fedkeel.rng import torch_seed
+from fedkeel.task.first_pass import find_reset, new_parameters
 from fedkeel.task.losses import Loss, cross_entropy
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import module_names
@@ -99,11 +101,11 @@ class Task:
             dtype: type of the parameters.
 
         Raises:
-            ModelError: lazy parameters; no trainable parameters; a name with a slash; complex
-                numbers; buffers under the policy ``refuse``, or that have no mean under
-                ``average``; a module that cannot be copied; a head that does not exist; a forward
-                pass that fails; an output that does not fit the labels; a loss that is not one
-                number for each example.
+            ModelError: lazy parameters, or such as are made in a forward pass; no trainable
+                parameters; a name with a slash; complex numbers; buffers under the policy
+                ``refuse``, or that have no mean under ``average``; a module that cannot be copied;
+                a head that does not exist; a forward pass that fails; an output that does not fit
+                the labels; a loss that is not one number for each example.
         """
         module = self.model if isinstance(self.model, nn.Module) else self._make(self.model, seed)
         _check_lazy(module, data)
@@ -120,13 +122,17 @@ class Task:
         rows = np.unique(np.linspace(0, len(data) - 1, num=count).astype(np.int64))
         sample = data.take(rows).to(dtype)
         pair = sample.take(np.arange(min(2, len(data))))
-        scores = _check_output(network, type(module).__name__, pair.x, data)
+        with _no_new_parameters(module, data):
+            scores = _check_output(network, type(module).__name__, pair.x, data)
         changed = find_changed_attribute(lambda: _check_loss(network, scores, pair.y), self.loss)
         if network.task_losses(scores, pair.y).ndim == 0:
             network.mean_loss_outputs = scores.shape[1]
-        network.detect_traits(sample.x)
+        with _no_new_parameters(module, data):
+            network.detect_traits(sample.x)
         if changed:
             network.traits = replace(network.traits, hidden_state=f"{changed} of its loss")
+        if reset := find_reset(lambda: network.task_losses(scores, pair.y)):
+            network.traits = replace(network.traits, sets_generator=reset)
         network.choose_memory_format(pair.x)
         return network
 
@@ -160,14 +166,44 @@ def _check_lazy(module: nn.Module, data: Dataset) -> None:
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if not lazy:
         return
-    more = f" and {len(lazy) - 3} more" if len(lazy) > 3 else ""
-    sizes = ", ".join(map(str, [2, *data.shape]))
-    kind = "" if data.x.is_floating_point() else ", dtype=torch.long"
     raise ModelError(
         f"{type(module).__name__} has lazy layers, which have no shape before their first batch.",
-        got=", ".join(map(repr, lazy[:3])) + more,
-        do="call the module once in a function that makes it, before it is returned: "
-        f"module(torch.zeros({sizes}{kind}))",
+        got=_first_three(map(repr, lazy)),
+        do=_call_once(data),
+    )
+
+
+@contextmanager
+def _no_new_parameters(module: nn.Module, data: Dataset) -> Iterator[None]:
+    """Refuse a module that makes parameters in the forward passes that are made here."""
+    raised: ModelError | None = None
+    with new_parameters() as made:
+        try:
+            yield
+        except ModelError as error:  # it may come of such a parameter, as one of another type
+            raised = error
+    if made:
+        raise ModelError(
+            f"{type(module).__name__} makes parameters in its forward pass.",
+            got=_first_three(dict.fromkeys(made)),
+            why="no seed draws them, and they are neither sent nor trained",
+            do="make them in __init__; where their shape is known only then, " + _call_once(data),
+        ) from raised
+    if raised is not None:
+        raise raised
+
+
+def _first_three(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def _call_once(data: Dataset) -> str:
+    sizes = ", ".join(map(str, [2, *data.shape]))
+    kind = "" if data.x.is_floating_point() else ", dtype=torch.long"
+    return (
+        "call the module once in a function that makes it, before it is returned: "
+        f"module(torch.zeros({sizes}{kind}))"
     )
 
 

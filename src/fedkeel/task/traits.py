@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
+from fedkeel.task.first_pass import GlobalGenerators, find_reset
 from fedkeel.task.functional import Functional
 from fedkeel.tree import Tree, clone
 
@@ -29,6 +29,8 @@ class Traits:
             where there is none.
         random_library: library beside torch from which it draws random numbers, "Python" or
             "NumPy"; "" where there is none.
+        sets_generator: library whose global random numbers it sets, "torch", "Python" or "NumPy";
+            "" where there is none.
         writes_inputs: whether it writes to its inputs, which are then copied for it.
         bypasses_modules: whether it reaches its parameters otherwise than by its modules: again in
             the backward pass (activation checkpointing), or by a list of its own.
@@ -38,6 +40,7 @@ class Traits:
     writes_parameters: bool = False
     hidden_state: str = ""
     random_library: str = ""
+    sets_generator: str = ""
     writes_inputs: bool = False
     bypasses_modules: bool = False
     without_gradient: frozenset[str] = frozenset()
@@ -63,6 +66,8 @@ class Traits:
         """Why its steps cannot be traced; "" where they can."""
         if self.why_calls_differ:
             return self.why_calls_differ
+        if self.sets_generator:
+            return f"the model or its loss sets the random numbers of {self.sets_generator} itself"
         if self.writes_parameters:
             return "the model writes to its parameters in its forward pass"
         if self.bypasses_modules:
@@ -99,7 +104,7 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> 
     given_params, given_x = clone(params), first_x.clone()
     addresses = {name: t.data_ptr() for name, t in given_params.items()}
     outputs: list[Tensor] = []
-    generators = _GlobalGenerators()
+    generators = GlobalGenerators()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for tree, inputs in ((given_params, given_x), (clone(params), first_x.clone())):
@@ -110,10 +115,14 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> 
                 Functional(one.eval())(clone(params), clone(buffers), first_x.clone())
                 for one in (copy.deepcopy(module), twin)
             ]
+        twin.train()
+        sets_generator = find_reset(lambda: call(clone(params), clone(buffers), first_x.clone()))
     except Exception:  # of the user's module; training raises it again, where the user sees it
         return Traits()
     finally:
         random_library = generators.restore()
+    if random_library == sets_generator:  # what it draws then is the same each time
+        random_library = ""
     changed = _changed_name(*states)
     same = all(torch.allclose(a, b, equal_nan=True) for a, b in (outputs, evaluated))
     if not changed and not same and not random_library:
@@ -124,6 +133,7 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> 
         ),
         hidden_state=changed,
         random_library=random_library,
+        sets_generator=sets_generator,
         writes_inputs=given_x._version > 0,
     )
     return _with_gradients(traits, module, params, buffers, x)
@@ -151,7 +161,7 @@ def _with_gradients(
         return same(tensor)
 
     own_copy, other_copy = _with_tensors(module, same), _with_tensors(module, other)
-    generators = _GlobalGenerators()
+    generators = GlobalGenerators()
 
     def gradient(copied: bool) -> Sequence[Tensor | None]:
         tensors = {k: same(nn.Parameter(v)).requires_grad_() for k, v in params.items()}
@@ -222,23 +232,6 @@ def _close(gradients: Sequence[Tensor | None], expected: Sequence[Tensor | None]
             if not torch.allclose(gradient, reference, rtol=1e-3, atol=small, equal_nan=True):
                 return False
     return True
-
-
-class _GlobalGenerators:
-    """The states of the random numbers of Python and of NumPy, as they were when this was made."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
-
-    def restore(self) -> str:
-        """Restore them, and return the name of the library that has drawn since, or ""."""
-        python, numpy = random.getstate(), np.random.get_state()
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        if python != self._python:
-            return "Python"
-        same = all(np.array_equal(a, b) for a, b in zip(numpy, self._numpy, strict=True))
-        return "" if same else "NumPy"
 
 
 def find_changed_attribute(call: Callable[[], object], thing: object) -> str:
