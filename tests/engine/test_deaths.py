@@ -14,11 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process import forking
+from fedkeel.engine.reply_rows import ReplyRows
+from fedkeel.engine.trainer import Trainer
 from fedkeel.engine.workers import Workers
 from fedkeel.errors import StoppedProcess, TrainingError
+from fedkeel.method.context import Message
 from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
@@ -88,6 +92,58 @@ def test_a_worker_killed_in_mid_round_leaves_no_trace(
     two = start(prepared(method, model, **more, kind="workers", workers=workers))
     assert once.exists()
     assert same(one, two)
+
+
+class Wide(nn.Module):
+    """Two layers, wide enough for sums to be rounded in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def vectorized(method: str, parallel_clients: int, workers: int) -> Prepared:
+    groups = {"kind": "vectorized", "parallel_clients": parallel_clients, "workers": workers}
+    return prepared(method, Wide, clients=federation(12), per_round=12, **groups)
+
+
+@pytest.mark.parametrize(
+    ("method", "parallel_clients"), [("fedavg", 1), ("fedavg", 4), ("scaffold", 4), ("fedgc", 4)]
+)
+def test_a_lost_client_group_is_trained_again_as_it_was(
+    method: str, parallel_clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers die on one group in the second round, before and after they have trained it."""
+    one = start(vectorized(method, parallel_clients, workers=2))
+    deaths, train, here = tmp_path / "deaths", ReplyRows.train, os.getpid()
+    deaths.touch()
+
+    def train_or_die(self: ReplyRows, trainer: Trainer, message: Message, jobs, *rest) -> None:  # type: ignore[no-untyped-def]
+        died = deaths.stat().st_size
+        has_first = any(job.row == 0 for job in jobs)
+        dies = message.round == 1 and has_first and os.getpid() != here and died < 2
+        if not dies or died == 1:
+            train(self, trainer, message, jobs, *rest)
+        if dies:
+            with deaths.open("a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ReplyRows, "train", train_or_die)
+    two = start(vectorized(method, parallel_clients, workers=2))
+    assert deaths.stat().st_size == 2
+    assert same(one, two)
+
+
+@pytest.mark.parametrize(
+    ("method", "parallel_clients"), [("fedavg", 1), ("fedavg", 4), ("fedgc", 4)]
+)
+def test_the_number_of_workers_changes_no_bit(method: str, parallel_clients: int) -> None:
+    one, other = (start(vectorized(method, parallel_clients, n)) for n in (1, 3))
+    assert same(one, other)
 
 
 @pytest.mark.parametrize("act", [kill_one, kill_all])

@@ -136,7 +136,9 @@ class Workers(KeepsClientStates):
         jobs = self.clients.begin_round(clients)
         parallel_clients = self._shared.trainer.parallel_clients
         self._work(
-            training_items(setup, message, jobs, len(self._workers), parallel_clients),
+            training_items(
+                setup, message, jobs, len(self._workers), parallel_clients, buffers.rows.summed
+            ),
             report_progress,
         )
         return buffers.gather(clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,17 @@ def test_work_is_done_again_together_then_apart_and_then_given_up() -> None:
         queue.retry(alone, "exit code 1", "no memory")
     assert found.value.got == "exit code 1 on client 7"
     assert found.value.why == "no memory"
+
+
+def test_clients_that_are_rounded_together_stay_together() -> None:
+    group = replace(ITEM, is_divisible=False)
+    queue = WorkQueue([])
+    for _ in range(2):
+        queue.retry(group, "exit code 1", None)
+        assert queue.next() == group
+    with pytest.raises(TrainingError, match="died 3 times") as found:
+        queue.retry(group, "exit code 1", None)
+    assert found.value.got == "exit code 1 on client 7, 9"
 
 
 def test_an_error_of_ours_comes_through_whole_and_another_is_named() -> None:

@@ -18,6 +18,10 @@ from fedkeel.method.context import Message
 ATTEMPTS = 3
 """A run is given up after so many workers died on the same clients."""
 
+MAX_SUMS = 128
+"""Sums of updates that a round leaves, at most, where clients are trained one by one. It bounds the
+memory, and leaves enough work items for as many workers."""
+
 
 @dataclass(frozen=True)
 class TrainItem:
@@ -28,12 +32,15 @@ class TrainItem:
         lr: local learning rate.
         jobs: the clients.
         is_survey: whether the clients answer the surveys and do not train.
+        is_divisible: whether the clients may be trained apart from each other. It would change the
+            rounding of those that are trained side by side or added up.
     """
 
     round: int
     lr: float
     jobs: tuple[ClientJob, ...]
     is_survey: bool = False
+    is_divisible: bool = True
 
     def __str__(self) -> str:
         return "client " + ", ".join(str(job.client) for job in self.jobs)
@@ -67,8 +74,8 @@ class WorkQueue:
     def retry(self, item: WorkItem, got: str, why: str | None) -> None:
         """Take back the item of a worker that died; it is the next to be given out.
 
-        After the first death its clients stay together, so their sums stay the same. After the
-        second they are given out one by one, to find the client that ends every worker.
+        After the second death its clients are given out one by one, where that changes no bit, to
+        find the client that ends every worker.
 
         Args:
             item: the item.
@@ -87,7 +94,7 @@ class WorkQueue:
                 do="use fewer workers (engine.workers), or engine.kind = 'sequential' to see where",
             )
         items: list[WorkItem] = [item]
-        if failures > 1 and isinstance(item, TrainItem):
+        if failures > 1 and isinstance(item, TrainItem) and item.is_divisible:
             items = [replace(item, jobs=(job,)) for job in item.jobs]
         self.failures.update(dict.fromkeys(items, failures))
         self.items[:0] = items
@@ -109,15 +116,19 @@ def training_items(
     jobs: Sequence[ClientJob],
     workers: int,
     parallel_clients: int,
-) -> list[WorkItem]:
+    sums: bool,
+) -> list[TrainItem]:
     """Cut the training of a round: into client groups, or into decreasing parts of single clients.
+
+    Where the cut decides how clients are rounded, it does not depend on the number of workers.
 
     Args:
         setup: method, model, data and seed.
         message: what the server sent.
         jobs: the clients of the round.
         workers: number of workers.
-        parallel_clients: how many clients a worker trains side by side, at most.
+        parallel_clients: about how many clients are trained side by side.
+        sums: whether the updates of a work item are added up.
     """
     local, sizes = setup.training.local, setup.federation.sizes
     examples = [
@@ -125,12 +136,17 @@ def training_items(
     ]
     order = sorted(range(len(jobs)), key=examples.__getitem__, reverse=True)  # stable
     jobs, costs = [jobs[i] for i in order], [examples[i] for i in order]
-    if parallel_clients == 1:
+    is_divisible = parallel_clients == 1 and not sums
+    if is_divisible:
         cuts = decreasing_cuts(costs, workers)
+    elif parallel_clients == 1:
+        cuts = equal_cuts(costs, MAX_SUMS)
     else:
-        groups_each = math.ceil(len(costs) / (parallel_clients * workers))
-        cuts = equal_cuts(costs, max(workers, workers * groups_each))
-    return [TrainItem(message.round, message.lr, tuple(jobs[a:b])) for a, b in cuts]
+        cuts = equal_cuts(costs, math.ceil(len(costs) / parallel_clients))
+    return [
+        TrainItem(message.round, message.lr, tuple(jobs[a:b]), is_divisible=is_divisible)
+        for a, b in cuts
+    ]
 
 
 def survey_items(message: Message, jobs: Sequence[ClientJob], workers: int) -> list[WorkItem]:

@@ -122,7 +122,12 @@ class Ray(KeepsClientStates):
         self._message.write(message_state(message))
         jobs = self.clients.begin_round(clients)
         items = training_items(
-            self._setup, message, jobs, self._worker_count, self._parallel_clients
+            self._setup,
+            message,
+            jobs,
+            self._worker_count,
+            self._parallel_clients,
+            self._buffers.rows.summed,
         )
         self._work(items, self._put_message("params", "buffers", "broadcast"), report_progress)
         return self._buffers.gather(clients)

@@ -12,6 +12,7 @@ from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
+from fedkeel.engine.process.work_items import training_items
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.record import RowCodec
@@ -46,7 +47,7 @@ class SingleProcess(KeepsClientStates):
             setup, spec, capacity, private_memory, file, sums=True, codec=codec
         )
         self.clients = self._buffers.clients
-        self._trainer = trainer
+        self._trainer, self._parallel_clients = trainer, trainer.parallel_clients
         self._precision = setup.precision
 
     @property
@@ -58,10 +59,13 @@ class SingleProcess(KeepsClientStates):
         self, message: Message, clients: Ints, report_progress: ReportProgress
     ) -> TrainedCohort:
         """Train clients [K] from a message."""
-        jobs = self.clients.begin_round(clients)
+        buffers, jobs = self._buffers, self.clients.begin_round(clients)
         with use_numerics(self._precision):
-            self._buffers.train(self._trainer, message, jobs, report_progress)
-        return self._buffers.gather(clients)
+            for item in training_items(
+                self._trainer.placed, message, jobs, 1, self._parallel_clients, buffers.rows.summed
+            ):
+                buffers.train(self._trainer, message, item.jobs, report_progress)
+        return buffers.gather(clients)
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
