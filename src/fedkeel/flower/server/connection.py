@@ -73,6 +73,7 @@ class NodeConnection:
         self._grid = grid
         self._settings = settings
         self._expired: dict[str, _Pending] = {}  # requests past their deadline
+        self._late: list[int] = []  # nodes whose training replies have come late
         self._describing: dict[str, _Pending] = {}  # nodes that have not described themselves yet
 
     def connected_nodes(self) -> list[int]:
@@ -115,11 +116,11 @@ class NodeConnection:
                 yield NodeReply(node, None, "the message could not be handed to Flower")
         while waiting and not is_enough():
             is_idle = True
-            for message in self._pull(waiting):
+            for message in self._pull([*waiting, *self._expired]):
                 number = message.metadata.reply_to_message_id
+                self._drop_late(message)
                 if number in waiting:  # else it is a second reply to the same request
                     is_idle = False
-                    self._discard(message)
                     yield _reply(waiting.pop(number).node, message)
             if time.monotonic() > now + seconds:
                 break
@@ -131,23 +132,26 @@ class NodeConnection:
             self._expired.update(waiting)
 
     def late_nodes(self) -> list[int]:
-        """Return the nodes that have trained after their deadline; all late replies are dropped."""
-        if not self._expired:
-            return []
-        nodes = []
-        for message in self._pull(self._expired):
-            pending = self._expired.pop(message.metadata.reply_to_message_id, None)
-            self._discard(message)
-            if pending is not None and pending.kind == TRAIN and not message.has_error():
-                nodes.append(pending.node)
-        return sorted(nodes)
+        """Return the nodes that have trained after their deadline, since the last call.
 
-    def _discard(self, reply: Message) -> None:
-        """Remove a request that no node will fetch from the SuperLink, where Flower gave it up.
-
-        Flower would keep its tensors in the SuperLink's database until the run ends, and `Grid` has
-        no call to remove them. This is the one by which a receiver says that it has a message.
+        All late replies are dropped.
         """
+        for message in self._pull(self._expired) if self._expired else ():
+            self._drop_late(message)
+        nodes, self._late = sorted(self._late), []
+        return nodes
+
+    def _drop_late(self, reply: Message) -> None:
+        """Drop a reply where it comes late, and the request where it will not be fetched any more.
+
+        Flower would keep the request's tensors in the SuperLink's database until the run ends, and
+        `Grid` has no call to remove them. This is the one by which a receiver says that it has a
+        message. A reply is removed when it is pulled; one that has expired before never is, so late
+        ones are pulled as often as others.
+        """
+        pending = self._expired.pop(reply.metadata.reply_to_message_id, None)
+        if pending is not None and pending.kind == TRAIN and not reply.has_error():
+            self._late.append(pending.node)
         client = getattr(self._grid, "_runtime_client", None)  # not every version has it
         if client is None or not reply.has_error():
             return
