@@ -166,7 +166,7 @@ def pages_of(make, root, bad):
         status="failed",
         message=bad,
         environment=Environment(processor=bad),
-        engine=EngineChoice(bad, seconds_per_client={bad: 1.0}, reasons=[bad]),
+        engine=EngineChoice(bad, reasons=[bad]),
         estimate=Estimate(up={bad: 1}),
     )
     record = replace(

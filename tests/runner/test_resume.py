@@ -266,10 +266,10 @@ def test_the_engine_may_change_on_the_way(tmp_path: Path) -> None:
     [{"kind": "auto"}, {"kind": "auto", "parallel_clients": 3}, {"kind": "vectorized"}],
     ids=["auto", "auto with a chunk", "vectorized"],
 )
-def test_a_measured_choice_is_kept(
+def test_a_choice_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:
-    """Another measurement might choose another engine, which rounds differently."""
+    """Another version or machine might choose another engine, which rounds differently."""
     ready = prepared(rounds=4, workers=1, **asked)
     chosen = replace(
         manifest.choose_engine(ready), kind="vectorized", parallel_clients=2, workers=1

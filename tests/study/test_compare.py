@@ -16,6 +16,7 @@ from torch import nn
 import fedkeel as fk
 from commands import Process, experiment, run
 from fedkeel import config
+from fedkeel.cost import engine_rule
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import (
     CompositionError,
@@ -25,8 +26,9 @@ from fedkeel.errors import (
     RunError,
     TrainingError,
 )
-from fedkeel.records.comparison import runs_of
+from fedkeel.records.comparison import INDEX, runs_of
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.run_record import to_json
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.result import Result
@@ -497,3 +499,51 @@ def test_an_interrupted_comparison_goes_on_with_the_same_command(tmp_path: Path)
 def _without_seconds(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Which method is fastest is marked too, and is different each time."""
     return [{k: v for k, v in row.items() if "seconds" not in k and k != "marked"} for row in rows]
+
+
+def test_a_comparison_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with more methods and seeds, and on a machine where the rule would take another."""
+    auto = fk.Engine(checkpoint_seconds=0)
+    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_rule, "DISPATCHED_GROUP_SECONDS", 0.0)
+    monkeypatch.setattr(engine_rule, "core_count", lambda: 1)
+    first = compared(["fedavg"], 1, tmp_path / "out", engine=auto)
+    monkeypatch.setattr(engine_rule, "core_count", lambda: 3)
+    second = compared(["scaffold", "fedavg"], 2, tmp_path / "out", engine=auto)
+    engine = first.results[0].record.engine
+    assert (engine.kind, engine.parallel_clients, engine.asked) == ("vectorized", 3, "auto")
+    assert [result.record.engine for result in second.results] == [engine] * 4
+    assert json.loads((tmp_path / "out" / INDEX).read_text())["engine"] == to_json(engine)
+    elsewhere = compared(["fedavg"], 1, tmp_path / "elsewhere", engine=auto)
+    assert elsewhere.results[0].record.engine.parallel_clients == 1
+
+
+BRANCHES = """
+from dataclasses import dataclass
+from typing import ClassVar
+from fedkeel.method.roles import *
+
+@dataclass(frozen=True)
+class Branches(GradientTransform):
+    name: ClassVar[str] = "branches"
+    paper: ClassVar[str] = ""
+    gradient_stage: ClassVar[Stage] = Stage.CORRECT
+
+    def transform_gradient(self, grads, params, step):
+        positive = sum(float(g.sum()) for g in grads.values()) > 0
+        return {k: g if positive else 2 * g for k, g in grads.items()}
+"""
+
+
+def test_a_method_that_cannot_be_compiled_decides_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "branches.py").write_text(BRANCHES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
+    found = compared(["fedavg", "branches:Branches"], 1, engine=fk.Engine(workers=1))
+    engines = [result.record.engine for result in found.results]
+    assert [engine.kind for engine in engines] == ["sequential"] * 2
+    assert [engine.reasons[0].split(":")[:2] for engine in engines] == [
+        ["branches", "Branches"]
+    ] * 2

@@ -17,7 +17,6 @@ import pytest
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.config import Space
-from fedkeel.cost import autotune, timing
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.errors import ConfigError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
@@ -428,12 +427,3 @@ def test_an_error_between_orders_lets_runs_save(tmp_path: Path) -> None:
     [folder] = map(RunFolder, tmp_path.iterdir())
     assert folder.read_run().status == "interrupted"
     assert folder.load().round > 0
-
-
-def test_what_a_process_has_measured_is_known_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(autotune, "_MEASURED", {})
-    monkeypatch.setattr(timing, "SHORT_RUN_SECONDS", 0.0)
-    made_of([settings(kind="auto"), settings(0.1, kind="auto")], ingredients(), tmp_path, 2)
-    assert autotune.measured_engines()

@@ -16,7 +16,6 @@ def check(
 ) -> None:
     """Validate an experiment, and estimate its memory and traffic. Trains nothing."""
     from fedkeel.cli.experiment import read_experiment
-    from fedkeel.cost.autotune import choose_engine
     from fedkeel.cost.memory import check_disk
     from fedkeel.memory import format_bytes
     from fedkeel.records.run_record import to_json
@@ -26,7 +25,7 @@ def check(
     experiment = read_experiment(path, preset, settings)
     prepared = prepare(experiment, gather(experiment))
     check_disk(prepared, Path("runs") / experiment.name)
-    record = describe_run(prepared, choose_engine(prepared, measure=False))
+    record = describe_run(prepared)
     model, data, needs = record.model, record.data, record.estimate
     of_client = sum(needs.down.values()) + sum(needs.up.values())
     total = of_client * experiment.rounds * prepared.population.per_round

@@ -239,16 +239,15 @@ class Engine(Settings):
         kind: ``sequential``, one client after the other, the definition of correct; ``workers``,
             the same in several processes, with the same bits; ``vectorized``, by recorded steps and
             side by side, the same up to rounding; ``ray``, what ``workers`` does in Ray actors,
-            on several machines where there is a cluster; or ``auto``, the fastest of the first
-            three by a short measurement, which is recorded with the run.
+            on several machines where there is a cluster; or ``auto``, one of the first three by a
+            rule of the experiment and the machine, the same for all runs of a comparison.
         workers: number of processes; None takes one for each core, as far as there are clients.
-        parallel_clients: number of clients that a process of ``vectorized`` trains side by side,
-            at most; 1 trains them one after the other by traced steps; None measures what is
-            fastest. For ``ray`` the same, but None trains as ``workers`` does, with the same bits.
+        parallel_clients: about how many clients a process of ``vectorized`` trains side by side; 1
+            trains them one after the other by traced steps; None takes a number by a rule. For
+            ``ray`` the same, but None trains as ``workers`` does, with the same bits.
         device: where ``vectorized`` trains: on the processor (``cpu``), on a GPU (``cuda``), or
-            ``auto``: on a GPU where there is one, but for runs that kind ``auto`` has done in three
-            seconds without. The server's part stays on the processor. Dropout draws other numbers
-            on a GPU.
+            ``auto``: on a GPU where there is one, but for short runs of kind ``auto``. The server's
+            part stays on the processor. Dropout draws other numbers on a GPU.
         address: of a Ray cluster, such as ``10.0.0.7:6379``; None starts Ray on this machine.
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay

@@ -11,18 +11,20 @@ from typing import Any
 from fedkeel.errors import RunError
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.run_record import EngineChoice, to_json
 
 INDEX = "comparison.json"
 """File in a comparison's folder that lists its runs."""
 
 
-def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
+def write_index(out: Path, name: str, folders: Sequence[str], engine: EngineChoice) -> int:
     """List the runs of a comparison, after those that are listed and alike: see `common`.
 
     Args:
         out: its folder.
         name: what the experiment is called.
         folders: names of the run folders, in the order of a table; one without a run is left out.
+        engine: the engine of all of them.
 
     Returns:
         The number of runs that were listed before and are not any more: they have other settings,
@@ -38,7 +40,8 @@ def write_index(out: Path, name: str, folders: Sequence[str]) -> int:
     for folder in dict.fromkeys([*alike, *begun]):
         record = RunFolder(out / folder).read_run()
         listed.append({"method": record.method, "seed": record.seed, "folder": folder})
-    write_text(out / INDEX, json.dumps({"name": name, "runs": listed}, indent=1) + "\n")
+    index = {"name": name, "engine": to_json(engine), "runs": listed}
+    write_text(out / INDEX, json.dumps(index, indent=1) + "\n")
     return len(before) - len(alike)
 
 

@@ -147,7 +147,6 @@ class EngineChoice:
         precision: precision of products of matrices.
         asked: the kind that the settings ask for.
         address: address of the Ray cluster.
-        seconds_per_client: measured seconds of one client in one process, by engine.
         reasons: why a faster engine could not be used.
     """
 
@@ -159,7 +158,6 @@ class EngineChoice:
     precision: str = field(default="", metadata=_OPTIONAL)
     asked: str = "auto"
     address: str | None = field(default=None, metadata=_OPTIONAL)
-    seconds_per_client: dict[str, float] = field(default_factory=dict, metadata=_OPTIONAL)
     reasons: list[str] = field(default_factory=list, metadata=_OPTIONAL)
 
 
@@ -270,9 +268,8 @@ class RunRecord:
         participation: clients in a round, and of how many.
         target: test accuracy for rounds to target, or None.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
-            ``precision`` that ran, and the kind that was ``asked`` for; where it was measured,
-            ``seconds_per_client`` by engine in one process; ``reasons`` why a faster one could not
-            be used.
+            ``precision`` that ran, and the kind that was ``asked`` for; ``reasons`` why a faster
+            one could not be used.
         environment: versions, processor, date.
         estimate: bytes by part and direction for each client and round, and bytes of state.
         warnings: what a user should know about the run, such as that rounding may decide it.

@@ -136,7 +136,7 @@ def data_size(experiment: config.Experiment) -> DataSize:
 def measure_speed(experiment: config.Experiment) -> Speed:
     """Train one client for a few steps on generated data.
 
-    Small models are also tried with compiled steps, as ``engine.kind = "auto"`` does.
+    Small models are also tried with compiled steps, which ``engine.kind = "auto"`` may use.
 
     Raises:
         FedkeelError: the short run fails.

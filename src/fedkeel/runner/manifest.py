@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
-from fedkeel.cost.autotune import choose_engine
+from fedkeel.cost.engine_rule import choose_engine
 from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Prepared

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeel import config
-from fedkeel.cost.autotune import resumed_engine
+from fedkeel.cost.engine_rule import kept_engine
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.base import Engine
 from fedkeel.engine.prepared import Prepared
@@ -42,7 +42,8 @@ def start(
         resume: whether to continue an unfinished run that is there.
         callbacks: follow the run.
         engine: runs the clients in place of an engine on this machine.
-        choice: what the record says of that engine.
+        choice: the engine, as the record has it; None chooses one. A run of kind `auto` that goes
+            on keeps its own.
 
     Raises:
         RunError: the folder holds another run, or an unfinished one and `resume` is not set, or
@@ -75,7 +76,9 @@ def start(
             raise _unfinished(folder, before)
         folder.check_record()
         check_disk(prepared, out)
-        record = describe_run(prepared, choice or _same_engine(before, prepared.settings.engine))
+        if engine is None:
+            choice = kept_engine(before.engine, prepared.settings.engine) or choice
+        record = describe_run(prepared, choice)
         folder.write_run(record)
         _save_histogram(folder, prepared)
         return Run(prepared, record, folder, callbacks, engine).make(resume=True)
@@ -117,14 +120,6 @@ def _run_in(folder: RunFolder, prepared: Prepared) -> RunRecord | None:
 def _failed_at_once(folder: RunFolder, record: RunRecord) -> bool:
     """Return whether a run failed before its first round, so that nothing of it can be lost."""
     return record.status == "failed" and len(folder.rows(2)) < 2
-
-
-def _same_engine(before: RunRecord, requested: config.Engine) -> EngineChoice | None:
-    """Return the engine that was measured before; a new choice might round differently."""
-    is_measured = requested.kind == "vectorized" and requested.parallel_clients is None
-    if requested.kind == "auto" or (is_measured and before.engine.kind == "vectorized"):
-        return resumed_engine(before.engine, requested)
-    return None
 
 
 def _unfinished(folder: RunFolder, record: RunRecord) -> RunError:

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedkeel import config
 from fedkeel.config import Run as RunSettings
+from fedkeel.cost.engine_rule import choose_engine, kept_engine, vectorization_obstacle
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, FedkeelError, RunError, TrainingError, counted
-from fedkeel.records.comparison import runs_of, write_index
-from fedkeel.records.folder import ANOTHER, RunFolder
+from fedkeel.records.comparison import INDEX, runs_of, write_index
+from fedkeel.records.folder import ANOTHER, RunFolder, deciding
+from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.runs import MethodResults, RunResults, load_runs
@@ -137,6 +140,8 @@ def compare(
     display.prepare()
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     others: list[str] = []
+    folders: list[str] = []
+    obstacle = ""
     for method in methods:
         of_method = settings.model_copy(update={"method": method})
         prepared = prepare(of_method, ingredients)  # refuse what is illegal before anything runs
@@ -144,6 +149,11 @@ def compare(
         by_expression.setdefault(prepared.plan.expression, of_method)
         if any(part.weights not in (None, prepared.plan.weights) for part in prepared.plan.parts):
             others.append(f"`{method}`")
+        folders.append(run_folder_name(prepared))
+        if not obstacle and (reason := vectorization_obstacle(prepared)):
+            obstacle = f"{prepared.plan.expression}: {reason}"
+    engine = None if out is None else _earlier_engine(out, folders, settings)
+    engine = engine or choose_engine(prepared, obstacle)
     seed_range = range(settings.seed, settings.seed + seeds)
     for seed in seed_range[1:]:
         ingredients.clients(seed)  # the partition may be impossible for some seeds
@@ -161,7 +171,7 @@ def compare(
             "every method weights clients by size here. Alone, "
             f"{enumeration(others)} would not: set weights = 'method' for what each method states",
         )
-    comparison = _Runs(settings.name, ingredients, out, display, callbacks)
+    comparison = _Runs(settings.name, ingredients, engine, out, display, callbacks)
     try:
         comparison.make(runs)
     except BaseException:  # such as a full disk, or a second Ctrl-C
@@ -179,12 +189,40 @@ def with_one_weighting(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"weights": settings.weights or "examples"})
 
 
+def _earlier_engine(
+    out: Path, folders: Sequence[str], settings: RunSettings
+) -> EngineChoice | None:
+    """Return the engine of earlier runs of this comparison, None where there are none.
+
+    Args:
+        out: its folder.
+        folders: names of the folders of its first runs.
+        settings: everything but method and seed.
+    """
+    listed = runs_of(out) if (out / INDEX).exists() else []
+    common = _common(deciding(config.to_toml(settings)))
+    for folder in map(RunFolder, dict.fromkeys([*(out / name for name in folders), *listed])):
+        if not folder.exists() or _common(folder.deciding()) != common:
+            continue
+        try:
+            record = folder.read_run()
+        except RunError:  # it is damaged, which its own start and the report refuse
+            continue
+        return kept_engine(record.engine, settings.engine)
+    return None
+
+
+def _common(settings: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if k not in ("method", "seed")}
+
+
 class _Runs:
     """Makes the runs of a comparison, and collects their results.
 
     Args:
         name: name of the experiment.
         ingredients: data and model.
+        engine: the engine of all runs.
         out: folder of the comparison; None to keep it in memory.
         display: shows the progress.
         callbacks: follow each run.
@@ -194,11 +232,12 @@ class _Runs:
         self,
         name: str,
         ingredients: Ingredients,
+        engine: EngineChoice,
         out: Path | None,
         display: ProgressDisplay,
         callbacks: Sequence[Callback],
     ) -> None:
-        self._name, self._ingredients, self._out = name, ingredients, out
+        self._name, self._ingredients, self._engine, self._out = name, ingredients, engine, out
         self._display, self._callbacks = display, callbacks
         self._folders: dict[str, list[str]] = {}  # by method
         self._results: dict[str, list[Result]] = {}
@@ -227,7 +266,7 @@ class _Runs:
         name = run_name(settings)
         callbacks = [*self._callbacks, self._display.follow(name)]
         try:
-            result = start(prepared, folder, resume=True, callbacks=callbacks)
+            result = start(prepared, folder, resume=True, callbacks=callbacks, choice=self._engine)
         except TrainingError as error:
             self._display.end(name, error.what)
             self._failures.append(f"{settings.method}, seed {settings.seed}: {error.what}")
@@ -242,7 +281,7 @@ class _Runs:
         if self._out is None:
             return 0
         folders = [name for of_method in self._folders.values() for name in of_method]
-        return write_index(self._out, self._name, folders)
+        return write_index(self._out, self._name, folders, self._engine)
 
     def result(self) -> Comparison:
         """Write the index, and return the comparison.

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from fedkeel import config
 from fedkeel.cost.memory import estimate_run
+from fedkeel.cost.work import MultiplyAdds
 from fedkeel.data.dataset import dataset
 from fedkeel.data.partition.from_arrays import iid
 from fedkeel.engine.base import ClientJob
@@ -135,37 +133,15 @@ def footprint_lines(method: str) -> list[tuple[str, str]]:
 
 
 def _multiplications(prepared: Prepared) -> float:
-    """Return a client's multiplications and additions in matrix products, for each example."""
+    """Return a client's multiply-adds in matrix products, for each example."""
     setup, job = prepared.setup, ClientJob(row=0, client=0, steps_done=0)
     message = with_empty_answers(server_message(prepared.plan, prepared.server, 1.0), prepared.spec)
-    with _Counter() as counter:
+    counter = MultiplyAdds()
+    with counter:
         if prepared.plan.surveys:
             survey_client(setup, message, job, None)
         processed = train_client(setup, message, job, None).examples
-    total: int = counter.total
-    return total / processed
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the multiplications and additions of matrix products and convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total: int = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401 - torch's own signature
-        types: Any,  # noqa: ANN401
-        args: Any = (),  # noqa: ANN401
-        kwargs: Any = None,  # noqa: ANN401
-    ) -> object:
-        """Count a call, and make it."""
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func.overloadpacket)
-        if count is not None:
-            self.total += int(count(*args, **(kwargs or {}), out_val=out))
-        return out
+    return counter.total / processed
 
 
 @lru_cache(maxsize=1)

@@ -12,15 +12,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedkeel import config
-from fedkeel.cost import autotune
 from fedkeel.engine.process import forking
 from fedkeel.engine.process.forking import (
     ChildProcess,
@@ -166,10 +164,9 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Ended:
-    """Last message of a run's process: how the run ended, and the speeds that it measured."""
+    """Last message of a run's process: how the run ended."""
 
     result: Status | Exception
-    measured: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -268,7 +265,6 @@ class _Pool:
             result: object = "interrupted" if stop.is_set() else _died(child)
         else:
             result = message.result
-            autotune.remember(message.measured)
         outcome = self._outcome(child.request, result)
         self._outcomes[child.index] = outcome
         if outcome is None or not self._may_continue(outcome):
@@ -358,7 +354,6 @@ def _child_main(request: RunRequest, pipe: Connection) -> None:
     take_interrupts_from_parent()
     torch.set_num_threads(1)
     keep_freed_memory()
-    known = autotune.measured_engines()
     try:
         result: Status | Exception = request.run(_PipeDisplay(pipe), request.name)
     except FedkeelError as error:
@@ -367,8 +362,5 @@ def _child_main(request: RunRequest, pipe: Connection) -> None:
         result = RuntimeError(f"in the process of a run:\n{traceback.format_exc()}")
     except KeyboardInterrupt:
         os._exit(1)
-    measured = {
-        key: speed for key, speed in autotune.measured_engines().items() if key not in known
-    }
-    pipe.send(_Ended(result, measured))
+    pipe.send(_Ended(result))
     os._exit(0)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
+from fedkeel.cost.engine_rule import choose_engine, kept_engine, vectorization_obstacle
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.run_record import Status
+from fedkeel.records.run_record import EngineChoice, Status
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
@@ -138,28 +139,36 @@ def tune(
     return result
 
 
-@dataclass(frozen=True)
+@dataclass
 class _TrialRuns:
-    """Makes the runs of trials."""
+    """Makes the runs of trials, all in one engine."""
 
     score: TrialScore
     out: Path
     seeds: range
     jobs: int
     display: ProgressDisplay
+    engine: EngineChoice | None = None
+    has_begun: bool = False
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
         settings = settings_at(point, search.axes, search.method, self.score.settings)
-        return settings.model_copy(update={"seed": seed})
+        engine = single_process(settings.engine) if self.jobs > 1 else settings.engine
+        return settings.model_copy(update={"seed": seed, "engine": engine})
 
     def check(self, searches: Sequence[_Search]) -> None:
-        """Refuse what cannot run before anything runs: the clients of a seed, or a method."""
+        """Refuse what cannot run before anything runs, and choose the engine of all runs."""
         for seed in self.seeds:
             self.score.ingredients.clients(seed)
+        obstacle = ""
         for search in searches:
             point: Point = {axis.name: axis.examples[0] for axis in search.axes}
             settings = self.settings(search, point, self.seeds[0])
-            check_disk(prepare(settings, self.score.ingredients), self.out)
+            prepared = prepare(settings, self.score.ingredients)
+            check_disk(prepared, self.out)
+            if not obstacle and (reason := vectorization_obstacle(prepared)):
+                obstacle = f"{prepared.plan.expression}: {reason}"
+        self.engine = choose_engine(prepared, obstacle)
 
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
         """Try points and tell the samplers their scores; return false after an interrupt."""
@@ -186,13 +195,15 @@ class _TrialRuns:
 
     def _request(self, search: _Search, point: Point, seed: int) -> RunRequest:
         settings = self.settings(search, point, seed)
-        if self.jobs > 1:
-            settings = settings.model_copy(update={"engine": single_process(settings.engine)})
         prepared = prepare(settings, self.score.ingredients)
         folder = self.out / run_folder_name(prepared)
+        if not self.has_begun and RunFolder(folder).exists():  # the search was begun before
+            earlier = RunFolder(folder).read_run().engine
+            self.engine = kept_engine(earlier, settings.engine) or self.engine
+        self.has_begun = True
         values = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
         name = f"{search.method}, {values}, seed {seed}"
-        return RunRequest(name, folder, partial(_run, prepared, folder))
+        return RunRequest(name, folder, partial(_run, prepared, folder, self.engine))
 
     def _trial(self, method: str, point: Point, outcomes: Sequence[RunOutcome]) -> Trial:
         return Trial(
@@ -213,5 +224,12 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _run(prepared: Prepared, folder: Path, display: ProgressDisplay, name: str) -> Status:
-    return start(prepared, folder, resume=True, callbacks=[display.follow(name)]).record.status
+def _run(
+    prepared: Prepared,
+    folder: Path,
+    engine: EngineChoice | None,
+    display: ProgressDisplay,
+    name: str,
+) -> Status:
+    callbacks = [display.follow(name)]
+    return start(prepared, folder, resume=True, callbacks=callbacks, choice=engine).record.status

@@ -73,9 +73,8 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_chunk(sizes: tuple[int, ...]) -
         close(runs[0].params, run.params, 1e-10)
 
 
-def test_auto_takes_chunks_on_a_gpu() -> None:
-    found = start(ready(engine={**GPU, "kind": "auto"})).record.engine
-    assert (found["kind"], found["device"]) == ("vectorized", "cuda")
-    assert (
-        f"vectorized(parallel_clients={found['parallel_clients']})" in found["seconds_per_client"]
-    )
+def test_auto_trains_all_clients_side_by_side_on_a_gpu() -> None:
+    prepared = ready(engine={**GPU, "kind": "auto"})
+    found = start(prepared).record.engine
+    assert (found.kind, found.device) == ("vectorized", "cuda")
+    assert found.parallel_clients == prepared.population.per_round

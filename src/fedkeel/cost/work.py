@@ -1,0 +1,110 @@
+"""The work of a run in multiply-adds, counted once on a few examples; no clock is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fedkeel.data import batches
+from fedkeel.engine.base import TrainingSetup
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.engine.vectorized.facts import few_examples
+from fedkeel.tree import numel
+
+STEP_SECONDS = 4e-4
+"""Seconds of a local step of any network, beside its arithmetic: Python and automatic
+differentiation, on one core of a server of 2024."""
+
+MULTIPLY_ADDS_PER_SECOND = 2e10
+"""Multiply-adds of one such core in a second, in products and convolutions of float32."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a run, by what all methods and seeds of a comparison share.
+
+    The method counts as FedAvg.
+
+    Args:
+        steps: local steps of a client in a round.
+        batch: examples in a local step.
+        multiply_adds: of the gradient of one batch.
+        cohort: clients in a round.
+        rounds: rounds of the run.
+    """
+
+    steps: int
+    batch: int
+    multiply_adds: float
+    cohort: int
+    rounds: int
+
+    @property
+    def round_seconds(self) -> float:
+        """Nominal seconds of a round on one core, one client after the other."""
+        step = STEP_SECONDS + self.multiply_adds / MULTIPLY_ADDS_PER_SECOND
+        return self.cohort * self.steps * step
+
+    @property
+    def seconds(self) -> float:
+        """Nominal seconds of the run on one core, one client after the other."""
+        return self.rounds * self.round_seconds
+
+
+def run_work(prepared: Prepared) -> Work:
+    """Return the work of a run; clients count as if they had equally many examples."""
+    setup, settings = prepared.setup, prepared.settings
+    size = max(len(setup.federation.data) // len(setup.federation), 1)
+    batch = max(batches.batch_sizes(settings.local, size))
+    return Work(
+        steps=batches.count_steps(settings.local, size),
+        batch=batch,
+        multiply_adds=batch * gradient_multiply_adds(setup),
+        cohort=max(prepared.population.per_round, 1),
+        rounds=settings.rounds,
+    )
+
+
+def gradient_multiply_adds(setup: TrainingSetup) -> float:
+    """Return the multiply-adds of the gradient of one example's loss.
+
+    Of a model that does not bear being watched, they are those of dense layers with as many
+    parameters.
+    """
+    network, examples = setup.training.network, few_examples(setup)
+    counter = MultiplyAdds()
+    with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
+        try:
+            with counter:
+                buffers = network.copy_buffers(network.buffers)
+                network.value_and_grad(network.params, buffers, examples, "eager")
+        except Exception:  # a model of the user's, which the rehearsal has trained without a watch
+            return 3.0 * numel(network.params)
+    return counter.total / len(examples.y)
+
+
+class MultiplyAdds(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the multiply-adds of matrix products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: float = 0.0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's own signature
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> object:
+        """Count a call, and make it."""
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:  # which counts multiplications and additions apart
+            self.total += int(count(*args, **(kwargs or {}), out_val=out)) / 2
+        return out

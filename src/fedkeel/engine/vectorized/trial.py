@@ -1,0 +1,39 @@
+"""Whether a method and a model can be compiled, found out by one local step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.compiler.errors import first_line
+from fedkeel.engine.process.numerics import use_numerics
+from fedkeel.engine.vectorized.engine import VectorizedTrainer
+from fedkeel.errors import FedkeelError
+from fedkeel.method.context import Message
+
+
+def compile_obstacle(setup: TrainingSetup, message: Message) -> str:
+    """Return why local steps cannot be compiled, "" where they can.
+
+    The two smallest clients make one step. Their results are lost.
+
+    Args:
+        setup: method, model, data and seed.
+        message: any message of the run.
+    """
+    training = setup.training
+    one_step = training.local.model_copy(update={"epochs": None, "steps": 1})
+    setup = replace(setup, training=replace(training, local=one_step))
+    sizes = setup.federation.sizes
+    smallest = sorted(np.flatnonzero(sizes).tolist(), key=lambda k: int(sizes[k]))[:2]
+    jobs = [ClientJob(row=0, client=client, steps_done=0) for client in smallest]
+    trainer = VectorizedTrainer(setup, len(jobs))
+    try:
+        with use_numerics(setup.precision):
+            for _ in trainer(message, jobs, lambda _: None):
+                pass
+    except FedkeelError as error:  # which the run raises again
+        return first_line(error)
+    return "" if trainer.strategy.is_compiled else trainer.reasons[-1]

@@ -1,0 +1,201 @@
+"""The engine that `auto` takes: a rule of the experiment and the machine, which reads no clock."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedkeel as fk
+from fedkeel import config
+from fedkeel.cost import engine_rule as module
+from fedkeel.cost.engine_rule import choose_engine, kept_engine, vectorization_obstacle
+from fedkeel.cost.work import gradient_multiply_adds, run_work
+from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.errors import RunError
+from fedkeel.records.run_record import EngineChoice
+from fedkeel.runner.prepare import prepare
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "core_count", lambda: 2)
+
+
+@pytest.fixture(autouse=True)
+def _clocks_that_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever measures anything gets other seconds each time."""
+    random = np.random.default_rng()
+    for name in ("perf_counter", "process_time", "thread_time"):
+        monkeypatch.setattr(time, name, lambda: float(random.exponential(100.0)))
+
+
+def dense(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def convolutional(channels: int, size: int) -> nn.Module:
+    layers = (nn.Conv2d(1, channels, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(channels * (size // 2) ** 2, 10))
+
+
+MLP = (partial(dense, 64, 64, 10), (64,))
+TWO_NN = (partial(dense, 784, 512, 256, 10), (784,))
+SMALL_CNN = (partial(convolutional, 4, 8), (1, 8, 8))
+CNN = (partial(convolutional, 32, 28), (1, 28, 28))
+
+
+def run(
+    network: tuple[partial[nn.Module], tuple[int, ...]] = MLP,
+    cohort: int = 20,
+    examples: int = 40,
+    batch: int = 10,
+    rounds: int = 1000,
+    method: str = "fedavg",
+    loss: object = None,
+    **engine: object,
+) -> Prepared:
+    """Prepare a run of equal clients, all of which take part in each round."""
+    make, shape = network
+    x = torch.randn(examples * cohort, *shape, generator=torch.Generator().manual_seed(0))
+    data = fk.dataset(x, torch.arange(len(x)) % 10)
+    clients = fk.federation(data, torch.arange(len(x)).view(cohort, examples).numpy())
+    settings = config.Run(
+        method=method,
+        rounds=rounds,
+        local=fk.Local(lr=0.1, epochs=1, batch_size=batch),
+        cohort=fk.Cohort(clients=cohort),
+        engine=config.build(config.Engine, engine, "test"),
+    )
+    task = fk.Task(make, **({"loss": loss} if loss else {}))
+    return prepare(settings, Ingredients(task, lambda _: clients, data, "net"))
+
+
+def test_multiply_adds_are_those_of_the_layers() -> None:
+    """Forward and both gradients of each layer, but the gradient by the inputs of the first."""
+    layers = 64 * 64, 64 * 10
+    assert gradient_multiply_adds(run(MLP).setup) == 2 * layers[0] + 3 * layers[1]
+    layers = 28 * 28 * 32 * 25, 32 * 14 * 14 * 10
+    assert gradient_multiply_adds(run(CNN, 2, 4).setup) == 2 * layers[0] + 3 * layers[1]
+    work = run_work(run(MLP, cohort=20, examples=45, batch=10, rounds=7))
+    assert (work.steps, work.batch, work.cohort, work.rounds) == (5, 10, 20, 7)
+
+
+@pytest.mark.parametrize(
+    ("of_run", "expected"),
+    [
+        # a short run is exact, in this process where its rounds are short too
+        (run_ := {"network": MLP, "cohort": 2, "examples": 10, "rounds": 30}, ("sequential", 1, 1)),
+        ({**run_, "cohort": 20, "examples": 40}, ("workers", 2, 1)),
+        # dense networks train in groups, as many as there are workers; a worker's share is cut
+        ({"network": MLP, "cohort": 20}, ("vectorized", 2, 10)),
+        ({"network": MLP, "cohort": 200}, ("vectorized", 2, 25)),
+        ({"network": TWO_NN, "cohort": 20, "batch": 40}, ("vectorized", 2, 10)),
+        # rounds too short to be sent to other processes are one group
+        ({"network": MLP, "cohort": 10, "rounds": 3000}, ("vectorized", 1, 10)),
+        # small batches leave room for more clients
+        ({"network": MLP, "cohort": 200, "batch": 4}, ("vectorized", 2, 50)),
+        # convolutions get slower side by side, unless they are so small that overhead decides
+        ({"network": CNN, "cohort": 20}, ("vectorized", 2, 1)),
+        ({"network": SMALL_CNN, "cohort": 20}, ("vectorized", 2, 10)),
+    ],
+)
+def test_the_rule(of_run: dict[str, object], expected: tuple[str, int, int]) -> None:
+    chosen = choose_engine(run(**of_run), obstacle="")
+    assert (chosen.kind, chosen.workers, chosen.parallel_clients) == expected
+    assert (chosen.asked, chosen.device, chosen.reasons) == ("auto", "cpu", [])
+
+
+def test_where_arithmetic_decides_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_STEP", run_work(run(MLP)).multiply_adds - 1)
+    assert choose_engine(run(MLP)).kind == "workers"
+    assert choose_engine(run(MLP, batch=8)).kind == "vectorized"
+
+
+@pytest.mark.parametrize("rounds", [20, 1000])
+def test_methods_and_seeds_do_not_matter(rounds: int) -> None:
+    """FedReg takes twenty times as long as FedAvg, and both get one engine."""
+    expected = choose_engine(run(rounds=rounds))
+    for method in ("fedreg", "scaffold", "fedgc", "fedsgd"):
+        assert choose_engine(run(rounds=rounds, method=method)) == expected
+    again = run(rounds=rounds)
+    other = again.settings.model_copy(update={"seed": 5})
+    assert choose_engine(prepare(other, again.ingredients)) == expected
+
+
+def test_what_was_asked_for_stays() -> None:
+    chosen = choose_engine(run(workers=3))
+    assert (chosen.workers, chosen.parallel_clients) == (3, 7)
+    chosen = choose_engine(run(kind="vectorized", rounds=1, workers=3, parallel_clients=4))
+    assert (chosen.kind, chosen.workers, chosen.parallel_clients) == ("vectorized", 3, 4)
+    chosen = choose_engine(run(kind="vectorized", rounds=1))
+    assert (chosen.kind, chosen.parallel_clients) == ("vectorized", 10)
+    assert choose_engine(run(kind="workers")).kind == "workers"
+    assert choose_engine(run(kind="sequential", workers=4)).workers == 1
+
+
+class Branches(nn.Linear):
+    """Its Python depends on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return scores if scores.sum() > 0 else 2 * scores
+
+
+def test_a_model_that_cannot_be_compiled_is_trained_exactly() -> None:
+    model = (partial(Branches, 64, 10), (64,))
+    chosen = choose_engine(run(model))
+    assert (chosen.kind, chosen.workers) == ("workers", 2)
+    assert len(chosen.reasons) == 1
+    assert chosen.reasons[0].startswith("steps are not compiled: ")
+    assert vectorization_obstacle(run(model)) == chosen.reasons[0]
+    assert vectorization_obstacle(run(MLP)) == ""
+
+
+def test_one_method_that_cannot_be_compiled_decides_for_all() -> None:
+    obstacle = "mine: steps are not compiled"
+    chosen = choose_engine(run(), obstacle)
+    assert (chosen.kind, chosen.reasons) == ("workers", [obstacle])
+
+
+def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("fedkeel.cost.device.device_error", lambda *_: "")
+    assert choose_engine(run(rounds=20)).device == "cpu"
+    for more in ({"rounds": 1000}, {"device": "cuda", "rounds": 1}, {"kind": "vectorized"}):
+        found = choose_engine(run(CNN, examples=20, **more))
+        assert (found.device, found.kind, found.parallel_clients) == ("cuda", "vectorized", 20)
+        assert found.workers == 1
+
+
+def test_a_run_goes_on_with_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fk.Engine(workers=1)
+    before = EngineChoice("workers", 4, 1)
+    assert kept_engine(before, fk.Engine()) == before
+    assert kept_engine(before, engine) == EngineChoice("sequential", 1, 1)
+    there = EngineChoice("ray", 4, None, address="10.0.0.7:6379")
+    assert kept_engine(there, engine) == EngineChoice("sequential", 1, None)
+    groups = EngineChoice("vectorized", 2, 8)
+    assert kept_engine(groups, engine) == replace(groups, workers=1)
+    assert kept_engine(groups, fk.Engine(kind="vectorized")) == groups
+    assert kept_engine(groups, fk.Engine(kind="vectorized", parallel_clients=2)) is None
+    assert kept_engine(groups, fk.Engine(kind="sequential")) is None
+
+
+def test_a_run_of_a_gpu_does_not_go_on_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = EngineChoice("vectorized", 1, 8, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RunError, match=r"(?s)begun on a GPU.*engine.device = 'cpu'"):
+        kept_engine(before, fk.Engine())
+    assert kept_engine(before, fk.Engine(device="cpu")) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert kept_engine(before, fk.Engine()) == before
