@@ -70,7 +70,8 @@ def test_a_folder_whose_name_is_too_long(folder: Path, name: str) -> None:
     for command in commands:
         done = call(*command)
         assert done.code == 2, done.err
-        assert done.err.startswith("RunError: ")
+        assert "RunError: " in done.err
+        assert "Traceback" not in done.err
     tiny(folder)
     done = call("reproduce", "tiny.toml", "--show", "--out", name)
     assert done.code == 0, done.err
@@ -88,6 +89,7 @@ def test_files_that_no_run_writes_are_said_by_the_report(folder: Path) -> None:
             "1" * 5000,
             *(json.dumps({**good, "rounds": rounds}) for rounds in (10**18, 10**30)),
             json.dumps({**good, "partition": 5}),
+            json.dumps(good).replace('"alpha": 0.3', f'"alpha": {"[" * 900}{"]" * 900}'),
         ],
         index: [
             DEEP,
@@ -117,6 +119,7 @@ def test_files_that_no_run_writes_are_said_by_the_report(folder: Path) -> None:
         {"round": 1, "clients": 5},
         {"round": 1, "test": []},
         {"round": 1, "test": {"examples": 1, "top1": "high", "top3": 1, "loss": 1}},
+        {"round": 1, "test": {"examples": 1, "top1": 10**300, "top3": 1, "loss": 1}},
         {"round": 1, "seconds": {"train": float("inf")}},
         {"round": 1, "bytes_up": {"model": 10**300}},
         {"round": 1, "per_client": {"top1": 5}},

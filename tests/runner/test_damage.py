@@ -122,7 +122,7 @@ def test_a_changed_score_is_refused(tmp_path: Path) -> None:
     ready = killed(tmp_path / "run")
     file = tmp_path / "run" / "rounds.jsonl"
     lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], with_other(lines[1], ("test", "top1")), *lines[2:], ""]))
+    file.write_text("\n".join([lines[0], with_other(lines[1], ("test", "loss")), *lines[2:], ""]))
     with pytest.raises(RunError, match=r"rounds\.jsonl has changed since it was written"):
         start(ready, tmp_path / "run", resume=True)
 

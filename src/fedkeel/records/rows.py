@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 OLD_NAMES = {"notes": "diagnostics"}
 """Key in a rounds.jsonl that was written before version 0.2 -> its name now."""
@@ -29,6 +29,16 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 """A number that is null in JSON where it is NaN or infinite."""
 
 
+def _check_share(value: float) -> float:
+    if not (math.isnan(value) or 0 <= value <= 1):
+        raise ValueError("it should be a share from 0 to 1")
+    return value
+
+
+Share = Annotated[Number, AfterValidator(_check_share)]
+"""A number from 0 to 1, or NaN."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """Sums over evaluated examples, as means.
@@ -41,8 +51,8 @@ class Scores:
     """
 
     examples: Count
-    top1: Number
-    top3: Number
+    top1: Share
+    top3: Share
     loss: Number
 
 

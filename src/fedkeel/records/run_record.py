@@ -334,6 +334,8 @@ class RunRecord:
             values["engine"] = {**_with_new_names(engine), **american}
         if isinstance(partition, Mapping):
             values["partition"] = _settings_apart(partition)
+            if not _is_shallow(values["partition"]["settings"]):
+                raise RunError("A run record cannot be read.", got="partition: nested too deeply")
         try:
             return _reader().validate_python(values)
         except ValidationError as error:
@@ -360,6 +362,14 @@ def _settings_apart(values: Mapping[str, Any]) -> dict[str, Any]:
     known = {f.name for f in fields(PartitionRecord)} - {"settings"}
     settings = {k: v for k, v in values.items() if k not in known}
     return {**{k: v for k, v in values.items() if k in known}, "settings": settings}
+
+
+def _is_shallow(value: Any, levels: int = 8) -> bool:  # noqa: ANN401 - any JSON value
+    """Return whether a JSON value is nested no deeper than so many levels."""
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in items)
 
 
 def _with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
