@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -179,7 +181,10 @@ def test_a_late_client_keeps_what_the_server_believes_in(tmp_path: Path) -> None
 def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
     tmp_path: Path,
 ) -> None:
-    """It begins while the first one is in its second round, and ends after one round."""
+    """It begins while the first one is in its second round, and ends after one round.
+
+    It is in a process of its own: in one process, a second run would wait for the first.
+    """
     made = run("scaffold", rounds=3)
 
     class Ends(InProcessGrid):
@@ -189,9 +194,17 @@ def test_a_second_run_of_the_same_settings_leaves_the_first_ones_state_alone(
                 raise ConnectionError("after one round")
             return super().push_messages(messages)
 
-    def second(reply: RecordDict) -> RecordDict:
+    def run_of_one_round() -> None:
         with pytest.raises(RunError, match="after one round"):
             run_on_nodes(made, Ends(make_nodes(made, tmp_path, nodes=3)))
+
+    def second(reply: RecordDict) -> RecordDict:
+        with warnings.catch_warnings():  # the thread that asks Flower is the parent's alone
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = multiprocessing.get_context("fork").Process(target=run_of_one_round)
+            process.start()
+        process.join()
+        assert process.exitcode == 0
         return reply
 
     grid = one_node_per_client(made, tmp_path)
