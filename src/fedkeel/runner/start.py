@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from fedkeel import config
@@ -25,7 +26,6 @@ from fedkeel.runner.warnings import values_not_seen
 from fedkeel.version import __version__
 
 
-@one_at_a_time()
 def start(
     prepared: Prepared,
     out: Path | None = None,
@@ -50,6 +50,19 @@ def start(
             another process is writing into it.
         TrainingError: training cannot go on.
     """
+    # The nodes of a federation may be threads of this process: they train, and take turns.
+    with one_at_a_time() if engine is None else nullcontext():
+        return _start(prepared, out, resume, callbacks, engine, choice)
+
+
+def _start(
+    prepared: Prepared,
+    out: Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+    engine: Engine | None,
+    choice: EngineChoice | None,
+) -> Result:
     if out is None:
         check_disk(prepared, None)
         return Run(prepared, describe_run(prepared, choice), None, callbacks, engine).make()

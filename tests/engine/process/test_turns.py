@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -110,12 +110,22 @@ def test_a_turn_may_be_within_another() -> None:
             assert waits == [1]
 
 
+@contextmanager
+def pressing_raises() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt, as in a shell; in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("within", ["a run", "nothing"])
 def test_ctrl_c_ends_the_wait(within: str) -> None:
-    context = interrupts(lambda: None) if within == "a run" else nullcontext()
+    context = interrupts(lambda: None) if within == "a run" else pressing_raises()
     with in_another_thread() as end:
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-        with context, pytest.raises(KeyboardInterrupt), one_at_a_time():
+        press = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+        with context, pytest.raises(KeyboardInterrupt), one_at_a_time(press.start):
             raise AssertionError("it did not wait")
         assert not end.is_set()
 

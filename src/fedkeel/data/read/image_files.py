@@ -18,7 +18,7 @@ from fedkeel.data.read.formats import Pixels, unreadable_file
 from fedkeel.errors import DataError, first_line
 
 MAX_PIXELS = 50_000_000
-"""Pixels of the largest image that is read. It takes about 2 GB while it is brought to a shape."""
+"""Pixels of the largest image that is read. It takes about 1 GB while it is brought to a shape."""
 
 _FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What a file may be, whatever its suffix says. Others call programs, or are no images."""
