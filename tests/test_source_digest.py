@@ -147,7 +147,10 @@ for value in (Net, loss, Net()):
             *("import helper\n", "import beside as helper\n", (True, False, True)),
             marks=pytest.mark.slow,
         ),
-        ("def unused(x): return x", "def unused(x): return 0", (False, False, False)),
+        pytest.param(
+            *("def unused(x): return x", "def unused(x): return 0", (False, False, False)),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("print(", "print(", (False, False, False), marks=pytest.mark.slow),
     ],
 )

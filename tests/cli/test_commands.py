@@ -408,6 +408,7 @@ def test_lines_where_there_is_no_terminal(folder: Path) -> None:
     assert second.startswith("fedavg seed 0: ")
 
 
+@pytest.mark.slow
 def test_bars_on_a_terminal_stay_out_of_the_results(folder: Path) -> None:
     ours, theirs = pty.openpty()
     command = [EXECUTABLE, "run", "toy.toml", "--json", "-s", "rounds=30"]

@@ -88,6 +88,7 @@ def test_the_same_command_takes_what_is_there(folder: Path) -> None:
     assert "±" in more.out
 
 
+@pytest.mark.slow
 def test_tuned(folder: Path) -> None:
     tune = '[tune]\nsampler = "grid"\nsplit = "test"\n[tune.space]\n"local.lr" = [0.0001, 0.3]\n\n'
     tiny(folder, TINY.replace("[metric]", f"{tune}[metric]", 1))
@@ -113,6 +114,7 @@ def test_mistakes_are_told_in_four_lines(folder: Path) -> None:
         assert len(done.err.splitlines()) <= 5
 
 
+@pytest.mark.slow
 def test_the_list(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEL_DATA", str(folder))
     monkeypatch.setenv("FEDKEEL_CACHE", str(folder))

@@ -107,7 +107,8 @@ def test_mistakes(folder: Path, words: tuple[str, ...], says: str) -> None:
 LONG = ("tune", "toy.toml", *TWO, "-s", "tune.space.local.lr=[0.001,0.1]", "-s", "rounds=12")
 
 
-@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_it_can_be_stopped_and_goes_on(folder: Path, jobs: int) -> None:
     words = (*LONG, "--jobs", str(jobs), "--json")
     whole = run(*words, "--out", "whole", folder=folder)

@@ -17,7 +17,6 @@ from fedkeel.method.legality import all_pairs, verdict
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "check_pairs.py"
 COUNT = 12
-FAST = 1
 
 
 def by_hash(pair: tuple[str, str]) -> str:
@@ -28,11 +27,8 @@ def by_hash(pair: tuple[str, str]) -> str:
 SAMPLE = sorted((pair for pair in all_pairs() if verdict(*pair).legal), key=by_hash)[:COUNT]
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [*SAMPLE[:FAST], *(pytest.param(pair, marks=pytest.mark.slow) for pair in SAMPLE[FAST:])],
-    ids="+".join,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", SAMPLE, ids="+".join)
 def test_a_pair_passes_all_checks(pair: tuple[str, str]) -> None:
     assert [check.name for check in check_method("+".join(pair))] == list(CHECKS)
 

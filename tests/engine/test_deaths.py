@@ -111,7 +111,13 @@ def vectorized(method: str, parallel_clients: int, workers: int) -> Prepared:
 
 
 @pytest.mark.parametrize(
-    ("method", "parallel_clients"), [("fedavg", 1), ("fedavg", 4), ("scaffold", 4), ("fedgc", 4)]
+    ("method", "parallel_clients"),
+    [
+        ("fedavg", 1),
+        ("scaffold", 4),
+        pytest.param("fedavg", 4, marks=pytest.mark.slow),
+        pytest.param("fedgc", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_lost_client_group_is_trained_again_as_it_was(
     method: str, parallel_clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,7 +145,12 @@ def test_a_lost_client_group_is_trained_again_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("method", "parallel_clients"), [("fedavg", 1), ("fedavg", 4), ("fedgc", 4)]
+    ("method", "parallel_clients"),
+    [
+        ("fedavg", 4),
+        pytest.param("fedavg", 1, marks=pytest.mark.slow),
+        pytest.param("fedgc", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_the_number_of_workers_changes_no_bit(method: str, parallel_clients: int) -> None:
     one, other = (start(vectorized(method, parallel_clients, n)) for n in (1, 3))

@@ -307,6 +307,7 @@ def test_modules_that_others_cannot_import_go_along(
     assert (done.stdout.strip(), done.stderr) == ("3", "")
 
 
+@pytest.mark.slow
 def test_an_address_is_for_ray() -> None:
     with pytest.raises(fk.errors.ConfigError, match="address"):
         prepared(kind="workers", address="10.0.0.7:6379")

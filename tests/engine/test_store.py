@@ -117,7 +117,11 @@ def test_a_round_that_is_not_taken_leaves_nothing(new: Callable[..., ClientStore
 
 
 @pytest.mark.parametrize(
-    ("how", "allocate"), [("fork", fork_shared_memory), ("spawn", shared_segment)]
+    ("how", "allocate"),
+    [
+        ("fork", fork_shared_memory),
+        pytest.param("spawn", shared_segment, marks=pytest.mark.slow),
+    ],
 )
 def test_another_process_writes(
     new: Callable[..., ClientStore], how: str, allocate: Callable[[int], torch.Tensor]
@@ -416,7 +420,11 @@ def _look(store: ClientStore, pipe: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "allocate"), [("fork", fork_shared_memory), ("spawn", shared_segment)]
+    ("how", "allocate"),
+    [
+        ("fork", fork_shared_memory),
+        pytest.param("spawn", shared_segment, marks=pytest.mark.slow),
+    ],
 )
 def test_another_process_sees_what_is_written(
     new: Callable[..., ClientStore], how: str, allocate: Callable[[int], torch.Tensor]

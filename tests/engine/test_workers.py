@@ -110,6 +110,7 @@ def test_so_do_they_where_a_module_lays_out_its_weights_in_its_own_way() -> None
     assert same(start(one), start(two))
 
 
+@pytest.mark.slow
 def test_spawned_workers_make_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one of them dies on the way."""
     clients = federation(marked=3)

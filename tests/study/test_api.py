@@ -58,6 +58,7 @@ def test_the_example_is_short() -> None:
     assert "noqa" not in text
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_learns(tmp_path: Path) -> None:
     """On real data, as a script of its own, with nothing beside it."""
     found = subprocess.run(
