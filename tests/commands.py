@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.cli import main
+from fedkeel.runner.progress import PREPARING
 from toys import eventually
 
 EXECUTABLE = Path(sys.executable).parent / "fedkeel"
@@ -39,6 +40,11 @@ class Done:
     code: int
     out: str
     err: str
+
+    @property
+    def message(self) -> str:
+        """Standard error after the line that says that a run is being prepared."""
+        return self.err.removeprefix(f"{PREPARING}\n")
 
     @property
     def json(self) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from commands import Done, call, shell
+from fedkeel.records.folder import RunFolder
 
 MEMORY = ("-s", "engine.state=memory")
 MODELS = """\
@@ -186,13 +188,13 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 def is_a_mistake(done: Done, kind: str, words: str) -> None:
     """Exit code 2; one to four lines, the first of them with the kind; no traceback."""
-    lines = done.err.splitlines()
-    assert done.code == 2, done.err
+    lines = done.message.splitlines()
+    assert done.code == 2, done.message
     assert done.out == ""
-    assert 1 <= len(lines) <= 4, done.err
+    assert 1 <= len(lines) <= 4, done.message
     assert lines[0].startswith(f"{kind}: ")
-    assert words in done.err
-    assert "Traceback" not in done.err
+    assert words in done.message
+    assert "Traceback" not in done.message
 
 
 @pytest.mark.parametrize("case", MISTAKES)
@@ -235,8 +237,8 @@ def test_the_folder_of_another_run(folder: Path) -> None:
 
 def test_the_folder_of_an_unfinished_run(folder: Path) -> None:
     assert call("run", "toy.toml", "--out", "out", "--quiet").code == 0
-    file = folder / "out" / "run.json"
-    file.write_text(file.read_text().replace('"finished"', '"running"'))
+    run = RunFolder(folder / "out")
+    run.write_run(replace(run.read_run(), status="running"))
     before = contents(folder)
     is_a_mistake(call("run", "toy.toml", "--out", "out"), "RunError", "--resume")
     is_a_mistake(call("run", "out"), "RunError", "--resume")
@@ -282,15 +284,15 @@ def test_a_word_that_there_is_not(folder: Path, words: tuple[str, ...]) -> None:
     done = call(*words)
     assert done.code == 2
     assert done.out == ""
-    assert 1 <= len(done.err.splitlines()) <= 4
-    assert "Usage: fedkeel" in done.err
+    assert 1 <= len(done.message.splitlines()) <= 4
+    assert "Usage: fedkeel" in done.message
 
 
 @pytest.mark.parametrize("words", [("rum",), ("data", "lst")])
 def test_the_nearest_command_is_named_once(words: tuple[str, ...]) -> None:
     done = call(*words)
     assert done.code == 2
-    assert done.err.count("did you mean") == 1
+    assert done.message.count("did you mean") == 1
 
 
 @pytest.mark.parametrize(
@@ -300,12 +302,12 @@ def test_the_nearest_command_is_named_once(words: tuple[str, ...]) -> None:
 def test_a_misspelt_method_is_named(name: str, meant: str) -> None:
     done = call("methods", name)
     assert done.code == 2
-    assert f"did you mean '{meant}'?" in done.err
+    assert f"did you mean '{meant}'?" in done.message
 
 
 @pytest.mark.parametrize("name", ["fedbn", "fedper", "fedrep", "fedbabu", "ditto", "krum"])
 def test_a_method_that_is_not_there_brings_up_no_other(name: str) -> None:
     done = call("methods", name)
     assert done.code == 2
-    assert "did you mean" not in done.err
-    assert "known: addition, clip, " in done.err
+    assert "did you mean" not in done.message
+    assert "known: addition, clip, " in done.message

@@ -168,7 +168,7 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
     wait_for_rows(tmp_path / "run", 1)
     second = slow(tmp_path, "--resume").wait()
     assert second.code == 2
-    assert second.err.startswith("RunError: run is being written by another process.")
+    assert second.message.startswith("RunError: run is being written by another process.")
     assert first.running
     first.send(signal.SIGKILL)
     first.wait()
@@ -186,7 +186,7 @@ def test_no_file_in_the_folder_can_be_deleted_to_let_a_second_process_in(tmp_pat
         file.unlink()
     (tmp_path / "run" / ".lock").touch()  # as an earlier version has left it
     second = slow(tmp_path, "--resume").wait()
-    assert second.err.startswith("RunError: run is being written by another process.")
+    assert second.message.startswith("RunError: run is being written by another process.")
     assert first.running
     first.send(signal.SIGKILL)
     first.wait()

@@ -308,7 +308,7 @@ def written_anew(text: str) -> None:
 def test_a_method_that_was_written_anew_is_named_by_its_file() -> None:
     start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
     written_anew(PARTS + "# another line\n")
-    with pytest.raises(RunError, match=r"the method's own code \(mine\.py\), the model or"):
+    with pytest.raises(RunError, match=r"the method's own code \(mine\.py\), the model, the"):
         start(prepared("mine:Change(how='raises')", rounds=1), Path("run"))
 
 

@@ -6,6 +6,7 @@ stopped, continued and extended: finished runs are used again, unfinished ones a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -199,6 +200,8 @@ def _earlier_engine(
         folders: names of the folders of its first runs.
         settings: everything but method and seed.
     """
+    if not os.path.exists(out):  # unlike Path.exists, it takes a name that is too long
+        return None
     listed = runs_of(out) if (out / INDEX).exists() else []
     common = _common(deciding(config.to_toml(settings)))
     for folder in map(RunFolder, dict.fromkeys([*(out / name for name in folders), *listed])):

@@ -166,7 +166,7 @@ def _obstacle(
                 with masks.replaying([_extended(mask, rows) for mask in masks.masks]):
                     learnt.append(learn(padded))
     except Exception as error:  # e.g. a loss that is a mean already
-        return f"a padded batch raises {first_line(error)}"
+        return f"a padded batch raises {type(error).__name__}: {first_line(error)}"
     gradients = (t for name, t in plain.items() if name.startswith(_GRADIENT))
     largest = max([scale, *map(_largest_entry, gradients)])
     first, second = learnt
