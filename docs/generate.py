@@ -156,8 +156,8 @@ Every file that a run leaves, and every field in it.
 {after}
 
 `fedkeel compare` writes one such folder for each run, and `comparison.json`, which lists `method`,
-`seed` and `folder` of each. Runs of earlier calls stay in the list when they have the same
-settings, version, model and data. `fedkeel tune` does the same with `tune.json`; see
+`seed` and `folder` of each, and their `engine`. Runs of earlier calls stay in the list when they
+have the same settings, version, model and data. `fedkeel tune` does the same with `tune.json`; see
 [Tune settings](../guides/tune.md#stop-and-resume).
 
 ## Reading it

@@ -502,19 +502,19 @@ def _without_seconds(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def test_a_comparison_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with more methods and seeds, and on a machine where the rule would take another."""
-    auto = fk.Engine(checkpoint_seconds=0)
+    """Also with more methods, and on a machine where the rule would take another."""
+    auto = {"engine": fk.Engine(checkpoint_seconds=0), "rounds": 1}
     monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
     monkeypatch.setattr(engine_rule, "DISPATCHED_GROUP_SECONDS", 0.0)
     monkeypatch.setattr(engine_rule, "core_count", lambda: 1)
-    first = compared(["fedavg"], 1, tmp_path / "out", engine=auto)
+    first = compared(["fedavg"], 1, tmp_path / "out", **auto)
     monkeypatch.setattr(engine_rule, "core_count", lambda: 3)
-    second = compared(["scaffold", "fedavg"], 2, tmp_path / "out", engine=auto)
+    second = compared(["scaffold", "fedavg"], 1, tmp_path / "out", **auto)
     engine = first.results[0].record.engine
     assert (engine.kind, engine.parallel_clients, engine.asked) == ("vectorized", 3, "auto")
-    assert [result.record.engine for result in second.results] == [engine] * 4
+    assert [result.record.engine for result in second.results] == [engine] * 2
     assert json.loads((tmp_path / "out" / INDEX).read_text())["engine"] == to_json(engine)
-    elsewhere = compared(["fedavg"], 1, tmp_path / "elsewhere", engine=auto)
+    elsewhere = compared(["fedavg"], 1, tmp_path / "elsewhere", **auto)
     assert elsewhere.results[0].record.engine.parallel_clients == 1
 
 
