@@ -128,6 +128,15 @@ def test_a_client_that_the_limit_leaves_without_examples_is_dropped(tmp_path):
     assert [f"c{int(x):02}" for x in train.x.flatten()] == list(train.clients)
 
 
+def test_the_draws_are_those_of_earlier_versions(tmp_path):
+    """The values are what version 0.1 draws."""
+    path = tmp_path / "a.csv"
+    path.write_text("x,label\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(40)))
+    train, test = loaded(path, limit=6, normalize="none")
+    assert train.x.flatten().tolist() == [4, 6, 7, 8, 11, 25]
+    assert test.x.flatten().tolist() == [10, 12, 16, 21, 23, 26, 31, 39]
+
+
 def test_test_data_need_no_client_column(tmp_path):
     (tmp_path / "a.csv").write_text("x,label,who\n1,0,m\n2,1,z\n")
     (tmp_path / "b.csv").write_text("x,label\n1,0\n")

@@ -114,7 +114,7 @@ def document(value: Any) -> None:  # noqa: ANN401 - any JSON value
     print(json.dumps(value, indent=1, allow_nan=False))
 
 
-def written(write: Callable[[], Path]) -> str:
+def page_written(write: Callable[[], Path]) -> str:
     """Write a page beside results that are saved already; return where it is, or why it is not."""
     try:
         return str(write())

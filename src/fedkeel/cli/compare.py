@@ -13,9 +13,9 @@ from fedkeel.cli.common import (
     QUIET,
     SET,
     document,
+    page_written,
     say,
     stderr,
-    written,
 )
 from fedkeel.errors import counted
 
@@ -63,7 +63,9 @@ def compare(
     except KeyboardInterrupt:
         say(console, "stopped; the same command goes on from what was saved")
         raise typer.Exit(130) from None
-    page = written(lambda: write_report(runs_of(out), out / "report.html", title=experiment.name))
+    page = page_written(
+        lambda: write_report(runs_of(out), out / "report.html", title=experiment.name)
+    )
     if as_json:
         document(comparison.rows)
     else:

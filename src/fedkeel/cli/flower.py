@@ -15,9 +15,9 @@ from fedkeel.cli.common import (
     Command,
     Group,
     document,
+    page_written,
     say,
     stderr,
-    written,
 )
 from fedkeel.errors import ConfigError, RunError
 
@@ -63,7 +63,7 @@ def up(
     except KeyboardInterrupt:
         say(console, "stopped; to go on from what was saved: the same command with --resume")
         raise typer.Exit(130) from None
-    page = written(lambda: write_report([out], out / "report.html"))
+    page = page_written(lambda: write_report([out], out / "report.html"))
     rows = result.rows
     if as_json:
         scores = [row.test.top1 for row in rows if row.test is not None]

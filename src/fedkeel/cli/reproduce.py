@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from fedkeel.cli.common import JSON, QUIET, document, say, stderr, written
+from fedkeel.cli.common import JSON, QUIET, document, page_written, say, stderr
 
 NAME = typer.Argument(None, metavar="TABLE", help="A table's id, or a TOML file of your own.")
 OUT = typer.Option(Path("runs/reproduce"), "--out", help="Folder of all runs and pages.")
@@ -108,7 +108,7 @@ def _reproduce(
         document([line.to_json(table, request.quick) for line in lines])
     else:
         print("\n".join(page.to_text()))
-    say(console, f"{prefix}report  {written(lambda: page.write_html(runs))}")
+    say(console, f"{prefix}report  {page_written(lambda: page.write_html(runs))}")
     if docs is not None:
         say(console, f"{prefix}page    {page.write_markdown(docs)}")
     for run, why in outcomes.failures.items():

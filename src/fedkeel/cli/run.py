@@ -14,9 +14,9 @@ from fedkeel.cli.common import (
     QUIET,
     SET,
     document,
+    page_written,
     say,
     stderr,
-    written,
 )
 
 
@@ -57,7 +57,7 @@ def run(
         except KeyboardInterrupt:
             say(console, f"stopped; to go on from what was saved: fedkeel run {out} --resume")
             raise typer.Exit(130) from None
-    page = written(lambda: write_report([out], out / "report.html"))
+    page = page_written(lambda: write_report([out], out / "report.html"))
     record, last = result.record, result.rows[-1]
     if as_json:
         document(

@@ -118,10 +118,10 @@ class Partition(Kinds):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        given = self.kind in ("source", "source_class", "client")
-        if not given and self.clients is None:
+        is_in_data = self.kind in ("source", "source_class", "client")
+        if not is_in_data and self.clients is None:
             raise ValueError(f"kind {self.kind!r} needs 'clients', the number of clients")
-        if given and self.clients is not None:
+        if is_in_data and self.clients is not None:
             raise ValueError(f"kind {self.kind!r} takes the clients from the data; drop 'clients'")
         if self.kind.startswith("dirichlet") and self.alpha is None:
             raise ValueError(f"kind {self.kind!r} needs 'alpha' > 0")

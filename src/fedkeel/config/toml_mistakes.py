@@ -131,8 +131,8 @@ def _lines(text: str) -> list[str]:
 
 def _place(error: tomllib.TOMLDecodeError) -> tuple[str, int | None, int]:
     """Return the complaint, and the line and column that it is about, both from 1."""
-    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
-    return (found[1], int(found[2]), int(found[3])) if found else (str(error), None, 0)
+    match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
+    return (match[1], int(match[2]), int(match[3])) if match else (str(error), None, 0)
 
 
 def _marked(
@@ -166,16 +166,16 @@ def _corrected(text: str, number: int) -> str | None:
     for mistake, right, rule in _CORRECTIONS:
         alone = re.sub(mistake, right, line)
         if alone != line and is_right(alone):
-            return _written(alone, [rule])
+            return _advice(alone, [rule])
         before, every = every, re.sub(mistake, right, every)
         if every != before:
             rules.append(rule)
             if is_right(every):
-                return _written(every, rules)
+                return _advice(every, rules)
     return None
 
 
-def _written(line: str, rules: list[str]) -> str:
+def _advice(line: str, rules: list[str]) -> str:
     reason = " and ".join(dict.fromkeys(rules))
     return f"write {line.strip()}   ({reason})" if line.strip() else f"drop the line: {reason}"
 
@@ -215,8 +215,8 @@ def _line_of(lines: list[str], table: str, key: str) -> int | None:
     """Return the number, from 1, of the line that sets a key below a table's heading."""
     heading = ""
     for number, line in enumerate(lines, 1):
-        if found := re.match(r"\s*\[\s*([\w. \"'-]+?)\s*\]", line):
-            heading = re.sub(r"[\s\"']", "", found[1])
+        if match := re.match(r"\s*\[\s*([\w. \"'-]+?)\s*\]", line):
+            heading = re.sub(r"[\s\"']", "", match[1])
         elif heading == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
             return number
     return None

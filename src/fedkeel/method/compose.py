@@ -252,12 +252,14 @@ def expression_of(parts: Sequence[Part]) -> str:
     """Return the canonical expression of parts: every hyper-parameter that is not its default."""
     terms = []
     for part in parts:
-        given = [
+        arguments = [
             f"{f.name}={getattr(part, f.name)!r}"
             for f in dataclasses.fields(part)
             if getattr(part, f.name) != f.default
         ]
-        terms.append(plugins.expression_name(part) + (f"({', '.join(given)})" if given else ""))
+        terms.append(
+            plugins.expression_name(part) + (f"({', '.join(arguments)})" if arguments else "")
+        )
     return "+".join(terms) or "fedavg"
 
 

@@ -151,8 +151,8 @@ def build_parts(term: Term, expression: str) -> list[Part]:
     out = []
     for short, kind in parts.items():
         known = {f.name for f in fields(kind)}
-        given = {k: v for k, v in term.values.items() if k in known}
-        out.append(_made(kind, {**recipe.defaults.get(short, {}), **given}))
+        values = {k: v for k, v in term.values.items() if k in known}
+        out.append(_made(kind, {**recipe.defaults.get(short, {}), **values}))
     return out
 
 

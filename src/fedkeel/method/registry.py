@@ -1,4 +1,4 @@
-"""The methods as they are made: the parts of each, imported. `index` has their list."""
+"""Every method with its parts, imported. `index` lists the names without importing them."""
 
 from __future__ import annotations
 

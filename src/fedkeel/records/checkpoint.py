@@ -88,8 +88,8 @@ def _write_aside(temporary: Path, final: Path, checkpoint: Checkpoint, rows: Pat
 
 def checkpoints(root: Path, after: int = -1) -> list[Path]:
     """Return the checkpoints in a folder, the newest first, of rounds after `after`."""
-    found = sorted(root.glob("round-*"), reverse=True)
-    return found if after < 0 else [path for path in found if path.name > _name(after)]
+    paths = sorted(root.glob("round-*"), reverse=True)
+    return paths if after < 0 else [path for path in paths if path.name > _name(after)]
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -98,15 +98,15 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 def is_intact(values: Mapping[str, Any]) -> bool:
     """Return whether a sealed object has the values that it was sealed with.
 
-    One without a seal, as versions before 0.3 wrote it, is taken as it is.
+    One without a seal, as version 0.1 wrote it, is taken as it is.
     """
     if _SEAL not in values:
         return True
     try:
-        found = _values_digest({k: v for k, v in values.items() if k != _SEAL})
+        digest = _values_digest({k: v for k, v in values.items() if k != _SEAL})
     except RecursionError:
         return False
-    return bool(values[_SEAL] == found)
+    return bool(values[_SEAL] == digest)
 
 
 def _values_digest(values: Mapping[str, Any]) -> str:

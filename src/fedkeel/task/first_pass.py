@@ -21,18 +21,18 @@ def new_parameters() -> Iterator[list[str]]:
 
     Each is named by its module's class, its own name and its shape, such as "Linear.weight [3, 8]".
     """
-    made: list[str] = []
+    names: list[str] = []
     thread = threading.get_ident()
 
     def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         is_new = parameter is not None and module._parameters.get(name) is None
         if is_new and threading.get_ident() == thread:
             shape = list(getattr(parameter, "shape", []))
-            made.append(f"{type(module).__name__}.{name} {shape}")
+            names.append(f"{type(module).__name__}.{name} {shape}")
 
     handle = register_module_parameter_registration_hook(note)
     try:
-        yield made
+        yield names
     finally:
         handle.remove()
 

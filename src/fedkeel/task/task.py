@@ -177,15 +177,15 @@ def _check_lazy(module: nn.Module, data: Dataset) -> None:
 def _no_new_parameters(module: nn.Module, data: Dataset) -> Iterator[None]:
     """Refuse a module that makes parameters in the forward passes that are made here."""
     raised: ModelError | None = None
-    with new_parameters() as made:
+    with new_parameters() as names:
         try:
             yield
         except ModelError as error:  # it may come of such a parameter, as one of another type
             raised = error
-    if made:
+    if names:
         raise ModelError(
             f"{type(module).__name__} makes parameters in its forward pass.",
-            got=_first_three(dict.fromkeys(made)),
+            got=_first_three(dict.fromkeys(names)),
             why="no seed draws them, and they are neither sent nor trained",
             do="make them in __init__; where their shape is known only then, " + _call_once(data),
         ) from raised

@@ -117,10 +117,12 @@ def given_sizes(n: int, clients: int, sizes: Sequence[int]) -> Ints:
     counts = np.asarray(sizes)
     is_whole = counts.dtype.kind in "iu" and counts.shape == (clients,)
     if not is_whole or counts.min() < 1 or counts.sum() > n:
-        given = f"{counts.size} sizes from {counts.min()} to {counts.max()}" if counts.size else "0"
+        numbers = (
+            f"{counts.size} sizes from {counts.min()} to {counts.max()}" if counts.size else "0"
+        )
         raise DataError(
             "The sizes given for the clients do not fit.",
-            got=f"{given}, {counts.sum()} in all",
+            got=f"{numbers}, {counts.sum()} in all",
             expected=f"{clients} whole numbers >= 1, at most {n} in all",
         )
     return counts.astype(np.int64)

@@ -232,17 +232,17 @@ def _client_data(client: str, pair: tuple[Array, Array], tokens: bool) -> Datase
 def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
     """Return [N] ids of one type that can be sorted, none of them missing."""
     check_in_memory(client_ids, "The client ids")
-    given = np.asarray(client_ids, dtype=object)
+    ids = np.asarray(client_ids, dtype=object)
     if isinstance(client_ids, np.ma.MaskedArray):
-        given = given.copy()
-        given[np.ma.getmaskarray(client_ids)] = None
-    if given.shape != (n,):
+        ids = ids.copy()
+        ids[np.ma.getmaskarray(client_ids)] = None
+    if ids.shape != (n,):
         raise DataError(
             "There must be one client id for each example.",
-            got=f"client ids of shape {given.shape}",
+            got=f"client ids of shape {ids.shape}",
             expected=f"({n},)",
         )
-    values = [v.item() if isinstance(v, np.integer) else v for v in given.tolist()]
+    values = [v.item() if isinstance(v, np.integer) else v for v in ids.tolist()]
     for row, value in enumerate(values):
         if value is None or value != value:  # NaN is not itself
             raise DataError(

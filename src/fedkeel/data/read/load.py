@@ -6,11 +6,10 @@ set, where it is resized and normalised in place.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,22 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Ints, cast_inputs, dataset
+from fedkeel.data.dataset import Dataset, Ints, cast_inputs
 from fedkeel.data.read.arrays import read_arrays
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.folders import beside_halves, read_folder, train_and_test_folders
-from fedkeel.data.read.identifiers import check_written_alike, in_order
+from fedkeel.data.read.identifiers import check_written_alike
 from fedkeel.data.read.images import Scale, measure_scale, normalise, shape_text, write_images
+from fedkeel.data.read.join import (
+    NO_CLIENTS,
+    Source,
+    common_shape,
+    join_halves,
+    number_clients,
+    with_distinct_names,
+    with_same_columns,
+    with_same_labels,
+)
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.data.read.sources import read_known_set
 from fedkeel.data.read.tables import TABLE_SUFFIXES, read_table
@@ -33,29 +42,6 @@ from fedkeel.rng import generator
 
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
 """What files of a user end in."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """One source.
-
-    Args:
-        name: what its clients and messages are called by.
-        is_known: whether it is a known set.
-        train: its training half.
-        test: its test half.
-        warnings: what a user should know about it.
-    """
-
-    name: str
-    is_known: bool
-    train: RawExamples
-    test: RawExamples
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def halves(self) -> tuple[RawExamples, RawExamples]:
-        return self.train, self.test
 
 
 def load(
@@ -92,16 +78,17 @@ def load(
             got=f"{settings.test_fraction:g} of {max(len(s.train) for s in sources):,} at most",
             do="give more examples, or a larger data.test_fraction",
         )
-    sources = _with_distinct_names(sources, settings.sources)
-    sources = _with_same_columns(sources)
+    sources = with_distinct_names(sources, settings.sources)
+    sources = with_same_columns(sources)
     check_augment(settings, all(source.train.is_image for source in sources))
-    sources = _with_same_labels(sources)
+    sources = with_same_labels(sources)
     train_x, test_x, scale = _inputs(sources, settings)
-    clients = (_NO_CLIENTS, _NO_CLIENTS) if settings.client is None else _clients(sources)
-    train = _join(sources, [source.train for source in sources], train_x, clients[0], "training")
+    clients = (NO_CLIENTS, NO_CLIENTS) if settings.client is None else number_clients(sources)
+    halves = [source.train for source in sources], [source.test for source in sources]
+    train = join_halves(sources, halves[0], train_x, clients[0], "training")
     test = train.take(np.empty(0, dtype=np.int64))
     if len(test_x):
-        test = _join(sources, [source.test for source in sources], test_x, clients[1], "test")
+        test = join_halves(sources, halves[1], test_x, clients[1], "test")
     columns, recorded = sources[0].train.columns, None if scale is None else scale.recorded()
     warnings = tuple(warning for source in sources for warning in source.warnings)
     return (
@@ -144,12 +131,10 @@ def _check_settings(settings: Data) -> None:
         raise DataError(f"data.source names {twice!r} twice.", expected="each source once")
 
 
-def _read(
-    text: str, settings: Data, seed: int, cache: Path | None, is_one_of_many: bool
-) -> _Source:
+def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_many: bool) -> Source:
     """Read one source."""
     if text in SOURCES:
-        return _Source(text, True, *read_known_set(text, settings.test_fraction, cache))
+        return Source(text, True, *read_known_set(text, settings.test_fraction, cache))
     path = Path(text).expanduser()
     _check_path(path, text)
     train, test = _read_own(path, settings, is_one_of_many)
@@ -178,7 +163,7 @@ def _read(
             if name not in train.dropped
         )
     name = path.resolve().name if path.is_dir() else path.stem
-    return _Source(name, False, train, test, warnings)
+    return Source(name, False, train, test, warnings)
 
 
 def all_trained_on(name: str, examples: int) -> str:
@@ -198,7 +183,7 @@ def too_few_to_test(name: str, y: Ints, fraction: float) -> DataError:
     )
 
 
-def _check_dropped(sources: Sequence[_Source], drop: Sequence[str]) -> None:
+def _check_dropped(sources: Sequence[Source], drop: Sequence[str]) -> None:
     """Refuse a column in data.drop that none of the tables has."""
     for name in drop:
         if any(name in half.dropped for source in sources for half in source.halves):
@@ -293,86 +278,19 @@ def _read_file(
     return read_arrays(path, settings.label, settings.client, train)
 
 
-def _limited(source: _Source, settings: Data) -> _Source:
+def _limited(source: Source, settings: Data) -> Source:
     """Return the source with at most `settings.limit` training examples, in their order."""
     if settings.limit is None or len(source.train) <= settings.limit:
         return source
-    random = generator(0, f"data.limit/{source.name if source.is_known else 'source_scale'}")
+    random = generator(0, f"data.limit/{source.name if source.is_known else 'own'}")
     rows = np.sort(random.choice(len(source.train), settings.limit, replace=False))
     return replace(source, train=source.train.take(rows.astype(np.int64)))
 
 
-def _with_distinct_names(sources: list[_Source], texts: Sequence[str]) -> list[_Source]:
-    """Name sources as the settings do where their short names would be the same."""
-    if len({source.name for source in sources}) == len(sources):
-        return sources
-    return [replace(source, name=text) for source, text in zip(sources, texts, strict=True)]
-
-
-def _with_same_columns(sources: Sequence[_Source]) -> list[_Source]:
-    """Return tables with their columns in the order of the first.
-
-    Raises:
-        DataError: one has other columns, or they are tables and images.
-    """
-    first = sources[0]
-    columns = first.train.columns
-    for source in sources[1:]:
-        odd = sorted(set(columns) ^ set(source.train.columns))
-        if odd:
-            has = first if odd[0] in columns else source
-            both = columns and source.train.columns
-            raise DataError(
-                f"{first.name} and {source.name} cannot be joined: their columns differ.",
-                got=f"{odd[0]!r} in {has.name} only",
-                expected="the same columns, in any order",
-                do=f"leave out what not all have: data.drop = {json.dumps(odd[:8])}"
-                if both
-                else None,
-            )
-    return [
-        replace(
-            source,
-            train=source.train.with_columns(columns),
-            test=source.test.with_columns(columns),
-        )
-        for source in sources
-    ]
-
-
-def _with_same_labels(sources: list[_Source]) -> list[_Source]:
-    """Give all sources the same numbers for the same classes.
-
-    Users' files are numbered by what they hold, so that two of them may number a class
-    differently: labels are numbered anew, by all names. Known sets keep their numbers.
-    """
-    names = [source.train.label_names for source in sources]
-    for source in sources[1:]:
-        first = sources[0]
-        check_written_alike(
-            first.name, first.train.label_names, source.name, source.train.label_names
-        )
-    if all(source.is_known for source in sources) or len(set(names)) == 1:
-        return sources
-    longest = max(names, key=len)
-    union = set().union(*names)
-    order = longest if union <= set(longest) else in_order(union)
-    label_of = {name: label for label, name in enumerate(order)}
-
-    def renumbered(raw: RawExamples) -> RawExamples:
-        table = np.array([label_of[name] for name in raw.label_names], dtype=np.int64)
-        return replace(raw, y=table[raw.y], label_names=order)
-
-    return [
-        replace(source, train=renumbered(source.train), test=renumbered(source.test))
-        for source in sources
-    ]
-
-
-def _inputs(sources: Sequence[_Source], settings: Data) -> tuple[Tensor, Tensor, Scale | None]:
+def _inputs(sources: Sequence[Source], settings: Data) -> tuple[Tensor, Tensor, Scale | None]:
     """Return the inputs of both halves, resized, joined and normalised, and their common scale."""
     scale: Scale | None = None
-    shape = _shape(sources, settings.shape)
+    shape = common_shape(sources, settings.shape)
     first = sources[0].train
     needs_double = not first.is_image and any(
         half.x.dtype == torch.float64 for source in sources for half in source.halves
@@ -437,89 +355,3 @@ def _published_scale(name: str, shape: tuple[int, ...]) -> Scale | None:
     if not source.mean or shape != source.shape:
         return None
     return Scale.of(source.mean, source.std)
-
-
-def _shape(sources: Sequence[_Source], wanted: tuple[int, int, int] | None) -> tuple[int, ...]:
-    """Return the shape of one input of the joined set."""
-    shapes = [(source.name, half.shape) for source in sources for half in source.halves]
-    name, shape = shapes[0]
-    if wanted is not None:
-        if min(wanted) < 1:
-            raise DataError("data.shape has a side below 1.", got=list(wanted))
-        for name, shape in shapes:
-            if len(shape) != 3:
-                raise DataError(
-                    f"data.shape is for images, and {name} has none.",
-                    got=f"inputs of shape {shape_text(shape)}",
-                    do="drop data.shape",
-                )
-        return wanted
-    for other_name, other in shapes:
-        if other != shape:
-            raise DataError(
-                f"The inputs of {name} and {other_name} have different shapes."
-                if other_name != name
-                else f"The training and test inputs of {name} have different shapes.",
-                got=f"{shape_text(shape)} and {shape_text(other)}",
-                do="set data.shape to [channels, height, width] that all images are brought to",
-            )
-    return shape
-
-
-@dataclass(frozen=True)
-class _Clients:
-    """The names of the clients, and the client of each example where the data gives clients."""
-
-    names: tuple[str, ...] = ()
-    index: Ints | None = None
-
-
-_NO_CLIENTS = _Clients()
-
-
-def _clients(sources: Sequence[_Source]) -> tuple[_Clients, _Clients]:
-    """Return the clients of the training set and those of the test set.
-
-    Clients of joined sources are called SOURCE/CLIENT, and a source without a client column is one
-    client. The training set has only clients with examples in it; the test set has these, in the
-    same order, and after them those that have only test examples.
-    """
-    halves: tuple[list[Ints], list[Ints]] = ([], [])
-    number_of: dict[str, int] = {}  # every name, in order, and its number for now
-    for source in sources:
-        for half, raw in zip(halves, source.halves, strict=True):
-            names, index = raw.clients, raw.client
-            if index is None:
-                names, index = (source.name,), np.zeros(len(raw), np.int64)
-            elif len(sources) > 1:
-                names = tuple(f"{source.name}/{name}" for name in names)
-            numbers = [number_of.setdefault(name, len(number_of)) for name in names]
-            half.append(np.array(numbers)[index])
-    train, test = (np.concatenate(half).astype(np.int64) for half in halves)
-    in_train = np.unique(train)
-    order = np.concatenate([in_train, np.setdiff1d(test, in_train)])  # ascending in each part
-    final = np.zeros(len(number_of), dtype=np.int64)
-    final[order] = np.arange(len(order))
-    all_names = list(number_of)
-    names = tuple(all_names[number] for number in order)
-    return _Clients(names[: len(in_train)], final[train]), _Clients(names, final[test])
-
-
-def _join(
-    sources: Sequence[_Source], halves: Sequence[RawExamples], x: Tensor, clients: _Clients, of: str
-) -> Dataset:
-    """Make the dataset of one half of all sources."""
-    label_names = [raw.label_names for raw in halves]
-    is_single = len(halves) == 1
-    lengths = [len(raw) for raw in halves]
-    return dataset(
-        x,
-        halves[0].y if is_single else np.concatenate([raw.y for raw in halves]),
-        classes=max(len(names) for names in label_names),
-        name=f"{'+'.join(source.name for source in sources)} ({of})",
-        sources=tuple(source.name for source in sources),
-        source=None if is_single else np.repeat(np.arange(len(halves), dtype=np.int64), lengths),
-        clients=clients.names,
-        client=clients.index,
-        label_names=label_names[0] if len(set(label_names)) == 1 else (),
-    )

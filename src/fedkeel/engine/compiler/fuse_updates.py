@@ -233,5 +233,5 @@ def _term_layout(term: Term, result: fx.Node) -> Any:  # noqa: ANN401
     wanted = layout(result)
     if len(parts) == 2:
         return wanted
-    given = layout(parts[0])
-    return None if given is None or wanted is None else (given[0], wanted[1], given[2])
+    source = layout(parts[0])
+    return None if source is None or wanted is None else (source[0], wanted[1], source[2])

@@ -1,0 +1,193 @@
+"""Joining several sources: their names, columns, labels, shapes and clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from fedkeel.data.dataset import Dataset, Ints, dataset
+from fedkeel.data.read.identifiers import check_written_alike, in_order
+from fedkeel.data.read.images import shape_text
+from fedkeel.data.read.raw_examples import RawExamples
+from fedkeel.errors import DataError
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source.
+
+    Args:
+        name: what its clients and messages are called by.
+        is_known: whether it is a known set.
+        train: its training half.
+        test: its test half.
+        warnings: what a user should know about it.
+    """
+
+    name: str
+    is_known: bool
+    train: RawExamples
+    test: RawExamples
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def halves(self) -> tuple[RawExamples, RawExamples]:
+        """Training and test half."""
+        return self.train, self.test
+
+
+def with_distinct_names(sources: list[Source], texts: Sequence[str]) -> list[Source]:
+    """Name sources as the settings do where their short names would be the same."""
+    if len({source.name for source in sources}) == len(sources):
+        return sources
+    return [replace(source, name=text) for source, text in zip(sources, texts, strict=True)]
+
+
+def with_same_columns(sources: Sequence[Source]) -> list[Source]:
+    """Return tables with their columns in the order of the first.
+
+    Raises:
+        DataError: one has other columns, or they are tables and images.
+    """
+    first = sources[0]
+    columns = first.train.columns
+    for source in sources[1:]:
+        odd = sorted(set(columns) ^ set(source.train.columns))
+        if odd:
+            has = first if odd[0] in columns else source
+            both = columns and source.train.columns
+            raise DataError(
+                f"{first.name} and {source.name} cannot be joined: their columns differ.",
+                got=f"{odd[0]!r} in {has.name} only",
+                expected="the same columns, in any order",
+                do=f"leave out what not all have: data.drop = {json.dumps(odd[:8])}"
+                if both
+                else None,
+            )
+    return [
+        replace(
+            source,
+            train=source.train.with_columns(columns),
+            test=source.test.with_columns(columns),
+        )
+        for source in sources
+    ]
+
+
+def with_same_labels(sources: list[Source]) -> list[Source]:
+    """Give all sources the same numbers for the same classes.
+
+    Users' files are numbered by what they hold, so that two of them may number a class
+    differently: labels are numbered anew, by all names. Known sets keep their numbers.
+    """
+    names = [source.train.label_names for source in sources]
+    for source in sources[1:]:
+        first = sources[0]
+        check_written_alike(
+            first.name, first.train.label_names, source.name, source.train.label_names
+        )
+    if all(source.is_known for source in sources) or len(set(names)) == 1:
+        return sources
+    longest = max(names, key=len)
+    union = set().union(*names)
+    order = longest if union <= set(longest) else in_order(union)
+    label_of = {name: label for label, name in enumerate(order)}
+
+    def renumbered(raw: RawExamples) -> RawExamples:
+        table = np.array([label_of[name] for name in raw.label_names], dtype=np.int64)
+        return replace(raw, y=table[raw.y], label_names=order)
+
+    return [
+        replace(source, train=renumbered(source.train), test=renumbered(source.test))
+        for source in sources
+    ]
+
+
+def common_shape(sources: Sequence[Source], wanted: tuple[int, int, int] | None) -> tuple[int, ...]:
+    """Return the shape of one input of the joined set."""
+    shapes = [(source.name, half.shape) for source in sources for half in source.halves]
+    name, shape = shapes[0]
+    if wanted is not None:
+        if min(wanted) < 1:
+            raise DataError("data.shape has a side below 1.", got=list(wanted))
+        for name, shape in shapes:
+            if len(shape) != 3:
+                raise DataError(
+                    f"data.shape is for images, and {name} has none.",
+                    got=f"inputs of shape {shape_text(shape)}",
+                    do="drop data.shape",
+                )
+        return wanted
+    for other_name, other in shapes:
+        if other != shape:
+            raise DataError(
+                f"The inputs of {name} and {other_name} have different shapes."
+                if other_name != name
+                else f"The training and test inputs of {name} have different shapes.",
+                got=f"{shape_text(shape)} and {shape_text(other)}",
+                do="set data.shape to [channels, height, width] that all images are brought to",
+            )
+    return shape
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The names of the clients, and the client of each example where the data gives clients."""
+
+    names: tuple[str, ...] = ()
+    index: Ints | None = None
+
+
+NO_CLIENTS = Clients()
+
+
+def number_clients(sources: Sequence[Source]) -> tuple[Clients, Clients]:
+    """Return the clients of the training set and those of the test set.
+
+    Clients of joined sources are called SOURCE/CLIENT, and a source without a client column is one
+    client. The training set has only clients with examples in it; the test set has these, in the
+    same order, and after them those that have only test examples.
+    """
+    halves: tuple[list[Ints], list[Ints]] = ([], [])
+    number_of: dict[str, int] = {}  # every name, in order, and its number for now
+    for source in sources:
+        for half, raw in zip(halves, source.halves, strict=True):
+            names, index = raw.clients, raw.client
+            if index is None:
+                names, index = (source.name,), np.zeros(len(raw), np.int64)
+            elif len(sources) > 1:
+                names = tuple(f"{source.name}/{name}" for name in names)
+            numbers = [number_of.setdefault(name, len(number_of)) for name in names]
+            half.append(np.array(numbers)[index])
+    train, test = (np.concatenate(half).astype(np.int64) for half in halves)
+    in_train = np.unique(train)
+    order = np.concatenate([in_train, np.setdiff1d(test, in_train)])  # ascending in each part
+    final = np.zeros(len(number_of), dtype=np.int64)
+    final[order] = np.arange(len(order))
+    all_names = list(number_of)
+    names = tuple(all_names[number] for number in order)
+    return Clients(names[: len(in_train)], final[train]), Clients(names, final[test])
+
+
+def join_halves(
+    sources: Sequence[Source], halves: Sequence[RawExamples], x: Tensor, clients: Clients, of: str
+) -> Dataset:
+    """Make the dataset of one half of all sources."""
+    label_names = [raw.label_names for raw in halves]
+    is_single = len(halves) == 1
+    lengths = [len(raw) for raw in halves]
+    return dataset(
+        x,
+        halves[0].y if is_single else np.concatenate([raw.y for raw in halves]),
+        classes=max(len(names) for names in label_names),
+        name=f"{'+'.join(source.name for source in sources)} ({of})",
+        sources=tuple(source.name for source in sources),
+        source=None if is_single else np.repeat(np.arange(len(halves), dtype=np.int64), lengths),
+        clients=clients.names,
+        client=clients.index,
+        label_names=label_names[0] if len(set(label_names)) == 1 else (),
+    )
