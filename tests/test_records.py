@@ -65,7 +65,7 @@ def record(**more: object) -> RunRecord:
 
 
 def row(round: int, **more: object) -> RoundRecord:
-    scores = Scores(examples=10, top1=0.5, top3=1.0, loss=0.25)
+    scores = Scores(10, {"accuracy": 0.5, "top3": 1.0, "loss": 0.25})
     values = {
         "clients": [1, 2],
         "test": scores,
@@ -93,7 +93,7 @@ def folder(tmp_path: Path) -> RunFolder:
 def test_what_is_written_is_read_back(folder: RunFolder) -> None:
     assert folder.exists()
     assert folder.read_run() == record()
-    rows = [row(0), row(1, per_client={"top1": [0.5, None]}, train_loss=0.1, dropped=[3])]
+    rows = [row(0), row(1, per_client={"accuracy": [0.5, None]}, train_loss=0.1, dropped=[3])]
     for one in rows:
         folder.append(one)
     assert folder.rows() == rows
@@ -170,7 +170,7 @@ def test_rows_of_a_run_that_wrote_none(tmp_path: Path) -> None:
 
 
 def test_nan_and_infinity_become_null_which_json_has(folder: RunFolder) -> None:
-    scores = Scores(examples=1, top1=0.0, top3=0.0, loss=math.nan)
+    scores = Scores(1, {"accuracy": 0.0, "top3": 0.0, "loss": math.nan})
     folder.append(row(1, train_loss=math.inf, test=scores, diagnostics={"p.x": np.float64("nan")}))
 
     def refuse(word: str) -> float:

@@ -23,6 +23,10 @@ from fedkeel import config
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
+from fedkeel.task.metrics.base import TaskInfo
+from fedkeel.task.metrics.metric_set import make_metric_set
+from fedkeel.task.network import Network
+from fedkeel.tree import Tree
 
 MARK = 100.0
 """First input of every example of a marked client; the others' stay below 10."""
@@ -298,3 +302,12 @@ def four_each(clients: int, **engine: object) -> Prepared:
     )
     task = fk.Task(lambda: nn.Linear(6, 3))
     return prepare(settings, Ingredients(task, lambda _: fk.federation(data, lists), data, "net"))
+
+
+def measure(network: Network, params: Tree, buffers: Tree, x: Tensor, y: Tensor) -> Tensor:
+    """Return [B, 3] of labelled examples: hit, hit within rank 3, loss."""
+    with torch.no_grad():
+        scores = network.test_logits(params, buffers, x)
+    info = TaskInfo(tuple(scores.shape[1:]), (), int(y.max()) + 1)
+    metrics = make_metric_set(network, None, None, info, x, y)
+    return metrics.measure(network, params, buffers, x, y, torch.arange(len(y)), len(y)).states

@@ -36,8 +36,8 @@ def test_run_as_json(folder: Path) -> None:
     rows = RunFolder(folder / "out").rows()
     assert set(found) >= {"run_dir", "rounds", "best", "last", "bytes_up", "bytes_down"}
     assert (found["run_dir"], found["rounds"], found["status"]) == ("out", 4, "finished")
-    assert found["last"] == rows[-1].test.top1
-    assert found["best"] == max(row.test.top1 for row in rows)
+    assert found["last"] == rows[-1].test["accuracy"]
+    assert found["best"] == max(row.test["accuracy"] for row in rows)
     assert found["bytes_up"] == sum(sum(row.bytes_up.values()) for row in rows)
     assert found["bytes_down"] == sum(sum(row.bytes_down.values()) for row in rows)
     assert "fedavg seed 0" in done.err
@@ -448,7 +448,7 @@ def test_scores_that_are_not_finite_have_no_number(folder: Path) -> None:
     assert done.code == 0
     assert done.json[0]["seeds"] == 2
     assert all(
-        math.isnan(row.test.loss)
+        math.isnan(row.test["loss"])
         for f in (folder / "runs/toy").iterdir()
         if f.is_dir()
         for row in RunFolder(f).rows()

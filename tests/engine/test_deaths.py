@@ -180,9 +180,9 @@ def test_a_killed_evaluation_is_made_again() -> None:
     ready = prepared()
     network = ready.setup.training.network
     with pool(ready, 3) as engine:
-        before = engine.evaluate(network.params, {}, "test")
+        before = engine.evaluate(network.params, {}, "test").states
         kill_all()
-        assert torch.equal(before, engine.evaluate(network.params, {}, "test"))
+        assert torch.equal(before, engine.evaluate(network.params, {}, "test").states)
         assert len(children(os.getpid())) == 3
 
 

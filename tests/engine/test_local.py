@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedkeel as fk
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.evaluation import evaluate, split_examples
+from fedkeel.engine.evaluation import cut_into_shards, evaluate, split_examples, sums_of
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.prepared import Prepared
@@ -27,6 +27,7 @@ from fedkeel.method.context import Message
 from fedkeel.method.parts.fedprox import FedProx
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.start import start
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.task.network import Network
 from toys import MODELS, NaN, Net, Raises, federation, held, prepared, same
 
@@ -233,7 +234,7 @@ def test_a_rehearsal_says_what_a_reply_looks_like() -> None:
 # --- evaluation -----------------------------------------------------------------------------------
 
 
-def shards(setup: TrainingSetup, split: str) -> Tensor:
+def shards(setup: TrainingSetup, split: str) -> Measured:
     network = setup.training.network
     with use_numerics("float32"):
         return evaluate(setup, network.params, network.buffers, split)
@@ -264,8 +265,12 @@ def test_every_example_is_evaluated_once(split: str) -> None:
     module = setup.training.network
     logits = module.logits(module.params, {}, data.x[torch.from_numpy(rows)], train=False)
     hits = (logits.argmax(1) == data.y[torch.from_numpy(rows)]).double()
-    assert found.shape == (len(rows), 3)
-    assert torch.equal(found[:, 0], hits)
+    cut = cut_into_shards(setup, split)
+    assert found.states.shape == (len(cut.group), 3)
+    group = torch.from_numpy(split_examples(setup, split).groups())
+    expected = torch.zeros(int(group.max()) + 1).double().index_add_(0, group, hits)
+    total = sums_of(found.states, torch.from_numpy(cut.group), len(expected))
+    assert torch.equal(total[:, 0], expected)
 
 
 def test_clients_are_evaluated_on_what_they_held_out() -> None:
@@ -275,7 +280,7 @@ def test_clients_are_evaluated_on_what_they_held_out() -> None:
     assert examples.rows is not None
     assert examples.group_count == 6
     assert set(examples.rows).isdisjoint(clients.rows)
-    counts = np.bincount(examples.groups, minlength=6)
+    counts = examples.sizes
     assert counts.tolist() == [n // 2 for n in federation().sizes]
 
 

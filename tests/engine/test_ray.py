@@ -112,7 +112,7 @@ def test_actors_make_the_bits_of_one_loop(nodes: Nodes) -> None:
         start(on_ray(nodes, "mime", **more), None, callbacks=[callback]),
     )
     assert (two.record.engine.kind, two.record.engine.workers) == ("ray", 2)
-    assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
+    assert any(row.test["loss"] != one.rows[0].test["loss"] for row in one.rows)
     assert same(one, two)
     assert callback.seen[-1] == (6, 6)
     assert len(callback.seen) > 4
@@ -147,8 +147,8 @@ def test_actors_stand_on_both_nodes_and_one_too_many_harms_nobody(nodes: Nodes) 
     params = ready.setup.training.network.params
     message = server_message(ready.plan, ready.server, 0.05)
     with Ray(ready.setup, ready.spec, 6, message, 3, nodes.address) as engine:
-        assert engine.evaluate(params, {}, "test").shape == (60, 3)
-        assert engine.evaluate(params, {}, "clients").shape == (len(ready.setup.federation.rows), 3)
+        assert engine.evaluate(params, {}, "test").states.shape == (1, 3)
+        assert len(engine.evaluate(params, {}, "clients").states) == len(ready.setup.federation)
         assert nodes.ray.available_resources().get("CPU", 0.0) == 0.0  # of one core on each
 
 

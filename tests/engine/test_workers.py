@@ -61,7 +61,7 @@ def pool(ready: Prepared, workers: int, how: str = "fork") -> Workers:
 def test_workers_make_the_bits_of_one_loop(method: str) -> None:
     more = {"local": LOCAL, "per_round": 5}
     one = start(prepared(method, **more))
-    assert any(row.test.loss != one.rows[0].test.loss for row in one.rows)
+    assert any(row.test["loss"] != one.rows[0].test["loss"] for row in one.rows)
     for count in (1, 2, 3, 5):
         found = start(prepared(method, **more, kind="workers", workers=count))
         assert found.record.engine.workers == count
@@ -232,10 +232,10 @@ def test_evaluations_agree(split: str, buffers: str) -> None:
     params = {k: v + 0.1 for k, v in network.params.items()}
     moved = {k: v + 1 if buffers == "average" else v for k, v in network.buffers.items()}
     with Sequential(ready.setup, ready.spec, 4) as one, pool(ready, 3) as two:
-        a = one.evaluate(params, moved, split)
-        assert torch.equal(a, two.evaluate(params, moved, split))
+        a = one.evaluate(params, moved, split).states
+        assert torch.equal(a, two.evaluate(params, moved, split).states)
         assert a.shape[1] == 3
-        assert not torch.equal(a, one.evaluate(network.params, network.buffers, split))
+        assert not torch.equal(a, one.evaluate(network.params, network.buffers, split).states)
 
 
 @pytest.mark.parametrize("split", ["test", "clients"])
@@ -245,14 +245,14 @@ def test_noise_in_evaluation_is_that_of_the_seed(split: str) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     with Sequential(ready.setup, ready.spec, 4) as one, pool(ready, 3) as two:
-        found = one.evaluate(network.params, {}, split)
+        found = one.evaluate(network.params, {}, split).states
         assert torch.equal(torch.random.get_rng_state(), before)
         torch.manual_seed(2)
-        assert torch.equal(found, one.evaluate(network.params, {}, split))
-        assert torch.equal(found, two.evaluate(network.params, {}, split))
+        assert torch.equal(found, one.evaluate(network.params, {}, split).states)
+        assert torch.equal(found, two.evaluate(network.params, {}, split).states)
     other = prepared(model=Noisy, test=held(61), seed=1)
     with Sequential(other.setup, other.spec, 4) as three:
-        assert not torch.equal(found, three.evaluate(network.params, {}, split))
+        assert not torch.equal(found, three.evaluate(network.params, {}, split).states)
 
 
 # --- errors ---------------------------------------------------------------------------------------

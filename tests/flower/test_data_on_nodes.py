@@ -115,7 +115,7 @@ def test_a_run_on_data_that_only_the_nodes_have(tmp_path: Path) -> None:
     assert rows[-1].test is not None
     assert rows[-1].test.examples == 6 + 8
     assert set(rows[-1].sources) == {"client 0", "client 1"}
-    assert rows[-1].test.top1 > rows[0].test.top1
+    assert rows[-1].test["accuracy"] > rows[0].test["accuracy"]
     assert rows[1].bytes_down["evaluation"] > 0
     record = result.record
     assert (record.partition.histogram, record.partition.sizes) == ([], [24, 32])
@@ -133,8 +133,10 @@ def test_a_score_is_the_share_of_hits_that_it_is(tmp_path: Path) -> None:
     assert last.test is not None
     scores = [last.sources["client 0"], last.sources["client 1"], last.test]
     assert [one.examples for one in scores] == [6, 8, 14]
-    assert any(one.top1 not in (0.0, 0.5, 1.0) for one in scores)
-    assert all(one.top1 == round(one.top1 * one.examples) / one.examples for one in scores)
+    assert any(one["accuracy"] not in (0.0, 0.5, 1.0) for one in scores)
+    assert all(
+        one["accuracy"] == round(one["accuracy"] * one.examples) / one.examples for one in scores
+    )
 
 
 @pytest.mark.parametrize("what", ["test_examples", "train_examples"])
@@ -181,7 +183,7 @@ def test_a_loss_that_is_not_like_the_others_is_left_out(tmp_path: Path, lie: flo
     last = serve(grid, own(), RunOptions(tmp_path / "run")).rows[-1]
     assert last.test is not None
     assert last.test.examples == 8
-    assert 0.0 < last.test.loss < 10.0
+    assert 0.0 < last.test["loss"] < 10.0
     assert [who for words, who in last.faults.items() if "evaluation: a loss" in words] == [[0]]
 
 
@@ -212,7 +214,7 @@ def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "evaluate":
-            reply["scores-0"]["top1"] = lie
+            reply["scores-0"]["states"] = [lie, 0.0, 0.0]
         return reply
 
     grid.edits[100] = lies

@@ -30,8 +30,8 @@ BIB = """@inproceedings{mcmahan2017fedavg,
 }"""
 
 
-def scores(top1, loss=1.0):
-    return Scores(examples=1000, top1=top1, top3=min(1.0, top1 + 0.1), loss=loss)
+def scores(accuracy, loss=1.0):
+    return Scores(1000, {"accuracy": accuracy, "top3": min(1.0, accuracy + 0.1), "loss": loss})
 
 
 def record(method="fedavg", seed=0, **changes):
@@ -146,11 +146,11 @@ def rows(
 
 
 def _clients(rng, clients, level):
-    top1 = np.clip(level + 0.12 * rng.standard_normal(clients), 0, 1).round(3).tolist()
+    shares = np.clip(level + 0.12 * rng.standard_normal(clients), 0, 1).round(3).tolist()
     return {
         "examples": [0.0] + [50.0] * (clients - 1),
-        "top1": [None, *top1[1:]],
-        "top3": [None, *top1[1:]],
+        "accuracy": [None, *shares[1:]],
+        "top3": [None, *shares[1:]],
         "loss": [None] + [1.0] * (clients - 1),
     }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedkeel.records.run_record import PartitionRecord
+from fedkeel.records.score import ACCURACY
 from fedkeel.report import palette
 from fedkeel.report.chart_style import MAX_POINTS, Chart, empty_figure, evenly_spaced
 from fedkeel.report.client_accuracy import (
@@ -32,17 +33,17 @@ def lines(chart):
     return [t for t in chart.figure.data if t.name is not None]
 
 
-def top1(row):
-    return 100 * row.test.top1
+def accuracy(row):
+    return 100 * row.test["accuracy"]
 
 
 def points(method):
-    return list(learning_curve(method, "top1").points)
+    return list(learning_curve(method, ACCURACY).points)
 
 
 def test_the_line_is_the_mean_over_seeds_and_the_band_their_range(entries):
     curve = points(entries[0])
-    values = [[top1(run.rows[r]) for run in entries[0].runs] for r in range(13)]
+    values = [[accuracy(run.rows[r]) for run in entries[0].runs] for r in range(13)]
     assert [point.round for point in curve] == list(range(13))
     assert [point.stat.mean for point in curve] == pytest.approx([np.mean(v) for v in values])
     assert [point.band[0] for point in curve] == pytest.approx([min(v) for v in values])
@@ -54,7 +55,7 @@ def test_the_line_is_the_mean_over_seeds_and_the_band_their_range(entries):
 
 def test_from_four_seeds_on_the_band_is_one_deviation(make, tmp_path):
     (entry,) = load_runs(make.comparison(tmp_path, {"m": {}}, seeds=4, rounds=3))
-    values = [top1(run.rows[2]) for run in entry.runs]
+    values = [accuracy(run.rows[2]) for run in entry.runs]
     point = points(entry)[2]
     assert point.band[1] == pytest.approx(np.mean(values) + np.std(values, ddof=1))
     assert point.band[0] == pytest.approx(np.mean(values) - np.std(values, ddof=1))
@@ -62,7 +63,7 @@ def test_from_four_seeds_on_the_band_is_one_deviation(make, tmp_path):
 
 def test_one_seed_has_no_band(make, tmp_path):
     entries = load_runs([make.save(tmp_path, make.record(), make.rows(rounds=3))])
-    assert len(curve_charts(entries, "top1")["rounds"].figure.data) == 1
+    assert len(curve_charts(entries, ACCURACY)["rounds"].figure.data) == 1
 
 
 def test_few_points_of_long_runs_are_drawn_with_the_peak(make, tmp_path):
@@ -89,12 +90,12 @@ def test_a_seed_that_stops_breaks_the_line(make, tmp_path):
         make.save(tmp_path, make.record(seed=1, status="failed"), make.rows(1, rounds=4)),
     ]
     (entry,) = load_runs(folders)
-    segments = learning_curve(entry, "top1").segments
+    segments = learning_curve(entry, ACCURACY).segments
     assert [[point.round for point in segment] for segment in segments] == [
         list(range(5)),
         list(range(5, 11)),
     ]
-    (line,) = lines(curve_charts([entry], "top1")["rounds"])
+    (line,) = lines(curve_charts([entry], ACCURACY)["rounds"])
     assert line.x == (0, 1, 2, 3, 4, None, 5, 6, 7, 8, 9, 10)
     assert line.customdata[6].endswith("1 of 2 seeds")
 
@@ -124,7 +125,7 @@ def test_the_mean_is_not_drawn_where_one_seed_is_not_finite(make, tmp_path):
 
 
 def test_both_axes_and_the_same_colour_in_all_figures(entries):
-    charts = curve_charts(entries, "top1", 0.85)
+    charts = curve_charts(entries, ACCURACY, 0.85)
     assert set(charts) == {"rounds", "megabytes"}
     assert max(lines(charts["megabytes"])[1].x) == pytest.approx(12 * 3.0)
     colours = {line.line.color for line in (lines(d)[1] for d in charts.values())}
@@ -136,7 +137,7 @@ def test_both_axes_and_the_same_colour_in_all_figures(entries):
 
 def test_a_tick_is_a_whole_round(make, tmp_path):
     charts = curve_charts(
-        load_runs([make.save(tmp_path, make.record(), make.rows(rounds=1))]), "top1"
+        load_runs([make.save(tmp_path, make.record(), make.rows(rounds=1))]), ACCURACY
     )
     assert charts["rounds"].figure.layout.xaxis.dtick == 1
     assert charts["megabytes"].figure.layout.xaxis.dtick is None
@@ -144,13 +145,13 @@ def test_a_tick_is_a_whole_round(make, tmp_path):
 
 def test_a_collapse_is_never_cut_off(make, tmp_path):
     folders = [make.save(tmp_path, make.record(), make.rows(rounds=60, nan_from=40, noise=0.0))]
-    low, high = curve_charts(load_runs(folders), "top1")["rounds"].figure.layout.yaxis.range
+    low, high = curve_charts(load_runs(folders), ACCURACY)["rounds"].figure.layout.yaxis.range
     assert low < 10.0 < 85.0 < high
 
 
 def test_the_axis_leaves_out_the_first_fifth(make, tmp_path):
     folders = [make.save(tmp_path, make.record(), make.rows(rounds=60, noise=0.0))]
-    low, _ = curve_charts(load_runs(folders), "top1")["rounds"].figure.layout.yaxis.range
+    low, _ = curve_charts(load_runs(folders), ACCURACY)["rounds"].figure.layout.yaxis.range
     at13 = 100 * (0.1 + 0.8 * (1 - math.exp(-13 / 8)))
     assert at13 - 5 < low < at13 + 2
 
@@ -185,7 +186,7 @@ def test_seconds_by_phase(entries):
 def test_nothing_to_draw(make, tmp_path):
     record = make.record(partition=PartitionRecord(), status="running")
     entries = load_runs([make.save(tmp_path, record, [])])
-    assert curve_charts(entries, "top1") == {}
+    assert curve_charts(entries, ACCURACY) == {}
     assert traffic_chart(entries) is None
     assert time_chart(entries) is None
     assert client_accuracy_chart(client_accuracies(entries)) is None
@@ -266,7 +267,7 @@ def test_labels_are_text_in_figures(make, tmp_path):
     record = make.record(odd, name="odd")
     entries = load_runs([make.save(tmp_path, record, make.rows(rounds=3, per_client=True))])
     for chart in (
-        *curve_charts(entries, "top1").values(),
+        *curve_charts(entries, ACCURACY).values(),
         client_accuracy_chart(client_accuracies(entries)),
         traffic_chart(entries),
     ):

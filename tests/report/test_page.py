@@ -215,8 +215,8 @@ def test_one_run_shows_its_last_round_beside_the_mean_of_ten(make, tmp_path):
     rows = make.rows(rounds=20)
     folder = make.save(tmp_path, make.record(), rows)
     shown = {tile.name: (tile.value, tile.note) for tile in tiles(load_runs([folder])[0])}
-    last = f"{100 * rows[-1].test.top1:.1f} %"
-    mean = f"{100 * sum(row.test.top1 for row in rows[-10:]) / 10:.1f} %"
+    last = f"{100 * rows[-1].test['accuracy']:.1f} %"
+    mean = f"{100 * sum(row.test['accuracy'] for row in rows[-10:]) / 10:.1f} %"
     assert last != mean
     assert shown["Last accuracy"] == (last, "after the last round")
     assert shown["Mean of the last ten"] == (mean, "evaluations before the end")
@@ -224,7 +224,7 @@ def test_one_run_shows_its_last_round_beside_the_mean_of_ten(make, tmp_path):
 
 def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):
     rows = make.rows(rounds=3, sources=("north", "south"))
-    rows[-1].sources["south"] = Scores(examples=0, top1=0.0, top3=0.0, loss=0.0)
+    rows[-1].sources["south"] = Scores(0, {"accuracy": 0.0, "top3": 0.0, "loss": 0.0})
     run = load_runs([make.save(tmp_path, make.record(), rows)])
     north, south = source_rows(run)
     assert (north.source, south.source) == ("north", "south")
@@ -361,7 +361,7 @@ def test_divergence_with_finite_losses_is_reported(make, tmp_path, loss, is_repo
 def test_a_run_that_learnt_nothing_is_reported(make, tmp_path, top, rounds, is_reported):
     """Dead units have the loss of chance, and no number stood out."""
     rows = make.rows(rounds=rounds, noise=0.0)
-    rows = [replace(r, test=replace(r.test, top1=top if r.round else 0.1)) for r in rows]
+    rows = [replace(r, test=make.scores(top if r.round else 0.1)) for r in rows]
     text = read([make.save(tmp_path, make.record(rounds=rounds), rows)]).text
     text_part = (
         "the model learnt nothing in 20 rounds. Its best accuracy is 10.0 %; that of the untrained"

@@ -16,14 +16,15 @@ from fedkeel.report.summary import (
 
 def scored(*accuracy, every=1, start=0):
     return [
-        RoundRecord(start + i * every, test=Scores(100, a, a, 1.0)) for i, a in enumerate(accuracy)
+        RoundRecord(start + i * every, test=Scores(100, {"accuracy": a, "loss": 1.0}))
+        for i, a in enumerate(accuracy)
     ]
 
 
 def two_rounds():
     """Two rounds of a model of 100 bytes; 3 selected, then 2 of which one drops out."""
     return [
-        RoundRecord(0, seconds={"evaluate": 1.0}, test=Scores(10, 0.1, 0.3, 2.3)),
+        RoundRecord(0, seconds={"evaluate": 1.0}, test=Scores(10, {"accuracy": 0.1, "loss": 2.3})),
         RoundRecord(
             1,
             clients=[0, 4, 7],
@@ -31,7 +32,7 @@ def two_rounds():
             bytes_down={"model": 300, "scaffold": 300},
             bytes_up={"model": 300, "scaffold": 300},
             seconds={"train": 0.9, "aggregate": 0.1, "evaluate": 1.0},
-            test=Scores(10, 0.6, 0.8, 1.0),
+            test=Scores(10, {"accuracy": 0.6, "loss": 1.0}),
         ),
         RoundRecord(
             2,
@@ -133,8 +134,12 @@ def test_fluctuation_in_percentage_points():
 def test_rows_without_a_score_or_with_one_that_is_not_finite():
     rows = [
         RoundRecord(1, clients=[0], train_loss=1.0),
-        RoundRecord(2, clients=[0], train_loss=None, test=Scores(10, 0.5, 0.5, None)),
-        RoundRecord(3, clients=[0], train_loss=math.nan, test=Scores(0, math.nan, math.nan, 1.0)),
+        RoundRecord(
+            2, clients=[0], train_loss=None, test=Scores(10, {"accuracy": 0.5, "loss": None})
+        ),
+        RoundRecord(
+            3, clients=[0], train_loss=math.nan, test=Scores(0, {"accuracy": math.nan, "loss": 1.0})
+        ),
         RoundRecord(4),
     ]
     summary = summarise(rows)

@@ -20,7 +20,7 @@ def run(best, *, traffic=1, ms=10.0, target=0.8, reached=True):
     sent = {"bytes_down": {"model": 1_000_000}, "bytes_up": {"model": 1_000_000}}
     if traffic > 1:
         sent["bytes_up"] = sent["bytes_up"] | {"x": 2_000_000 * (traffic - 1)}
-    score = [Scores(100, a, a, 1.0) for a in (best, 0.5)]
+    score = [Scores(100, {"accuracy": a, "loss": 1.0}) for a in (best, 0.5)]
     rows = [
         RoundRecord(
             i + 1, clients=[0], train_loss=1.0, seconds={"train": ms / 1e3}, test=one, **sent
@@ -155,7 +155,9 @@ def test_markup_in_a_label_is_text():
 
 
 def test_columns_without_values_are_left_out():
-    bare = MethodSummary("m", (summarise([RoundRecord(1, test=Scores(10, 0.5, 0.5, 1.0))]),))
+    bare = MethodSummary(
+        "m", (summarise([RoundRecord(1, test=Scores(10, {"accuracy": 0.5, "loss": 1.0}))]),)
+    )
     keys = [column.name for column in visible_columns(result_rows([bare]), is_page=True)]
     assert "rounds_to_target" not in keys
     assert "traffic" not in keys

@@ -30,7 +30,7 @@ def group(
                 bytes_up={"model": 100 * sent},
                 seconds={"train": wall / 1e3},
                 processor_seconds=None if ms is None else ms / 1e3,
-                test=Scores(examples, a, a, 1.0),
+                test=Scores(examples, {"accuracy": a, "loss": 1.0}),
             )
             for i, a in enumerate(accuracy)
         ]

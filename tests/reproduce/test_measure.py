@@ -9,16 +9,16 @@ from fedkeel.reproduce.measure import metric_value
 from fedkeel.reproduce.table import Metric
 
 
-def curve(*top1: float | None, sent: int = 500_000) -> list[RoundRecord]:
+def curve(*accuracy: float | None, sent: int = 500_000) -> list[RoundRecord]:
     """Rounds with these accuracies, the untrained model first; None is not evaluated."""
     return [
         RoundRecord(
             r,
-            test=None if a is None else Scores(100, a, min(1.0, a + 0.2), 1.0),
+            test=None if a is None else Scores(100, {"accuracy": a, "top3": min(1.0, a + 0.2)}),
             bytes_up={"model": sent if r else 0},
             bytes_down={"model": sent if r else 0},
         )
-        for r, a in enumerate(top1)
+        for r, a in enumerate(accuracy)
     ]
 
 

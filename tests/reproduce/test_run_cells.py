@@ -89,7 +89,7 @@ def test_published_next_to_measured(whole: list[TableRun], tmp_path: Path) -> No
     table = read(tiny(tmp_path))
     found = {(line.row.name, line.column.id): line for line in table_lines(table, whole)}
     base, own = found["FedAvg", "skew"], found["FedGH", "skew"]
-    best = [max(r.test.top1 for r in RunFolder(c.folder).rows()) for c in whole
+    best = [max(r.test["accuracy"] for r in RunFolder(c.folder).rows()) for c in whole
             if (c.row.name, c.column.id) == ("FedGH", "skew")]  # fmt: skip
     assert list(own.values.values()) == pytest.approx([100 * one for one in best])
     assert own.stat.mean == pytest.approx(50 * sum(best))
@@ -103,7 +103,7 @@ def test_published_next_to_measured(whole: list[TableRun], tmp_path: Path) -> No
     share = found["FedAvg", "skew-share"]
     for seed, rounds in share.values.items():
         cell = next(c for c in whole if c.seed == seed and c.row.name == "FedAvg")
-        curve = {r.round: r.test.top1 for r in RunFolder(cell.folder).rows()}
+        curve = {r.round: r.test["accuracy"] for r in RunFolder(cell.folder).rows()}
         assert rounds == min(r for r, a in curve.items() if a >= 0.9 * max(curve.values()))
     assert set(found["FedAvg", "far"].values.values()) == {None}
     assert found["Momentum", "skew"].published is None

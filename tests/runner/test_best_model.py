@@ -74,8 +74,8 @@ def test_the_best_on_held_out_examples(tmp_path: Path) -> None:
     scores = {}
     for row in result.rows:
         if row.per_client is not None:
-            counts, top1 = row.per_client["examples"], row.per_client["top1"]
-            right = sum(n * score for n, score in zip(counts, top1, strict=True) if n)
+            counts, shares = row.per_client["examples"], row.per_client["accuracy"]
+            right = sum(n * score for n, score in zip(counts, shares, strict=True) if n)
             scores[row.round] = right / sum(counts)
     assert sorted(scores) == [2, 4, 6]
     chosen = best(result)

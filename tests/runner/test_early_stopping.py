@@ -16,6 +16,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.score import ACCURACY
 from fedkeel.report.alerts import alerts
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.early_stopping import EarlyStopping
@@ -28,9 +29,9 @@ from toys import Net, federation, held, plain, prepared, same
 
 def ended(accuracies: list[float | None], **settings: object) -> int | None:
     """The round after which a run with these accuracies ends, None where it does not."""
-    early = EarlyStopping(fk.Stop(**settings))  # type: ignore[arg-type]
+    early = EarlyStopping(fk.Stop(**settings), ACCURACY)  # type: ignore[arg-type]
     for number, accuracy in enumerate(accuracies):
-        test = None if accuracy is None else Scores(10, accuracy, accuracy, 1.0)
+        test = None if accuracy is None else Scores(10, {"accuracy": accuracy})
         if reason := early.stop_reason(RoundRecord(number, test=test)):
             assert f"ended early after round {number}:" in reason
             return number
@@ -59,9 +60,9 @@ def test_when(accuracies: list[float | None], settings: dict[str, object], after
 
 def test_an_evaluation_of_nothing_says_nothing() -> None:
     """Nodes that evaluate may all be away."""
-    early = EarlyStopping(fk.Stop(patience=1))
+    early = EarlyStopping(fk.Stop(patience=1), ACCURACY)
     for number in range(4):
-        assert not early.stop_reason(RoundRecord(number, test=Scores(0, 0.0, 0.0, 0.0)))
+        assert not early.stop_reason(RoundRecord(number, test=Scores(0, {"accuracy": 0.0})))
 
 
 def reached(run: Result) -> float:

@@ -28,9 +28,8 @@ from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.task.metrics import measure
 from fedkeel.tree import nbytes
-from toys import MODELS, NaN, Net, Slow, federation, held, of_sizes, prepared, same
+from toys import MODELS, NaN, Net, Slow, federation, held, measure, of_sizes, prepared, same
 
 
 def evaluated(result: Result) -> list[int]:
@@ -49,8 +48,8 @@ def test_round_0_is_the_initial_model() -> None:
     network, test = ready.setup.training.network, ready.setup.test
     rows = measure(network, network.params, {}, test.x, test.y)
     assert first.test.examples == 60
-    assert first.test.top1 == rows[:, 0].mean()
-    assert first.test.loss == pytest.approx(float(rows[:, 2].mean()))
+    assert first.test["accuracy"] == rows[:, 0].mean()
+    assert first.test["loss"] == pytest.approx(float(rows[:, 2].mean()))
 
 
 def test_answers_to_a_survey_weigh_as_the_updates_of_the_round_do(
@@ -166,8 +165,8 @@ def test_the_model_is_evaluated_every_so_often_and_at_the_end(
 ) -> None:
     result = start(prepared(rounds=rounds, evaluation=fk.Evaluation(every=every)))
     assert evaluated(result) == expected
-    assert result.last == result.rows[-1].test.top1
-    assert result.best == max(row.test.top1 for row in result.rows if row.test)
+    assert result.last == result.rows[-1].test["accuracy"]
+    assert result.best == max(row.test["accuracy"] for row in result.rows if row.test)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [4]), (2, [2, 4]), (3, [3, 4])])
@@ -188,7 +187,7 @@ def test_every_client_is_evaluated_at_the_end_or_more_often(
         federation.data.x[rows],
         federation.data.y[rows],
     )
-    assert columns["top1"][2] == own[:, 0].mean()
+    assert columns["accuracy"][2] == own[:, 0].mean()
     assert columns["loss"][2] == pytest.approx(float(own[:, 2].mean()))
 
 
@@ -199,8 +198,8 @@ def test_a_client_that_held_nothing_out_has_no_scores() -> None:
     assert columns["examples"] == held_out.tolist()
     assert held_out.min() == 0
     empty = int(held_out.argmin())
-    assert [columns[name][empty] for name in ("top1", "top3", "loss")] == [None, None, None]
-    assert all(value is not None for value in columns["top1"][:empty])
+    assert [columns[name][empty] for name in ("accuracy", "top3", "loss")] == [None, None, None]
+    assert all(value is not None for value in columns["accuracy"][:empty])
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -214,7 +213,7 @@ def test_a_client_s_loss_is_its_own_where_the_loss_is_a_mean(sides: int) -> None
     assert mean.per_client is not None
     assert len(set(mean.per_client["loss"])) == len(clients)
     assert mean.per_client["loss"] == pytest.approx(one.per_client["loss"], rel=1e-5)
-    assert mean.test.loss == pytest.approx(one.test.loss, rel=1e-5)
+    assert mean.test["loss"] == pytest.approx(one.test["loss"], rel=1e-5)
 
 
 def test_each_source_is_evaluated_where_there_are_several() -> None:
@@ -222,15 +221,15 @@ def test_each_source_is_evaluated_where_there_are_several() -> None:
     result = start(prepared(test=test))
     for row in result.rows:
         assert {k: s.examples for k, s in row.sources.items()} == {"a": 20, "b": 40}
-        mean = (20 * row.sources["a"].top1 + 40 * row.sources["b"].top1) / 60
-        assert row.test.top1 == pytest.approx(mean)
+        mean = (20 * row.sources["a"]["accuracy"] + 40 * row.sources["b"]["accuracy"]) / 60
+        assert row.test["accuracy"] == pytest.approx(mean)
     assert start(prepared()).rows[0].sources == {}
 
 
 def test_the_batch_of_an_evaluation_does_not_matter() -> None:
     one = start(prepared(evaluation=fk.Evaluation(batch_size=7)))
     two = start(prepared(evaluation=fk.Evaluation(batch_size=1000)))
-    assert [r.test.top1 for r in one.rows] == [r.test.top1 for r in two.rows]
+    assert [r.test["accuracy"] for r in one.rows] == [r.test["accuracy"] for r in two.rows]
     assert all(torch.equal(one.params[k], two.params[k]) for k in one.params)
 
 

@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_all_examples_at_once(name: str) -> None:
     for row in recorded.values():
         assert row.test is not None
         assert row.per_client is not None
-        assert row.test.loss == pytest.approx(expected, rel=1e-5)
+        assert row.test["loss"] == pytest.approx(expected, rel=1e-5)
         assert row.per_client["loss"] == pytest.approx(by_client, rel=1e-5)
     assert recorded["sequential", 7].test == recorded["workers", 7].test
     assert recorded["sequential", 7].per_client == recorded["workers", 7].per_client

@@ -27,8 +27,8 @@ def console(terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=text, force_terminal=terminal, width=100), text
 
 
-def row(round: int, top1: float | None = None) -> RoundRecord:
-    test = None if top1 is None else Scores(10, top1, 1.0, 0.5)
+def row(round: int, accuracy: float | None = None) -> RoundRecord:
+    test = None if accuracy is None else Scores(10, {"accuracy": accuracy})
     return RoundRecord(round, test=test)
 
 

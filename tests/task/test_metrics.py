@@ -1,117 +1,450 @@
-"""Metrics of single examples by hand, and their means by group."""
+"""Metrics against scikit-learn, torchmetrics and numbers by hand, however examples are batched."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn import metrics as sk
 from torch import Tensor, nn
 
+from fedkeel.errors import ModelError
 from fedkeel.records.rows import Scores
-from fedkeel.task.losses import Loss
-from fedkeel.task.metrics import COLUMNS, by_group, measure
+from fedkeel.task.losses import LOSSES, Loss
+from fedkeel.task.metrics.base import TaskInfo
+from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
+from fedkeel.task.metrics.registry import METRICS, MetricLike, metric
 from fedkeel.task.network import Network
+
+torchmetrics = pytest.importorskip("torchmetrics")
 
 
 class Given(nn.Module):
-    """Its input is its scores."""
+    """Its input is its output."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift = nn.Parameter(torch.zeros(()))
+        self.shift = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.shift
+
+
+def network_of(loss: Loss, output: Tensor, y: Tensor) -> Network:
+    network = Network(Given(), loss=loss, dtype=output.dtype)
+    network.has_mean_loss = loss(output[:2], y[:2]).ndim == 0
+    return network
+
+
+def metric_set(
+    given: Sequence[MetricLike] | None, output: Tensor, y: Tensor, loss: Loss, classes: int
+) -> tuple[Network, MetricSet]:
+    network = network_of(loss, output, y)
+    info = TaskInfo(tuple(output.shape[1:]), tuple(y.shape[1:]), classes)
+    return network, make_metric_set(network, given, None, info, output[:2], y[:2])
+
+
+def scores_of(
+    given: Sequence[MetricLike] | None,
+    output: Tensor,
+    y: Tensor,
+    loss: Loss = LOSSES["cross_entropy"],
+    classes: int | None = None,
+    size: int = 7,
+    group: Tensor | None = None,
+) -> list[Scores]:
+    """Return the scores of each group, measured in batches of so many examples."""
+    if classes is None:
+        classes = 0 if y.is_floating_point() else max(2, int(y.max()) + 1)
+    network, metrics = metric_set(given, output, y, loss, classes)
+    group = torch.zeros(len(y), dtype=torch.int64) if group is None else group
+    groups = int(group.max()) + 1
+    parts = [
+        metrics.measure(network, network.params, {}, a, b, g, groups)
+        for a, b, g in zip(output.split(size), y.split(size), group.split(size), strict=True)
+    ]
+    states = torch.stack([part.states for part in parts]).sum(dim=0)
+    kept = torch.cat([part.kept for part in parts])
+    return metrics.scores(states, torch.bincount(group, minlength=groups), kept, group)
+
+
+def value(given: MetricLike, output: Tensor, y: Tensor, **more: Any) -> float:
+    name = next(iter(scores_of([given], output, y, **more)[0].values))
+    return scores_of([given], output, y, **more)[0][name]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def labels(count: int, classes: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, classes, (count,), generator=generator)
+
+
+def of_sklearn(function: Callable[..., float], *arrays: Any, **more: Any) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that do not occur
+        return float(function(*arrays, **more))
+
+
+# ---- labels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_metrics_of_labels_are_those_of_scikit_learn(classes: int, count: int) -> None:
+    output, y = draw(count, classes), labels(count, classes)
+    found = output.argmax(dim=1)
+    expected = {
+        "accuracy": of_sklearn(sk.accuracy_score, y, found),
+        "confusion": of_sklearn(sk.accuracy_score, y, found),
+        "macro_f1": of_sklearn(sk.f1_score, y, found, average="macro"),
+        "balanced_accuracy": of_sklearn(sk.balanced_accuracy_score, y, found),
+        "loss": of_sklearn(sk.log_loss, y, output.softmax(1), labels=range(classes)),
+    }
+    scores = scores_of([name for name in expected if name != "loss"], output, y, classes=classes)[0]
+    assert scores.examples == count
+    assert scores.values == pytest.approx(expected, rel=1e-12)
+
+
+def test_top_k_is_that_of_scikit_learn() -> None:
+    output, y = draw(50, 6), labels(50, 6)
+    for name, k in (("top1", 1), ("top3", 3), ("top(k=5)", 5), ("top9", 6)):
+        expected = of_sklearn(sk.top_k_accuracy_score, y, output.softmax(1), k=k, labels=range(6))
+        assert value(name, output, y) == pytest.approx(expected)
+
+
+def test_scores_that_are_no_numbers_hit_nothing() -> None:
+    output = torch.tensor([[math.nan] * 4, [0.0, math.nan, 1.0, 2.0], [4.0, 3.0, 2.0, 1.0]])
+    scores = scores_of(None, output.double(), torch.tensor([0, 3, 0]))[0]
+    assert (scores["accuracy"], scores["top3"]) == (1 / 3, 1 / 3)
+    assert math.isnan(scores["loss"])
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_with_three_classes_or_fewer_every_example_is_within_rank_3(classes: int) -> None:
+    output = torch.tensor([[float(-c) for c in range(classes)]] * classes).double()
+    scores = scores_of(None, output, torch.arange(classes), classes=classes)[0]
+    assert (scores["accuracy"], scores["top3"]) == (1 / classes, 1.0)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_two_classes_by_one_score_or_two(columns: int) -> None:
+    output, y = draw(80, columns), labels(80, 2)
+    margin = output[:, 0] if columns == 1 else output[:, 1] - output[:, 0]
+    loss = LOSSES["bce"] if columns == 1 else LOSSES["cross_entropy"]
+    found = (margin > 0).long()
+    (negative, alarm), (miss, hit) = sk.confusion_matrix(y, found)
+    expected = {
+        "accuracy": sk.accuracy_score(y, found),
+        "sensitivity": hit / (hit + miss),
+        "specificity": negative / (negative + alarm),
+        "balanced_accuracy": sk.balanced_accuracy_score(y, found),
+    }
+    scores = scores_of(list(expected), output, y, loss)[0]
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    assert scores["loss"] == pytest.approx(sk.log_loss(y, margin.sigmoid()), rel=1e-12)
+
+
+# ---- probabilities ------------------------------------------------------------------------------
+
+
+def in_bins(shares: Tensor, bins: int) -> Tensor:
+    """Return probabilities rounded to their bin, as the metrics see them."""
+    return (shares * bins).long().clamp(0, bins - 1)
+
+
+@pytest.mark.parametrize("bins", [10, 1000])
+@pytest.mark.parametrize("count", [2, 7, 300])
+def test_areas_are_those_of_scikit_learn_on_the_bins(bins: int, count: int) -> None:
+    output, y = draw(count, 2), torch.arange(count) % 2
+    shares = in_bins(output.softmax(1)[:, 1], bins)
+    areas = {f"auroc(bins={bins})": sk.roc_auc_score, f"auprc(bins={bins})": None}
+    scores = scores_of(list(areas), output, y)[0]
+    assert scores["auroc"] == pytest.approx(sk.roc_auc_score(y, shares), rel=1e-12)
+    assert scores["auprc"] == pytest.approx(sk.average_precision_score(y, shares), rel=1e-12)
+
+
+def test_many_bins_come_close_to_the_exact_area() -> None:
+    output, y = draw(400, 1), labels(400, 2)
+    exact = sk.roc_auc_score(y, output[:, 0].sigmoid())
+    assert value("auroc", output, y, loss=LOSSES["bce"]) == pytest.approx(exact, abs=1e-3)
+
+
+def test_areas_of_several_classes_are_means_against_the_rest() -> None:
+    output, y = draw(200, 4), labels(200, 4)
+    shares = in_bins(output.softmax(1), 1000)
+    expected = [sk.roc_auc_score(y == c, shares[:, c]) for c in range(4)]
+    assert value("auroc", output, y) == pytest.approx(np.mean(expected), rel=1e-12)
+
+
+def test_areas_are_not_defined_for_one_class_alone() -> None:
+    output = draw(9, 2)
+    for y in (torch.zeros(9, dtype=torch.int64), torch.ones(9, dtype=torch.int64)):
+        assert math.isnan(value("auroc", output, y, classes=2))
+    assert value("auprc", output, torch.ones(9, dtype=torch.int64)) == 1.0
+    assert math.isnan(value("sensitivity", output, torch.zeros(9, dtype=torch.int64), classes=2))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+def test_sensitivity_at_a_specificity_is_that_of_the_curve(share: float) -> None:
+    output, y = draw(150, 2), labels(150, 2)
+    alarms, hits, _ = sk.roc_curve(y, in_bins(output.softmax(1)[:, 1], 1000))
+    expected = hits[1 - alarms >= share - 1e-12].max()
+    found = value(f"sensitivity(at_specificity={share})", output, y)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_calibration_error_is_that_of_torchmetrics() -> None:
+    for classes in (2, 5):
+        output, y = 2 * draw(300, classes), labels(300, classes)
+        other = torchmetrics.CalibrationError("multiclass", num_classes=classes, n_bins=15)
+        expected = float(other(output.softmax(1), y))
+        assert value("calibration_error", output, y) == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_labels_for_each_example() -> None:
+    output, y = draw(120, 4), (draw(120, 4, seed=3) > 0.5).double()
+    found = (output > 0).long()
+    scores = scores_of(["accuracy", "macro_f1", "auroc"], output, y, LOSSES["bce"], classes=2)[0]
+    assert scores["accuracy"] == pytest.approx(float((found == y).double().mean()))
+    assert scores["macro_f1"] == pytest.approx(sk.f1_score(y, found, average="macro"), rel=1e-12)
+    shares = in_bins(output.sigmoid(), 1000)
+    assert scores["auroc"] == pytest.approx(sk.roc_auc_score(y, shares), rel=1e-12)
+
+
+# ---- quantities ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3), (2,)])
+def test_metrics_of_quantities_are_those_of_scikit_learn(shape: tuple[int, ...]) -> None:
+    output, y = draw(*shape), 3 * draw(*shape, seed=5) + 20
+    expected = {
+        "mae": sk.mean_absolute_error(y, output),
+        "r2": sk.r2_score(y, output),
+        "loss": sk.mean_squared_error(y, output),
+    }
+    rmse = float(sk.mean_squared_error(y, output) ** 0.5)
+    scores = scores_of(["mae", "rmse", "r2"], output, y, LOSSES["mse"])[0]
+    assert scores.values == pytest.approx({**expected, "rmse": rmse}, rel=1e-11)
+
+
+def test_r2_of_a_quantity_that_does_not_vary() -> None:
+    y = torch.full((5,), 0.1, dtype=torch.float64)
+    assert value("r2", y.clone(), y, loss=LOSSES["mse"]) == 1.0 == sk.r2_score(y, y)
+    assert value("r2", y + 1, y, loss=LOSSES["mse"]) == 0.0 == sk.r2_score(y, y + 1)
+    assert math.isnan(value("r2", y[:1], y[:1], loss=LOSSES["mse"]))
+
+
+# ---- masks, tokens, times -----------------------------------------------------------------------
+
+
+def test_overlap_of_masks() -> None:
+    output, y = draw(11, 6, 5), (draw(11, 6, 5, seed=8) > 0).long()
+    y[3], output[3] = 0, -1.0  # neither has a place
+    found = (output > 0).long().flatten(1).numpy()
+    truth = y.flatten(1).numpy()
+    flat = truth.ravel(), found.ravel()
+    each = [
+        of_sklearn(sk.f1_score, a, b, zero_division=1.0) for a, b in zip(truth, found, strict=True)
+    ]
+    names = ["dice", "dice(pooled=True)", "iou(pooled=True)", "accuracy"]
+    scores = scores_of(names, output, y, LOSSES["dice"], size=4)[0]
+    assert scores["dice"] == pytest.approx(np.mean(each), rel=1e-12)
+    assert scores["dice(pooled=True)"] == pytest.approx(sk.f1_score(*flat))
+    assert scores["iou(pooled=True)"] == pytest.approx(sk.jaccard_score(*flat))
+    assert scores["accuracy"] == pytest.approx((found == truth).mean(), rel=1e-12)
+
+
+def test_overlap_of_several_classes() -> None:
+    output, y = draw(9, 3, 4, 4), labels(9 * 16, 3).view(9, 4, 4)
+    found = output.argmax(dim=1).flatten().numpy()
+    expected = sk.f1_score(y.flatten().numpy(), found, average="macro", labels=[1, 2])
+    scores = scores_of(["dice(pooled=True)"], output, y)[0]
+    assert scores["dice(pooled=True)"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_metrics_of_tokens_do_not_count_the_ignored_ones() -> None:
+    output, y = draw(8, 5, 7), labels(40, 7).view(8, 5)
+    y[2, 1:] = y[6] = -100
+    counted = (y != -100).flatten()
+    flat, truth = output.flatten(0, 1)[counted], y.flatten()[counted]
+    scores = scores_of(["perplexity", "token_accuracy"], output, y, LOSSES["token_cross_entropy"])[
+        0
+    ]
+    nll = sk.log_loss(truth, flat.softmax(1), labels=range(7))
+    assert scores["perplexity"] == pytest.approx(math.exp(nll), rel=1e-12)
+    assert scores["token_accuracy"] == pytest.approx(
+        float((flat.argmax(1) == truth).double().mean())
+    )
+
+
+def pairs(risk: Tensor, time: Tensor, event: Tensor) -> float:
+    """Return the concordance, pair by pair."""
+    right = total = 0.0
+    for i in range(len(time)):
+        for j in range(len(time)):
+            ends_later = time[j] > time[i] or (time[j] == time[i] and not event[j])
+            if event[i] and ends_later:
+                total += 1
+                right += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
+    return right / total if total else math.nan
+
+
+def test_concordance_counts_ties_and_ends_of_observation() -> None:
+    risk = torch.round(2 * draw(40)) / 2
+    time, event = labels(40, 9).double(), (labels(40, 3, seed=4) > 0).double()
+    y = torch.stack([time, event], dim=1)
+    found = value("concordance", risk[:, None], y, loss=LOSSES["cox"])
+    assert found == pytest.approx(pairs(risk, time, event), rel=1e-12)
+    y[:, 1] = 0
+    assert math.isnan(value("concordance", risk[:, None], y, loss=LOSSES["cox"]))
+
+
+# ---- a loss that is one number for a batch ------------------------------------------------------
 
 
 def mean_loss(scores: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores, y)
 
 
-def found(
-    scores: list[list[float]],
-    y: list[int],
-    network: Network | None = None,
-) -> Tensor:
-    network = network or Network(Given())
-    return measure(network, network.params, network.buffers, torch.tensor(scores), torch.tensor(y))
-
-
-def test_scores_that_are_no_numbers_hit_nothing() -> None:
-    rows = found([[math.nan] * 4, [0.0, math.nan, 1.0, 2.0], [4.0, 3.0, 2.0, 1.0]], [0, 3, 0])
-    assert rows[:, :2].tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
-    assert rows[:, 2].isnan().tolist() == [True, True, False]
-
-
-def test_hits_and_loss_of_each_example() -> None:
-    scores = [[4.0, 3.0, 2.0, 1.0]] * 4
-    rows = found(scores, [0, 1, 2, 3])
-    total = sum(math.exp(s) for s in scores[0])
-    assert rows.dtype == torch.float64
-    assert rows.shape == (4, len(COLUMNS))
-    assert rows[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert rows[:, 1].tolist() == [1.0, 1.0, 1.0, 0.0]
-    assert rows[:, 2].tolist() == pytest.approx([math.log(total) - s for s in scores[0]], rel=1e-6)
-
-
-@pytest.mark.parametrize("classes", [1, 2, 3])
-def test_with_three_classes_or_fewer_every_example_is_within_rank_3(classes: int) -> None:
-    scores = [[float(-c) for c in range(classes)]] * classes
-    rows = found(scores, list(range(classes)))
-    assert rows[:, 0].tolist() == [1.0] + [0.0] * (classes - 1)
-    assert rows[:, 1].tolist() == [1.0] * classes
-
-
-WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]))
-SMOOTHED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]), label_smoothing=0.1)
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]).double())
+SMOOTHED = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]).double(), label_smoothing=0.1)
 IGNORING = nn.CrossEntropyLoss(ignore_index=0)
 
 
 @pytest.mark.parametrize("loss", [mean_loss, WEIGHTED, SMOOTHED, IGNORING])
 def test_a_loss_that_is_a_mean_is_that_of_all_examples_of_a_group(loss: Loss) -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores, y = torch.randn(40, 3, generator=generator), torch.arange(40) % 5 % 3
+    output, y = draw(40, 3), torch.arange(40) % 5 % 3
     y[:7] = 0  # a first batch without a label that counts
     group = torch.tensor([2] * 12 + [0] * 28)
-    network = Network(Given(), loss=loss)
     for size in (40, 13, 7, 1):
-        parts = zip(scores.split(size), y.split(size), strict=True)
-        rows = torch.cat([found(a.tolist(), b.tolist(), network) for a, b in parts])
-        total = by_group(network, rows, y, torch.zeros_like(group), 1)[0]
-        assert total.loss == pytest.approx(float(loss(scores, y)), rel=1e-6)
-        there = by_group(network, rows, y, group, 3)
-        assert [score.examples for score in there] == [28, 0, 12]
+        total = scores_of(None, output, y, loss, size=size)[0]
+        assert total["loss"] == pytest.approx(float(loss(output, y)), rel=1e-12)
+        by_group = scores_of(None, output, y, loss, size=size, group=group)
+        assert [scores.examples for scores in by_group] == [28, 0, 12]
+        assert math.isnan(by_group[1]["loss"])
         for g in (0, 2):
-            expected = float(loss(scores[group == g], y[group == g]))
-            assert there[g].loss == pytest.approx(expected, rel=1e-6)
+            expected = float(loss(output[group == g], y[group == g]))
+            assert by_group[g]["loss"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_measuring_changes_no_statistics_and_needs_no_tape() -> None:
-    network = Network(nn.Sequential(nn.BatchNorm1d(2)), batch_statistics=True)
-    before = {k: v.clone() for k, v in network.buffers.items()}
-    rows = found([[2.0, 0.0], [0.0, 1.0]], [0, 0], network)
-    assert all(torch.equal(v, before[k]) for k, v in network.buffers.items())
-    assert not rows.requires_grad
+# ---- metrics of one's own, and of torchmetrics --------------------------------------------------
 
 
-def test_means_by_group() -> None:
-    rows = torch.tensor([[1, 1, 0.5], [0, 1, 1.5], [0, 0, 4.0], [1, 1, 0.0]], dtype=torch.float64)
-    group = torch.tensor([2, 2, 0, 2])
-    assert by_group(Network(Given()), rows, torch.zeros_like(group), group, 4) == [
-        Scores(examples=1, top1=0.0, top3=0.0, loss=4.0),
-        Scores(examples=0, top1=0.0, top3=0.0, loss=0.0),
-        Scores(examples=3, top1=2 / 3, top3=1.0, loss=2 / 3),
-        Scores(examples=0, top1=0.0, top3=0.0, loss=0.0),
-    ]
+def test_a_function_with_a_value_for_each_example_is_a_metric() -> None:
+    output, y = draw(20, 1), draw(20, seed=2)
+
+    def error(output: Tensor, y: Tensor) -> Tensor:
+        return (output[:, 0] - y).abs()
+
+    scores = scores_of([error, metric(error, name="worse")], output, y, LOSSES["mse"])[0]
+    expected = sk.mean_absolute_error(y, output)
+    assert (scores["error"], scores["worse"]) == pytest.approx((expected, expected))
 
 
-def test_means_of_groups_do_not_depend_on_how_examples_were_batched() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.rand(50, 3, generator=generator, dtype=torch.float64)
-    group = torch.randint(0, 3, (50,), generator=generator)
-    scores = by_group(Network(Given()), rows, torch.zeros_like(group), group, 3)
-    for g, score in enumerate(scores):
-        expected = rows[group == g].mean(dim=0).tolist()
-        assert [score.top1, score.top3, score.loss] == pytest.approx(expected, rel=1e-13)
-        assert score.examples == int((group == g).sum())
+def test_metrics_of_torchmetrics_by_sums_and_by_all_examples() -> None:
+    output, y = draw(50, 3), labels(50, 3)
+    by_sums = torchmetrics.F1Score("multiclass", num_classes=3, average="macro")
+    by_all = torchmetrics.AUROC("multiclass", num_classes=3)  # keeps every score
+    _, metrics = metric_set([by_sums, by_all], output, y, LOSSES["cross_entropy"], 3)
+    assert [m.name for m in metrics.pooled] == ["MulticlassAUROC"]
+    group = torch.arange(50) % 3
+    found = scores_of([by_sums, by_all], output, y, group=group, size=6)
+    for g, scores in enumerate(found):
+        rows = group == g
+        for one in (by_sums, by_all):
+            one.reset()
+            expected = float(one(output[rows], y[rows]))
+            assert scores[type(one).__name__] == pytest.approx(expected, rel=1e-5)
+
+
+def test_measuring_needs_no_tape() -> None:
+    network, metrics = metric_set(None, draw(4, 3), labels(4, 3), LOSSES["cross_entropy"], 3)
+    group = torch.zeros(4, dtype=torch.int64)
+    measured = metrics.measure(network, network.params, {}, draw(4, 3), labels(4, 3), group, 1)
+    assert not measured.states.requires_grad
+
+
+# ---- sums add up, and only sums -----------------------------------------------------------------
+
+CASES: dict[str, tuple[Tensor, Tensor, str]] = {
+    "labels": (draw(90, 4), labels(90, 4), "cross_entropy"),
+    "two": (draw(90, 2), labels(90, 2), "cross_entropy"),
+    "quantities": (draw(90, 2), draw(90, 2, seed=3), "mse"),
+    "masks": (draw(90, 4, 4), (draw(90, 4, 4, seed=4) > 0).long(), "bce"),
+    "tokens": (draw(90, 3, 5), labels(270, 5).view(90, 3), "token_cross_entropy"),
+    "times": (draw(90, 1), torch.stack([draw(90, seed=6).abs(), labels(90, 2).double()], 1), "cox"),
+}
+
+
+def fitting(case: str) -> list[str]:
+    output, y, loss = CASES[case]
+    names = []
+    for name in METRICS:
+        try:
+            metric_set([name], output, y, LOSSES[loss], 0 if y.is_floating_point() else 4)
+        except (ModelError, ValueError, RuntimeError):
+            continue
+        names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_metrics_do_not_depend_on_batches_or_their_order(case: str) -> None:
+    output, y, loss = CASES[case]
+    classes = 0 if y.is_floating_point() else (2 if case in ("two", "masks") else 4)
+    names = [n for n in fitting(case) if classes != 4 or n not in ("sensitivity", "specificity")]
+    assert names
+    whole = scores_of(names, output, y, LOSSES[loss], classes, size=90)[0]
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    for size, rows in ((1, torch.arange(90)), (17, torch.arange(90)), (31, order)):
+        scores = scores_of(names, output[rows], y[rows], LOSSES[loss], classes, size=size)[0]
+        assert scores.values == pytest.approx(whole.values, rel=1e-11, nan_ok=True)
+
+
+def test_every_metric_is_tried_on_a_case() -> None:
+    tried = {name for case in CASES for name in fitting(case)}
+    assert tried == set(METRICS)
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "y", "words"),
+    [
+        (["accuracy"], draw(4, 1), draw(4), "'accuracy' needs labels"),
+        (["acuracy"], draw(4, 2), labels(4, 2), "did you mean 'accuracy'"),
+        (["top(5)"], draw(4, 9), labels(4, 9), "write each argument as name=value"),
+        (["top(n=5)"], draw(4, 9), labels(4, 9), "The arguments of the metric"),
+        (["sensitivity"], draw(4, 3), torch.tensor([0, 1, 2, 0]), "is of two classes"),
+        (["dice"], draw(4, 2), labels(4, 2), "is of masks"),
+        (["perplexity"], draw(4, 2), labels(4, 2), "is of tokens"),
+        (["concordance"], draw(4, 1), draw(4), "times until an event"),
+        (["mae", "mae"], draw(4, 1), draw(4), "Two metrics have the name 'mae'"),
+        ([7], draw(4, 1), draw(4), "A metric is none"),
+        ([lambda output, y: output.mean()], draw(4, 1), draw(4), "not one number for each example"),
+    ],
+)
+def test_metrics_that_do_not_fit_are_refused(
+    given: list[Any], output: Tensor, y: Tensor, words: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        scores_of(given, output, y, LOSSES["mse"] if y.is_floating_point() else mean_loss)
+    text = str(caught.value)
+    assert words in text
+    assert len(text.splitlines()) <= 5
+
+
+def test_a_score_that_is_no_metric_is_refused() -> None:
+    output, y = draw(4, 1), draw(4)
+    network = network_of(LOSSES["mse"], output, y)
+    with pytest.raises(ModelError, match="The score 'mse' is no metric of the task"):
+        make_metric_set(network, ["mae"], "mse", TaskInfo((1,), (), 0), output, y)

@@ -108,7 +108,7 @@ def test_what_is_no_token(value: float, says: str) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox(mu=0.01)+gcfed"])
 def test_a_character_network_learns_to_count(method: str) -> None:
     result = run(method)
-    losses = [row.test.loss for row in result.rows if row.test is not None]
+    losses = [row.test["loss"] for row in result.rows if row.test is not None]
     assert losses[0] > 1.5  # about log 7
     assert losses[-1] < 0.6 * losses[0]
     assert result.last > 0.6

@@ -42,6 +42,7 @@ def up(
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.flower.data_on_nodes import is_on_nodes
     from fedkeel.flower.local.federation import data_configs, run_locally, shared_configs
+    from fedkeel.records.folder import RunFolder
     from fedkeel.report.page import write_report
     from fedkeel.runner.progress import progress_display
 
@@ -66,14 +67,15 @@ def up(
     page = page_written(lambda: write_report([out], out / "report.html"))
     rows = result.rows
     if as_json:
-        scores = [row.test.top1 for row in rows if row.test is not None]
+        score = RunFolder(out).read_run().score
+        scores = [row.test[score.name] for row in rows if row.test is not None]
         document(
             {
                 "run_dir": str(out),
                 "status": result.status,
                 "message": result.message,
                 "rounds": rows[-1].round,
-                "best": max(scores, default=None),
+                "best": score.best(scores) if scores else None,
                 "last": scores[-1] if scores else None,
                 "bytes_up": sum(sum(row.bytes_up.values()) for row in rows),
                 "bytes_down": sum(sum(row.bytes_down.values()) for row in rows),

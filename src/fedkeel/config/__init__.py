@@ -26,6 +26,7 @@ from fedkeel.config.settings import (
     Schedule,
     Weights,
 )
+from fedkeel.config.task import TaskSettings
 from fedkeel.config.toml import UNSET, build, load, override, to_toml
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Settings",
     "Space",
     "Stop",
+    "TaskSettings",
     "Value",
     "Weights",
     "build",

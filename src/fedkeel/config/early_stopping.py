@@ -13,20 +13,20 @@ from fedkeel.config.base import Settings
 class Stop(Settings):
     """When a run ends before its last round; whichever comes first. It never does by itself.
 
-    Both look at the test accuracy of the rounds that are evaluated, so that going on after a kill
-    ends at the same round. A trial of `fedkeel tune` on validation data looks at no test accuracy,
-    and makes all its rounds.
+    Both look at the test score of the rounds that are evaluated, so that going on after a kill ends
+    at the same round. A trial of `fedkeel tune` on validation data looks at no test score, and
+    makes all its rounds.
 
     Args:
-        target: end when the test accuracy has reached this, in (0, 1].
-        patience: end when it has not risen for so many rounds.
-        min_delta: smallest increase that counts as a rise, as a share in [0, 1), for `patience`. It
-            is measured from the accuracy at the last rise, so that slow rises add up.
+        target: end when the test score has reached this: accuracy is a share in (0, 1].
+        patience: end when it has not become better for so many rounds.
+        min_delta: smallest change that counts as better, for `patience`. It is measured from the
+            score at the last one, so that slow changes add up.
     """
 
-    target: float | None = Field(None, gt=0.0, le=1.0)
+    target: float | None = Field(None, allow_inf_nan=False)
     patience: int | None = Field(None, ge=1)
-    min_delta: float = Field(0.0, ge=0.0, lt=1.0)
+    min_delta: float = Field(0.0, ge=0.0, allow_inf_nan=False)
 
     renamed: ClassVar[Mapping[str, str]] = {"rise": "min_delta"}
 

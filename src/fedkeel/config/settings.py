@@ -13,6 +13,7 @@ from fedkeel.config.data import Data, Partition
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.flower import Flower
 from fedkeel.config.search_space import Space
+from fedkeel.config.task import TaskSettings
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
@@ -223,13 +224,14 @@ class Evaluation(Settings):
         batch_size: examples in one forward pass, at most: convolutions on a processor take 100.
         clients_every: evaluate every client's own examples (those held out, where the partition
             holds some out) after every so many rounds; 0 does so after the last round only.
-        target: test accuracy in (0, 1] for "rounds to target"; None takes `stop.target`.
+        target: score for "rounds to target", a share in (0, 1] of accuracy; None takes
+            `stop.target`.
     """
 
     every: int = Field(1, ge=1)
     batch_size: int = Field(1000, ge=1)
     clients_every: int = Field(0, ge=0)
-    target: float | None = Field(None, gt=0.0, le=1.0)
+    target: float | None = Field(None, allow_inf_nan=False)
 
 
 class Engine(Settings):
@@ -339,6 +341,7 @@ class Experiment(Run):
         data: the examples.
         partition: their division among clients.
         model: the network.
+        task: what is minimised, and what is measured.
         compare: methods and seeds of a comparison.
         tune: what is searched for good settings, and what it is chosen by.
     """
@@ -346,5 +349,6 @@ class Experiment(Run):
     data: Data
     partition: Partition
     model: Model
+    task: TaskSettings = TaskSettings()
     compare: Compare = Compare()
     tune: Space = Space()

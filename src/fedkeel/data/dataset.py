@@ -20,13 +20,12 @@ from torch import Tensor
 from fedkeel.data.user_arrays import Ints as Ints
 from fedkeel.data.user_arrays import (
     as_array,
-    as_labels,
     as_rows,
+    as_targets,
     as_tensor,
     as_tokens,
     check_in_memory,
     first_nonfinite_row,
-    remedy_for_labels,
 )
 from fedkeel.errors import DataError
 from fedkeel.records.histogram import Histogram
@@ -38,12 +37,15 @@ _QUICK = 1_000_000
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples with class labels. N examples, Y classes.
+    """Examples with targets. N examples, Y classes.
 
     Args:
         x: [N, ...] inputs, floating point, finite; or int64 tokens >= 0.
-        y: [N] labels 0..Y-1, int64.
-        classes: Y, the number of classes; may exceed the largest label.
+        y: [N, ...] targets: labels [N] 0..Y-1, int64; quantities [N] or [N, D], floating point;
+            masks [N, H, W], tokens [N, T] or several labels [N, L], int64; or anything else that
+            the loss of the task takes, such as time and event [N, 2].
+        classes: Y, the number of classes; may exceed the largest label. 0 where the targets are
+            quantities.
         sources: names of the sources that were joined, at least one.
         source: [N] index into `sources`, or None where there is one source.
         clients: names of the clients that the data itself gives, empty where it gives none.
@@ -73,6 +75,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether each example has one label, by which examples can be counted and divided."""
+        return self.classes > 0 and self.y.ndim == 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,15 +142,20 @@ class Dataset:
         return replace(self, y=place[self.y], classes=len(names), label_names=names)
 
     def to(self, dtype: torch.dtype) -> Dataset:
-        """Return the dataset with inputs of the given floating type; tokens stay whole numbers.
+        """Return the dataset with inputs and quantities of the given floating type.
+
+        Whole numbers, such as tokens and labels, stay.
 
         Raises:
             DataError: an input is too large for the type.
         """
-        if self.x.dtype == dtype or not self.x.is_floating_point():
-            return self
         do = "divide it by a large number, leave it out, or set engine.dtype = 'float64'"
-        return replace(self, x=cast_inputs(self.x, dtype, self.columns, do))
+        dataset = self
+        if self.x.is_floating_point() and self.x.dtype != dtype:
+            dataset = replace(dataset, x=cast_inputs(self.x, dtype, self.columns, do))
+        if self.y.is_floating_point() and self.y.dtype != dtype:
+            dataset = replace(dataset, y=cast_inputs(self.y, dtype, (), do))
+        return dataset
 
     def on(self, device: torch.device) -> Dataset:
         """Return the dataset with inputs and labels on a device; itself where they are there."""
@@ -160,6 +172,8 @@ class Dataset:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.classes)).encode())
         digest.update(repr(self.sources).encode())
+        if not self.has_labels:
+            digest.update(repr((tuple(self.y.shape), str(self.y.dtype))).encode())
         named = (self.label_names, self.clients, self.columns, self.scale)  # nothing is trained on
         if any(named):
             digest.update(repr(named).encode())
@@ -208,16 +222,16 @@ def dataset(
 
     Args:
         x: [N, ...] numbers. float64 is kept, other types become float32; tokens become int64.
-        y: [N] whole numbers from 0.
-        classes: Y; the largest label + 1 where it is not given.
+        y: [N] labels, whole numbers from 0; or [N, ...] quantities, masks, tokens, several labels.
+            Numbers [N] that are all whole are taken as labels.
+        classes: Y; the largest label + 1 where it is not given; 0 says that `y` are quantities.
         name: what to call the data in messages.
         tokens: whether inputs are whole numbers >= 0 that the model looks up, such as characters.
         **more: further fields of `Dataset`.
 
     Raises:
-        DataError: inputs are not real numbers, lengths differ, there are no examples, an input is
-            not finite, a token is not a whole number >= 0, a label is not a whole number or lies
-            outside 0..Y-1.
+        DataError: inputs are not real numbers, lengths differ, there are no examples, an input or
+            a target is not finite, a token is not a whole number >= 0, a label lies outside 0..Y-1.
 
     >>> len(dataset([[0.0], [1.0]], [0, 1]))
     2
@@ -235,16 +249,15 @@ def dataset(
     if xs.dtype != torch.float64 and not tokens:
         xs = xs.to(torch.float32)
     ys = as_array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
-    if xs.ndim < 1 or ys.ndim != 1 or len(xs) != len(ys):
+    if xs.ndim < 1 or ys.ndim < 1 or len(xs) != len(ys):
         raise DataError(
-            f"{name}: inputs and labels do not match.",
+            f"{name}: inputs and targets do not match.",
             got=f"x {tuple(xs.shape)}, y {tuple(ys.shape)}",
-            expected="x [N, ...] and y [N], one label for each input",
-            do=remedy_for_labels(ys),
+            expected="x [N, ...] and y [N] or [N, ...], one target for each input",
         )
     if len(ys) == 0:
         raise DataError(f"{name}: there are no examples.", do="check the file or the split")
-    ys = as_labels(ys, name)
+    targets, known = as_targets(ys, name, classes)
     bad = first_nonfinite_row(xs)
     if bad is not None:
         raise DataError(
@@ -254,17 +267,7 @@ def dataset(
             do="drop the row or fill the gap before training",
         )
     xs = as_tokens(xs, name) if tokens else xs
-    known = int(ys.max()) + 1 if classes is None else classes
-    if ys.min() < 0 or ys.max() >= known:
-        row = int(np.flatnonzero((ys < 0) | (ys >= known))[0])
-        raise DataError(
-            f"{name}: a label is out of range.",
-            got=f"label {ys[row]} in row {row} (counted from 0)",
-            expected=f"labels 0..{known - 1}",
-            do="number the classes from 0",
-        )
-    labels = torch.from_numpy(ys.astype(np.int64))
-    return Dataset(x=xs.contiguous(), y=labels, classes=known, **{"sources": (name,), **more})
+    return Dataset(x=xs.contiguous(), y=targets, classes=known, **{"sources": (name,), **more})
 
 
 @dataclass(frozen=True)
@@ -308,6 +311,8 @@ class Federation:
     def class_counts(self) -> Histogram:
         """Return the number of training examples of each client and class, without the zeros."""
         classes = self.data.classes
+        if not self.data.has_labels:
+            return Histogram.of_rows(np.zeros((len(self), 0), dtype=np.int64))
         if len(self) * classes <= _QUICK:
             return Histogram.of_rows(self.histogram())
         key = self.client_of_row() * classes + self.data.y.numpy()[self.rows]
@@ -316,6 +321,8 @@ class Federation:
 
     def histogram(self) -> Ints:
         """[C, Y] number of training examples of each client and class."""
+        if not self.data.has_labels:
+            return np.zeros((len(self), 0), dtype=np.int64)
         y = self.data.y.numpy()[self.rows]
         flat = np.bincount(
             self.client_of_row() * self.data.classes + y, minlength=len(self) * self.data.classes

@@ -133,33 +133,57 @@ def as_tensor(x: ArrayLike, name: str) -> Tensor:
         ) from None
 
 
-def as_labels(ys: NDArray[Any], name: str) -> Ints:
-    """Return labels [N] as whole numbers.
+def as_targets(ys: NDArray[Any], name: str, classes: int | None) -> tuple[Tensor, int]:
+    """Return targets [N, ...] as a tensor, and the number of classes.
+
+    Whole numbers [N] are labels 0..Y-1, also where they are floating point. Whole numbers with
+    further axes are masks, tokens or several labels: int64. Other numbers are quantities, as are
+    all where `classes` is 0: float64 is kept, other types become float32.
+
+    Args:
+        ys: the targets.
+        name: what to call the data in messages.
+        classes: number of classes; 0 for quantities; None counts them.
 
     Raises:
-        DataError: one is missing or none, such as a text or a quantity.
+        DataError: one is missing, infinite, none of these, or out of range.
     """
-    if ys.dtype == bool or np.issubdtype(ys.dtype, np.integer):
-        return ys.astype(np.int64)
-    gaps = np.isnan(ys) if np.issubdtype(ys.dtype, np.floating) else np.zeros(len(ys), dtype=bool)
-    if gaps.any():
+    if ys.dtype.kind not in "biuf":
         raise DataError(
-            f"{name}: a label is missing.",
-            got=f"NaN in row {int(np.flatnonzero(gaps)[0])} (counted from 0)",
+            f"{name}: labels are not whole numbers.",
+            got=f"labels of type {ys.dtype}, such as {ys[:1].tolist()[0]!r}",
+            expected="whole numbers from 0",
+            do="number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
+        )
+    if ys.dtype.kind == "f" and not (finite := np.isfinite(ys)).all():
+        row = int(np.argwhere(~finite)[0][0])
+        raise DataError(
+            f"{name}: a target is missing or infinite.",
+            got=f"{ys[row].flat[0] if ys.ndim > 1 else ys[row]} in row {row} (counted from 0)",
             do="drop the row before training",
         )
-    numeric = bool(np.issubdtype(ys.dtype, np.floating) and np.isfinite(ys).all())
-    if numeric and (ys == np.round(ys)).all():
-        return ys.astype(np.int64)
-    raise DataError(
-        f"{name}: labels are not whole numbers.",
-        got=f"labels of type {ys.dtype}, such as {ys[:1].tolist()[0]!r}",
-        expected="whole numbers from 0",
-        why="labels name classes: a quantity is not learned (regression)" if numeric else None,
-        do="divide quantities into classes, e.g. y = numpy.digitize(y, limits)"
-        if numeric
-        else "number them, e.g. names, y = numpy.unique(y, return_inverse=True), or read a file",
-    )
+    whole = ys.dtype.kind != "f" or (ys.ndim == 1 and bool((ys == np.round(ys)).all()))
+    if classes == 0 or not whole:
+        kind = np.float64 if ys.dtype == np.float64 else np.float32
+        is_binary = ys.ndim > 1 and classes is None and bool(np.isin(ys, (0, 1)).all())
+        return torch.from_numpy(np.ascontiguousarray(ys, dtype=kind)), 2 if is_binary else 0
+    labels = ys.astype(np.int64)
+    smallest = 0 if ys.ndim == 1 else IGNORED_TARGET
+    known = int(labels.max()) + 1 if classes is None else classes
+    if labels.min() < smallest or labels.max() >= known:
+        row = int(np.argwhere((labels < smallest) | (labels >= known))[0][0])
+        value = labels[row] if ys.ndim == 1 else int(labels[row].flat[0])
+        raise DataError(
+            f"{name}: a label is out of range.",
+            got=f"label {value} in row {row} (counted from 0)",
+            expected=f"labels 0..{known - 1}",
+            do="number the classes from 0; for quantities say classes=0",
+        )
+    return torch.from_numpy(np.ascontiguousarray(labels)), known
+
+
+IGNORED_TARGET = -100
+"""A target of a token or of a place in a mask that does not count, as in torch."""
 
 
 def as_tokens(x: Tensor, name: str) -> Tensor:

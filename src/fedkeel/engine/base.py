@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
@@ -19,6 +18,7 @@ from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.round_values import Replies
 from fedkeel.method.server_round import raw_weights
+from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree
 
 Split = Literal["test", "clients"]
@@ -42,6 +42,7 @@ class TrainingSetup:
         test: the test set.
         seed: seed of the run.
         augment: whether training images are cropped and mirrored at random.
+        metrics: what is measured in an evaluation.
         eval_batch: examples in one forward pass of an evaluation, at most.
         precision: of the factors of products in training and evaluation.
     """
@@ -50,6 +51,7 @@ class TrainingSetup:
     federation: Federation
     test: Dataset
     seed: int
+    metrics: MetricSet
     augment: bool = False
     eval_batch: int = 1000
     precision: Precision = "float32"
@@ -172,8 +174,8 @@ class Engine(Protocol):
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Make the new state of the clients `keep` count, after the server's round."""
 
-    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, columns] of the examples of a split, as `task.metrics.measure`."""
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
+        """Return what is measured of the examples of a split, see `engine.evaluation`."""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays, for a checkpoint; what lies in a file stays there."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeel.data import batches
 from fedkeel.engine.base import ClientJob, TrainingSetup
@@ -52,7 +53,7 @@ def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
     if Capability.CLASS_COUNTS not in setup.training.plan.needs:
         return ClientInfo(index, examples)
     data = setup.federation.data
-    counts = torch.bincount(data.y[torch.from_numpy(rows)], minlength=data.classes)
+    counts = label_counts(data.y[torch.from_numpy(rows)], data.classes)
     return ClientInfo(index, examples, counts.to(dtype))
 
 
@@ -74,3 +75,10 @@ def take_examples(setup: TrainingSetup, rows: Ints) -> Batch:
     """Return some rows of the training set as a batch."""
     index, data = torch.from_numpy(rows), setup.federation.data
     return Batch(data.x[index], data.y[index])
+
+
+def label_counts(y: Tensor, classes: int) -> Tensor:
+    """Return [Y] how often each label occurs among targets [N]; zeros where they are no labels."""
+    if y.ndim != 1 or y.is_floating_point() or not classes:
+        return torch.zeros(classes, dtype=torch.int64, device=y.device)
+    return torch.bincount(y, minlength=classes)

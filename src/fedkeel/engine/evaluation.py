@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.data.dataset import Dataset
 from fedkeel.engine.base import Split, TrainingSetup
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
 from fedkeel.records.rows import Scores
 from fedkeel.rng import seed_torch, torch_seed
-from fedkeel.task import metrics
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree
 
 
@@ -22,76 +24,145 @@ class SplitExamples:
     """The examples of a split, in the order in which they are evaluated.
 
     Args:
-        rows: [N] rows of the training set; None for the whole test set.
-        groups: [N] group of each example: its source in the test set, or its client.
-        group_count: number of groups.
-        counts: [N] number of examples that each stands for, whose measurements are their sums then;
+        data: where they are.
+        rows: [N] rows of the data; None for all of them in order.
+        group_count: G, number of groups: sources of the test set, or clients.
+        source: [N] group of each example; None where `offsets` tell.
+        offsets: [G + 1]; the examples of group k are ``offsets[k]:offsets[k + 1]``.
+        counts: [N] number of examples that each stands for, where only their numbers are known;
             None for one each. See `Dataset.counts`.
     """
 
+    data: Dataset
     rows: Ints | None
-    groups: Ints
     group_count: int
+    source: Ints | None = None
+    offsets: Ints | None = None
     counts: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.data) if self.rows is None else len(self.rows)
+
+    def groups(self, start: int = 0, stop: int | None = None) -> Ints:
+        """Return the group of each of some examples."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        if self.source is not None:
+            return self.source[start:stop]
+        if self.offsets is None:
+            return np.zeros(stop - start, dtype=np.int64)
+        return np.searchsorted(self.offsets, np.arange(start, stop), side="right") - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """[G] number of examples of each group."""
+        counts = None if self.counts is None else self.counts.astype(np.float64)
+        return np.bincount(self.groups(), counts, minlength=self.group_count).astype(np.int64)
 
 
 def split_examples(setup: TrainingSetup, split: Split) -> SplitExamples:
     """Return the examples of a split."""
     federation, test = setup.federation, setup.test
     if split == "test" or test.counts is not None:  # that counts what clients hold out
-        return SplitExamples(None, test.source_ids, len(test.sources), test.counts)
+        return SplitExamples(test, None, len(test.sources), test.source, None, test.counts)
+    data, count = federation.data, len(federation)
     if federation.holdout_rows is None or federation.holdout_offsets is None:
-        return SplitExamples(federation.rows, federation.client_of_row(), len(federation))
-    sizes = np.diff(federation.holdout_offsets)
-    owners = np.repeat(np.arange(len(federation)), sizes)
-    return SplitExamples(federation.holdout_rows, owners, len(federation))
+        return SplitExamples(data, federation.rows, count, None, federation.offsets)
+    return SplitExamples(data, federation.holdout_rows, count, None, federation.holdout_offsets)
 
 
 def count_examples(setup: TrainingSetup, split: Split) -> int:
     """Return the number of examples of a split."""
     examples = split_examples(setup, split)
-    return len(examples.groups) if examples.counts is None else int(examples.counts.sum())
+    return len(examples) if examples.counts is None else int(examples.counts.sum())
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How an evaluation is cut: into shards, and each shard into the groups that it touches.
+
+    Args:
+        starts: [P] first example of each shard.
+        size: examples of a shard, at most.
+        group: [R] group of each row of states, shard by shard, ascending in a shard.
+        offsets: [P + 1]; the rows of shard p are ``offsets[p]:offsets[p + 1]``.
+        examples: N, number of examples.
+    """
+
+    starts: range
+    size: int
+    group: Ints
+    offsets: Ints
+    examples: int
+
+    def rows(self, start: int) -> slice:
+        """Return the rows of states of the shard that begins at an example."""
+        shard = start // self.size
+        return slice(int(self.offsets[shard]), int(self.offsets[shard + 1]))
+
+
+def cut_into_shards(setup: TrainingSetup, split: Split) -> Shards:
+    """Return how the evaluation of a split is cut."""
+    examples, size = split_examples(setup, split), setup.shard
+    starts = range(0, len(examples), size)
+    groups = [np.unique(examples.groups(start, start + size)) for start in starts]
+    offsets = np.cumsum([0, *map(len, groups)])
+    group = np.concatenate(groups) if groups else np.zeros(0, dtype=np.int64)
+    return Shards(starts, size, group, offsets, len(examples))
+
+
+def most_states(setup: TrainingSetup) -> tuple[int, int]:
+    """Return the largest number of rows of states, and of examples whose values are kept."""
+    shards = [cut_into_shards(setup, "test"), cut_into_shards(setup, "clients")]
+    kept = max(part.examples for part in shards) if setup.metrics.kept_size else 0
+    return max(len(part.group) for part in shards), kept
 
 
 def evaluate_shard(
     setup: TrainingSetup, params: Tree, buffers: Tree, split: Split, start: int
-) -> Tensor:
-    """Return [n, columns] of the examples from `start` on, at most `setup.shard` of them.
+) -> Measured:
+    """Return what is measured of the examples from `start` on, at most `setup.shard` of them.
 
-    A module that draws random numbers in evaluation draws the same ones for a shard each time.
+    It has a row of states for each group that these examples belong to, ascending. A module that
+    draws random numbers in evaluation draws the same ones for a shard each time.
     """
     examples = split_examples(setup, split)
     shard = slice(start, start + setup.shard)
+    groups, group = np.unique(examples.groups(shard.start, shard.stop), return_inverse=True)
     if examples.rows is None:
         # a clone starts at a multiple of 64 bytes, so sums are added in the same order everywhere
-        x, y = setup.test.x[shard].clone(), setup.test.y[shard]
+        x, y = examples.data.x[shard].clone(), examples.data.y[shard]
     else:
         index = torch.from_numpy(examples.rows[shard])
-        x, y = setup.federation.data.x[index], setup.federation.data.y[index]
+        x, y = examples.data.x[index], examples.data.y[index]
     with torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}", client=start))
-        return metrics.measure(setup.training.network, params, buffers, x, y)
+        return setup.metrics.measure(
+            setup.training.network, params, buffers, x, y, torch.from_numpy(group), len(groups)
+        )
 
 
-def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Tensor:
-    """Return [N, columns] of the examples of a split, shard by shard in this process."""
-    starts = range(0, count_examples(setup, split), setup.shard)
-    shards = [evaluate_shard(setup, params, buffers, split, start) for start in starts]
-    return torch.cat(shards).cpu() if shards else empty_measurements(setup, 0)
+def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Measured:
+    """Return what is measured of the examples of a split, shard by shard in this process."""
+    starts = range(0, len(split_examples(setup, split)), setup.shard)
+    return joined(setup, [evaluate_shard(setup, params, buffers, split, start) for start in starts])
 
 
-def empty_measurements(setup: TrainingSetup, count: int) -> Tensor:
-    """Return [count, columns] in float64, not filled, for what an evaluation measures."""
-    return torch.empty(count, measured_columns(setup), dtype=torch.float64)
+def joined(setup: TrainingSetup, shards: Iterable[Measured]) -> Measured:
+    """Return the measurements of all shards, in their order."""
+    parts = list(shards)
+    metrics = setup.metrics
+    if not parts:
+        return Measured(
+            torch.zeros(0, metrics.state_size, dtype=torch.float64),
+            torch.zeros(0, metrics.kept_size, dtype=torch.float64),
+        )
+    return Measured(
+        torch.cat([part.states for part in parts]), torch.cat([part.kept for part in parts])
+    )
 
 
-def measured_columns(setup: TrainingSetup) -> int:
-    """Return the number of columns that `task.metrics.measure` returns."""
-    return len(metrics.COLUMNS) + setup.training.network.mean_loss_outputs
-
-
-def mean_scores(
-    setup: TrainingSetup, split: Split, measured: Tensor, *, of_all: bool = False
+def scores_by_group(
+    setup: TrainingSetup, split: Split, measured: Measured, *, of_all: bool = False
 ) -> list[Scores]:
     """Return the scores of each group of a split, or of all its examples as one group.
 
@@ -100,20 +171,38 @@ def mean_scores(
     Args:
         setup: with the model on the processor.
         split: which examples were evaluated.
-        measured: [N, columns] of them.
+        measured: what an engine measured of them.
         of_all: whether all examples are one group.
     """
-    examples = split_examples(setup, split)
-    is_measured = ~measured[:, 0].isnan()
-    group, count = torch.from_numpy(examples.groups)[is_measured], examples.group_count
-    counts = None if examples.counts is None else torch.from_numpy(examples.counts)[is_measured]
+    examples, metrics = split_examples(setup, split), setup.metrics
+    kept_group = torch.from_numpy(examples.groups())
+    if examples.counts is None:
+        group = torch.from_numpy(cut_into_shards(setup, split).group)
+        sizes, states = torch.from_numpy(examples.sizes), measured.states
+    else:  # a row for each client that has examples
+        metrics = metrics.on_nodes()
+        is_measured = ~measured.states.isnan().all(dim=1)
+        group, states = kept_group[is_measured], measured.states[is_measured]
+        counts = torch.from_numpy(examples.counts)[is_measured]
+        sizes = torch.zeros(examples.group_count, dtype=torch.int64).index_add_(0, group, counts)
+    count = examples.group_count
     if of_all:
-        group, count = torch.zeros_like(group), 1
-    rows = None if examples.rows is None else torch.from_numpy(examples.rows)
-    y = setup.test.y if rows is None else setup.federation.data.y[rows]
+        group, kept_group = torch.zeros_like(group), torch.zeros_like(kept_group)
+        sizes, count = sizes.sum()[None], 1
+    totals = sums_of(states, group, count)
     with use_numerics(setup.precision), torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}"))  # a loss may draw numbers
-        network = setup.training.network
-        return metrics.by_group(
-            network, measured[is_measured], y[is_measured], group, count, counts
-        )
+        return metrics.scores(totals, sizes, measured.kept, kept_group)
+
+
+def sums_of(states: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Return [groups, S] sums of states [R, S] by their group."""
+    total = torch.zeros(groups, states.shape[1], dtype=torch.float64)
+    return total.index_add_(0, group, states)
+
+
+def node_states(setup: TrainingSetup, measured: Measured) -> Tensor:
+    """Return [C, S] what a node sends of the evaluation of its clients."""
+    group = torch.from_numpy(cut_into_shards(setup, "clients").group)
+    states = sums_of(measured.states, group, len(setup.federation))
+    return setup.metrics.node_states(states, scores_by_group(setup, "clients", measured))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.clock import Clock
@@ -29,6 +28,7 @@ from fedkeel.engine.store.record import ClientRecord, RowCodec
 from fedkeel.engine.survey import survey_client
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.round_values import Replies, reply_state
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import State, Tree
 
 
@@ -125,8 +125,8 @@ class Sequential(KeepsClientStates):
         self._survey_seconds = time.thread_time() - began
         return tree.substates(tree.unwalk(rows))
 
-    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, columns] of the examples of a split."""
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
+        """Return what is measured of the examples of a split."""
         with use_numerics(self._setup.precision):
             return evaluate(self._setup, params, buffers, split)
 

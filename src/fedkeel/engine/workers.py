@@ -16,12 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
-from fedkeel.engine.evaluation import count_examples, evaluate_shard, measured_columns
+from fedkeel.engine.evaluation import cut_into_shards, evaluate_shard, most_states
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.process.affinity import current_core, free_core, woken_on_core
 from fedkeel.engine.process.forking import (
@@ -35,7 +34,7 @@ from fedkeel.engine.process.forking import (
 from fedkeel.engine.process.interrupts import ignore_ctrl_c, is_end_requested
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.engine.process.numerics import set_numerics
-from fedkeel.engine.process.shared_memory import fork_shared_memory, shared_segment
+from fedkeel.engine.process.shared_memory import Allocate, fork_shared_memory, shared_segment
 from fedkeel.engine.process.work_items import (
     TrainItem,
     WorkItem,
@@ -50,6 +49,7 @@ from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import SequentialTrainer, Trainer
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import State, Tree
 
 
@@ -69,7 +69,8 @@ class _Shared:
     setup: TrainingSetup
     message: Buffers
     round_buffers: RoundBuffers
-    evaluated: Buffers
+    states: Buffers
+    kept: Buffers
     trainer: Trainer
 
 
@@ -105,16 +106,13 @@ class Workers(KeepsClientStates):
         self._start_method: StartMethod = start or start_method()
         allocate = fork_shared_memory if self._start_method == "fork" else shared_segment
         sums = trainer is not None
-        examples_count = max(count_examples(setup, "test"), count_examples(setup, "clients"))
+        rows, kept = most_states(setup)
         self._shared = _Shared(
             setup=setup,
             message=Buffers(specs_of(message_state(message)), None, allocate),
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
-            evaluated=Buffers(
-                {"rows": TensorSpec((measured_columns(setup),), torch.float64)},
-                examples_count,
-                allocate,
-            ),
+            states=_table(rows, setup.metrics.state_size, allocate),
+            kept=_table(kept, setup.metrics.kept_size, allocate),
             trainer=trainer or SequentialTrainer(setup),
         )
         self.clients = self._shared.round_buffers.clients
@@ -150,16 +148,20 @@ class Workers(KeepsClientStates):
         self._work(survey_items(message, self.clients.jobs(clients), len(self._workers)))
         return buffers.answers(clients)
 
-    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, columns] of the examples of a split."""
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
+        """Return what is measured of the examples of a split."""
         setup = self._shared.setup
         message: State = {"params": dict(params)}
         if setup.training.buffers == "average":  # otherwise the workers have them
             message["buffers"] = dict(buffers)
         self._shared.message.write(message)
-        count = count_examples(setup, split)
-        self._work(evaluation_items(setup, split, count, len(self._workers)))
-        return self._shared.evaluated.tensors["rows"][:count].clone()
+        shards = cut_into_shards(setup, split)
+        self._work(evaluation_items(shards, split, len(self._workers)))
+        kept = shards.examples if setup.metrics.kept_size else 0
+        return Measured(
+            self._shared.states.tensors["rows"][: len(shards.group)].clone(),
+            self._shared.kept.tensors["rows"][:kept].clone(),
+        )
 
     def __enter__(self) -> Workers:
         return self
@@ -269,6 +271,14 @@ def _do(shared: _Shared, item: WorkItem) -> None:
         return
     received = message_from_state(message, 0, 0.0)
     buffers = received.buffers or setup.training.network.buffers
+    shards = cut_into_shards(setup, item.split)
     for start in item.starts:
-        rows = evaluate_shard(setup, received.params, buffers, item.split, start)
-        shared.evaluated.tensors["rows"][start : start + len(rows)] = rows
+        measured = evaluate_shard(setup, received.params, buffers, item.split, start)
+        shared.states.tensors["rows"][shards.rows(start)] = measured.states
+        if setup.metrics.kept_size:
+            rows = slice(start, start + len(measured.kept))
+            shared.kept.tensors["rows"][rows] = measured.kept
+
+
+def _table(rows: int, columns: int, allocate: Allocate) -> Buffers:
+    return Buffers({"rows": TensorSpec((columns,), torch.float64)}, rows, allocate)

@@ -211,7 +211,9 @@ class NodeDescription(Header):
     Args:
         clients: the clients that it plays.
         shape: shape of one input.
-        classes: number of classes.
+        classes: number of classes, 0 where the targets are quantities.
+        target_shape: shape of the target of one example.
+        has_quantities: whether targets are floating point.
         labels: names of the labels, empty where they are numbers.
         columns: names of a table's columns, in the order of the inputs; else empty.
         tokens: whether inputs are whole numbers that the model looks up.
@@ -223,7 +225,9 @@ class NodeDescription(Header):
 
     clients: tuple[ClientDescription, ...]
     shape: tuple[Count, ...]
-    classes: int = Field(ge=1, le=10**6)
+    classes: int = Field(ge=0, le=10**6)
+    target_shape: tuple[Count, ...] = ()
+    has_quantities: bool = False
     labels: tuple[str, ...]
     columns: tuple[str, ...] = Field(max_length=MAX_SIZE)
     tokens: bool
@@ -234,7 +238,7 @@ class NodeDescription(Header):
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        if math.prod(self.shape) > MAX_SIZE:
+        if max(math.prod(self.shape), math.prod(self.target_shape)) > MAX_SIZE:
             raise ValueError(f"'shape' has more than {MAX_SIZE} numbers")
         return self
 

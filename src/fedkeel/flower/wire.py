@@ -26,6 +26,8 @@ FORMAT = 3
 """Version of the messages. Another version is refused."""
 
 HEADER, TENSORS, DIAGNOSTICS, SCORES = "header", "tensors", "diagnostics", "scores"
+STATES = "states"
+"""In the record of a client's scores: the sums that make its metrics."""
 """Names of the records of a message; the last three are also the first part of a client's own."""
 
 _MAGIC = np.lib.format.magic(1, 0)
@@ -163,3 +165,21 @@ def numbers(content: RecordDict, name: str, expected: set[str]) -> dict[str, flo
             expected=f"{sorted(expected)[:4]}",
         )
     return {k: float(v) for k, v in values.items() if not isinstance(v, list)}
+
+
+def lists(content: RecordDict, name: str, expected: Mapping[str, int]) -> dict[str, list[float]]:
+    """Return the lists of numbers of a received record, each of the expected length.
+
+    Raises:
+        WireError: one is missing, unknown, or of another length.
+    """
+    record = content.get(name)
+    values = dict(record) if isinstance(record, MetricRecord) else {}
+    result = {k: [float(x) for x in v] for k, v in values.items() if isinstance(v, list)}
+    if {k: len(v) for k, v in result.items()} != dict(expected) or len(result) != len(values):
+        raise WireError(
+            f"A message's lists {name!r} are wrong.",
+            got=f"{sorted((k, len(v)) for k, v in result.items())[:4]}",
+            expected=f"{sorted(expected.items())[:4]}",
+        )
+    return result

@@ -222,7 +222,7 @@ class Step:
         """Return the loss with all terms, without the penalties, []."""
         part = self.objective.criterion
         if part is None:
-            losses = self.network.task_losses(output.logits, self.batch.y)
+            losses = self.network.task_losses(output.returned, self.batch.y)
         else:
             losses = call(part.criterion, output.logits, self.view(part.name))
             losses = checks.check_losses(part, losses, len(self.batch.x))

@@ -10,10 +10,13 @@ from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 OLD_NAMES = {"notes": "diagnostics"}
 """Key in a rounds.jsonl that was written before version 0.2 -> its name now."""
+
+OLD_METRICS = {"top1": "accuracy"}
+"""Name of a metric in a rounds.jsonl that was written before version 0.3 -> its name now."""
 
 NOT_NEEDED = "not needed: enough had replied"
 """What is said under `faults` of who was over-selected: nothing went wrong there."""
@@ -29,31 +32,21 @@ Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 """A number that is null in JSON where it is NaN or infinite."""
 
 
-def _check_share(value: float) -> float:
-    if not (math.isnan(value) or 0 <= value <= 1):
-        raise ValueError("it should be a share from 0 to 1")
-    return value
-
-
-Share = Annotated[Number, AfterValidator(_check_share)]
-"""A number from 0 to 1, or NaN."""
-
-
 @dataclass(frozen=True)
 class Scores:
-    """Sums over evaluated examples, as means.
+    """The metrics of some examples.
 
     Args:
         examples: how many were evaluated.
-        top1: share with the true class ranked first, in [0, 1].
-        top3: share with the true class among the first three, in [0, 1].
-        loss: mean of the task's loss.
+        values: each metric by its name, NaN where it is not defined.
     """
 
     examples: Count
-    top1: Share
-    top3: Share
-    loss: Number
+    values: dict[str, Number] = field(default_factory=dict)
+
+    def __getitem__(self, metric: str) -> float:
+        """Return a metric by its name; NaN where it was not measured."""
+        return self.values.get(metric, math.nan)
 
 
 @dataclass(frozen=True)
@@ -86,8 +79,8 @@ class RoundRecord:
             known: in round 0, in a federation of nodes, and in runs of earlier versions.
         test: scores on the test set; None where the round was not evaluated.
         sources: scores on the test examples of each source, where there are several.
-        per_client: scores on each client's own examples, as columns: ``examples``, ``top1``,
-            ``top3`` and ``loss``, each with one entry for each client: on those that it holds out
+        per_client: scores on each client's own examples, as columns: ``examples`` and each metric,
+            with one entry for each client: on those that it holds out
             (``partition.holdout``), else on those that it is trained on. One without examples to
             measure on, such as a client too small to hold any out, has 0 examples and None for the
             others.
@@ -124,6 +117,12 @@ class RoundRecord:
             raise ValueError("no JSON object")
         names = {f.name for f in fields(cls)}
         row = {OLD_NAMES.get(name, name): value for name, value in values.items()}
+        if isinstance(row.get("test"), Mapping):
+            row["test"] = _scores(row["test"])
+        if isinstance(row.get("sources"), Mapping):
+            row["sources"] = {name: _scores(item) for name, item in row["sources"].items()}
+        if isinstance(row.get("per_client"), Mapping):
+            row["per_client"] = _with_new_metrics(row["per_client"])
         try:
             return _reader().validate_python({k: v for k, v in row.items() if k in names})
         except ValidationError as error:
@@ -132,7 +131,27 @@ class RoundRecord:
 
     def line(self) -> str:
         """Return it as a line of rounds.jsonl."""
-        return json.dumps(_finite(asdict(self))) + "\n"
+        row = asdict(self)
+        row["test"] = _flat(row["test"])
+        row["sources"] = {name: _flat(scores) for name, scores in row["sources"].items()}
+        return json.dumps(_finite(row)) + "\n"
+
+
+def _flat(scores: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return scores as they are written: the examples, and each metric beside them."""
+    return None if scores is None else {"examples": scores["examples"], **scores["values"]}
+
+
+def _scores(values: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return scores as `Scores` has them, where they are an object."""
+    if not isinstance(values, Mapping):
+        return values
+    metrics = _with_new_metrics({k: v for k, v in values.items() if k != "examples"})
+    return {"examples": values.get("examples"), "values": metrics}
+
+
+def _with_new_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {OLD_METRICS.get(name, name): value for name, value in values.items()}
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedkeel.errors import RunError
 from fedkeel.records.rows import Count
+from fedkeel.records.score import MetricInfo, TaskRecord
 
 Status = Literal["running", "interrupted", "finished", "failed"]
 
@@ -266,7 +267,10 @@ class RunRecord:
             ``attempts`` that a draw took; ``says``, all that in words.
         local: settings of local training in words.
         participation: clients in a round, and of how many.
-        target: test accuracy for rounds to target, or None.
+        target: test score for rounds to target, or None.
+        task: ``loss``; ``metrics``, each with ``name``, ``higher_is_better`` and ``unit``; and the
+            ``score``, the name of the metric by which models are judged. Of runs of earlier
+            versions it is the classification of labels.
         engine: ``kind``, ``workers``, ``parallel_clients``, ``device``, ``dtype`` and
             ``precision`` that ran, and the kind that was ``asked`` for; ``reasons`` why a faster
             one could not be used.
@@ -300,11 +304,17 @@ class RunRecord:
     engine: EngineChoice
     environment: Environment
     estimate: Estimate
+    task: TaskRecord = field(default_factory=TaskRecord)
     warnings: list[str] = field(default_factory=list)
     best_model: BestModel | None = None
     message: str = ""
     digests: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
     format: int = FORMAT
+
+    @property
+    def score(self) -> MetricInfo:
+        """The metric by which models are judged."""
+        return self.task.metric(self.task.score)
 
     def content(self) -> dict[str, Any]:
         """Return what the runs of one comparison have in common beside their settings.

@@ -154,7 +154,7 @@ def _losses_not_finite(method: MethodResults) -> list[str]:
 
 def _divergence(run: RunResults) -> str | None:
     """Return a sentence if the run ended far above the loss that it began with."""
-    losses = [finite_or_none(row.test.loss) for row in run.rows if row.test is not None]
+    losses = [finite_or_none(row.test["loss"]) for row in run.rows if row.test is not None]
     first, last = (losses[0], losses[-1]) if losses else (None, None)
     if not first or not last or not last > DIVERGED * first > 0:
         return None
@@ -168,7 +168,11 @@ def _no_learning(run: RunResults) -> str | None:
     """Return a sentence if no accuracy is above that of the untrained model."""
     rounds = [row.round for row in run.rows if row.test is not None]
     tests = [row.test for row in run.rows if row.test is not None]
-    scores = [score for test in tests if (score := finite_or_none(test.top1)) is not None]
+    scores = [
+        score
+        for test in tests
+        if (score := finite_or_none(test[run.record.score.name])) is not None
+    ]
     if len(scores) < 2 or rounds[0] > 0 or rounds[-1] < MIN_ROUNDS:
         return None
     if not max(scores[1:]) < scores[0] + MIN_GAIN < 1:

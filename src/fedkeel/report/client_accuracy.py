@@ -80,10 +80,13 @@ def client_scores(run: RunResults) -> ClientScores | None:
     """Return the scores of the last round in which clients were evaluated."""
     for row in reversed(run.rows):
         columns = row.per_client
-        if columns and columns.get("top1"):
-            sizes = columns.get("examples") or [1.0] * len(columns["top1"])
-            pairs = zip(sizes, columns["top1"], strict=False)
-            known = [a for size, top1 in pairs if size and (a := finite_or_none(top1)) is not None]
+        values = (columns or {}).get(run.record.score.name)
+        if columns and values:
+            sizes = columns.get("examples") or [1.0] * len(values)
+            pairs = zip(sizes, values, strict=False)
+            known = [
+                a for size, value in pairs if size and (a := finite_or_none(value)) is not None
+            ]
             if known:
                 return ClientScores(row.round, tuple(known))
     return None

@@ -10,6 +10,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
+from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, empty_figure, escaped, evenly_spaced, rounded
@@ -17,7 +18,6 @@ from fedkeel.report.formatting import format_number
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import bytes_sent
 
-Metric = Literal["top1", "loss"]
 Axis = Literal["rounds", "megabytes"]
 
 DEVIATION_SEEDS = 4
@@ -70,9 +70,8 @@ class Curve:
         return (point for segment in self.segments for point in segment)
 
 
-def learning_curve(method: MethodResults, metric: Metric) -> Curve:
-    """Return a method's test scores over rounds, accuracy in percent."""
-    scale = 100.0 if metric == "top1" else 1.0
+def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
+    """Return a method's test scores over rounds, shares in percent."""
     scores: dict[int, dict[int, float | None]] = {}  # round -> place of the run -> score
     megabytes: dict[int, list[float]] = {}
     for place, run in enumerate(method.runs):
@@ -80,8 +79,8 @@ def learning_curve(method: MethodResults, metric: Metric) -> Curve:
         for row in run.rows:
             total += bytes_sent(row)
             if row.test is not None:
-                score = finite_or_none(row.test.top1 if metric == "top1" else row.test.loss)
-                scaled = None if score is None else scale * score
+                score = finite_or_none(row.test[metric.name])
+                scaled = None if score is None else metric.scale * score
                 scores.setdefault(row.round, {})[place] = scaled
                 megabytes.setdefault(row.round, []).append(total / 1e6)
     points = []
@@ -99,14 +98,14 @@ def learning_curve(method: MethodResults, metric: Metric) -> Curve:
 
 
 def curve_charts(
-    methods: Sequence[MethodResults], metric: Metric, target: float | None = None
+    methods: Sequence[MethodResults], metric: MetricInfo, target: float | None = None
 ) -> dict[Axis, Chart]:
-    """Return test accuracy or test loss, a line for each method with a band over its seeds.
+    """Return a metric of the test set, a line for each method with a band over its seeds.
 
     Args:
         methods: the methods.
-        metric: ``top1`` or ``loss``.
-        target: accuracy to mark.
+        metric: the metric.
+        target: score to mark.
 
     Returns:
         The chart against ``rounds`` and against ``megabytes`` sent both ways over all clients;
@@ -118,7 +117,7 @@ def curve_charts(
     return {axis: _chart(curves, metric, axis, target) for axis in axes}
 
 
-def _chart(curves: Sequence[Curve], metric: Metric, axis: Axis, target: float | None) -> Chart:
+def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: float | None) -> Chart:
     is_single_hover = axis == "megabytes" or len(curves) > len(palette.METHODS)
     figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
     for curve in curves:
@@ -129,20 +128,24 @@ def _chart(curves: Sequence[Curve], metric: Metric, axis: Axis, target: float | 
     if axis == "rounds" and last_round <= FEW_ROUNDS:
         figure.update_xaxes(dtick=1)
     means = [point.stat.mean for curve in curves for point in curve.points]
-    if metric == "loss" and min(means) > 0 and max(means) / min(means) > 100:
-        figure.update_yaxes(type="log", title_text="test loss, logarithmic")
+    is_positive = metric.unit == "" and min(means) > 0
+    if is_positive and max(means) / min(means) > 100:
+        figure.update_yaxes(type="log", title_text=f"test {metric.label}, logarithmic")
     else:
-        title = "test accuracy, %" if metric == "top1" else "test loss"
+        title = f"test {metric.label}" + (", %" if metric.unit else "")
         figure.update_yaxes(title_text=title, range=_y_range(curves, metric, last_round))
-    if metric == "top1" and target is not None:
+    if target is not None:
         muted = palette.rgba(palette.MUTED[0])
         figure.add_hline(
-            y=100 * target,
+            y=metric.scale * target,
             line={"color": muted, "width": 1, "dash": "dot"},
-            annotation={"text": f"target {100 * target:g} %", "font": {"size": 12, "color": muted}},
+            annotation={
+                "text": f"target {metric.scale * target:g} {metric.unit}".rstrip(),
+                "font": {"size": 12, "color": muted},
+            },
             annotation_position="top left",
         )
-    name, unit = ("Test accuracy", " %") if metric == "top1" else ("Test loss", "")
+    name, unit = f"Test {metric.label}", " %" if metric.unit else ""
     ends = [
         f"{curve.method.label} ends at {format_number(curve.segments[-1][-1].stat.mean)}{unit}"
         for curve in curves
@@ -151,10 +154,10 @@ def _chart(curves: Sequence[Curve], metric: Metric, axis: Axis, target: float | 
     return Chart(figure, f"{name} against {x_name}, mean over seeds. {'; '.join(ends)}.")
 
 
-def _traces(curve: Curve, metric: Metric, axis: Axis, *, is_crowded: bool) -> list[go.Scatter]:
+def _traces(curve: Curve, metric: MetricInfo, axis: Axis, *, is_crowded: bool) -> list[go.Scatter]:
     """Return the band over seeds, where there is one, and the mean line over it."""
     index = curve.method.index
-    unit, decimals = (" %", 2) if metric == "top1" else ("", 3)
+    unit, decimals = (" %", 2) if metric.unit else ("", 3)
     has_round = axis == "megabytes" or is_crowded
     x: list[float | None] = []
     y: list[float | None] = []
@@ -222,7 +225,7 @@ def _hover_text(point: CurvePoint, unit: str, decimals: int, runs: int, has_roun
     return text
 
 
-def _y_range(curves: Sequence[Curve], metric: Metric, last_round: int) -> list[float] | None:
+def _y_range(curves: Sequence[Curve], metric: MetricInfo, last_round: int) -> list[float] | None:
     """Return the range of the y axis: all values after the first fifth of the rounds.
 
     In the first rounds all methods are alike, and their low accuracy would compress the
@@ -239,5 +242,5 @@ def _y_range(curves: Sequence[Curve], metric: Metric, last_round: int) -> list[f
         return None
     low, high = min(values), max(values)
     margin = 0.06 * (high - low) or 1.0
-    low, high = max(0.0, low - margin), high + margin
-    return [low, min(100.0, high) if metric == "top1" else high]
+    low, high = low - margin if low < 0 else max(0.0, low - margin), high + margin
+    return [low, min(100.0, high) if metric.unit else high]

@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from fedkeel.errors import RunError
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.score import LOSS, MetricInfo
 from fedkeel.report import page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
@@ -115,7 +116,7 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
     partition = next((summary for summary in partitions if summary is not None), None)
     charts = _charts(methods, clients, partition)
-    accuracy = charts.get("accuracy_rounds")
+    accuracy = charts.get("score_rounds")
     return environment.get_template("page.html.j2").render(
         title=title or page_content.page_title(methods),
         description=conclusion.headline.replace("`", ""),
@@ -161,9 +162,11 @@ def _charts(
     """Return the charts by name, without those for which the records hold nothing to draw."""
     targets = (method.summary.target for method in methods)
     target = next((target for target in targets if target is not None), None)
+    score = methods[0].record.score
+    losses = {} if score.name == LOSS else curve_charts(methods, MetricInfo(LOSS, False))
     charts = {
-        **{f"accuracy_{axis}": c for axis, c in curve_charts(methods, "top1", target).items()},
-        **{f"loss_{axis}": chart for axis, chart in curve_charts(methods, "loss").items()},
+        **{f"score_{axis}": c for axis, c in curve_charts(methods, score, target).items()},
+        **{f"loss_{axis}": c for axis, c in losses.items()},
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
         "clients": client_accuracy_chart(clients),

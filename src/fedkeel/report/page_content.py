@@ -274,7 +274,10 @@ def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]
     if best is None:
         return []
     return [
-        [Stat.of(rounds_to(run.rows, share * best.mean) for run in method.runs) for share in SHARES]
+        [
+            Stat.of(rounds_to(run.rows, share * best.mean, run.record.score) for run in method.runs)
+            for share in SHARES
+        ]
         for method in methods
     ]
 
@@ -295,8 +298,8 @@ def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:
 def _source_scores(run: RunResults) -> dict[str, float | None]:
     """Return the last accuracy on each source, None where none of its examples was measured."""
     row = next((row for row in reversed(run.rows) if row.sources), None)
-    sources = row.sources if row else {}
-    return {name: finite_or_none(s.top1) if s.examples else None for name, s in sources.items()}
+    sources, score = row.sources if row else {}, run.record.score.name
+    return {name: finite_or_none(s[score]) if s.examples else None for name, s in sources.items()}
 
 
 def _flat_facts(values: Mapping[str, Any], prefix: str = "") -> list[Fact]:

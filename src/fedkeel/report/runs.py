@@ -114,7 +114,7 @@ def load_runs(
 
     Args:
         folders: run folders.
-        target: accuracy for rounds to target, in place of the one in each run's settings.
+        target: score for rounds to target, in place of the one in each run's settings.
 
     Raises:
         RunError: there is nothing to report, or a folder holds no run.
@@ -170,6 +170,7 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
     summary = summarise(
         rows,
         record.target if target is None else target,
+        score=record.score,
         model_bytes=record.model.bytes or None,
     )
     name = folder.path.resolve().name

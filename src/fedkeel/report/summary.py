@@ -1,7 +1,8 @@
 """The figures of one run, and of one method over its seeds, computed from round records.
 
-Accuracy is top-1 on the test set as a share in [0, 1]; differences of accuracy are in percentage
-points; bytes are bytes and times are seconds. A figure that the records do not hold is None.
+A score is the metric of the test set by which models are judged; a share is in [0, 1], and
+differences of shares are in percentage points; bytes are bytes and times are seconds. A figure that
+the records do not hold is None.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar
 
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.score import ACCURACY, LOSS, MetricInfo
 from fedkeel.records.statistics import SeedValues, Stat, finite_or_none, mean_of_last
 
 TRAINING = "train"
@@ -53,14 +55,15 @@ class RunSummary:
         evaluations: rounds with a test score.
         examples: examples that the last of them was measured on.
         train_loss: mean training loss over the rounds that have one.
-        best: highest accuracy.
-        best_round: the first round with that accuracy.
-        last: accuracy of the last evaluation.
-        last_mean: mean accuracy of the last ten evaluations, without the untrained model.
-        target: accuracy for `rounds_to_target`.
-        rounds_to_target: smallest number of completed rounds with at least that accuracy.
+        score: the metric by which models are judged.
+        best: best score.
+        best_round: the first round with that score.
+        last: score of the last evaluation.
+        last_mean: mean score of the last ten evaluations, without the untrained model.
+        target: score for `rounds_to_target`.
+        rounds_to_target: smallest number of completed rounds with a score at least as good.
         bytes_to_target: bytes sent both ways until then.
-        fluctuation: statistics of the changes of accuracy between evaluations, in points.
+        fluctuation: statistics of the changes of the score between evaluations, in points.
         bytes_down: bytes sent to clients, by part.
         bytes_up: bytes sent to the server, by part.
         trainings: local trainings: clients, over rounds, that sent an update.
@@ -79,6 +82,7 @@ class RunSummary:
     evaluations: int
     examples: int | None
     train_loss: float | None
+    score: MetricInfo
     best: float | None
     best_round: int | None
     last: float | None
@@ -158,7 +162,7 @@ class MethodSummary:
         return dict(zip(self.seeds, values, strict=True))
 
     def fluctuation(self, quantity: Literal["mean", "std", "min"]) -> Stat | None:
-        """Return a statistic of the changes of accuracy between evaluations, over seeds."""
+        """Return a statistic of the changes of the score between evaluations, over seeds."""
         changes = [run.fluctuation for run in self.runs if run.fluctuation is not None]
         values = [getattr(change, quantity) for change in changes]
         return Stat.of(values)
@@ -177,8 +181,13 @@ class MethodSummary:
 
     @property
     def target(self) -> float | None:
-        """Accuracy for rounds to target."""
+        """Score for rounds to target."""
         return next((run.target for run in self.runs if run.target is not None), None)
+
+    @property
+    def score(self) -> MetricInfo:
+        """The metric by which models are judged."""
+        return self.runs[0].score if self.runs else ACCURACY
 
     @property
     def test_examples(self) -> int | None:
@@ -187,19 +196,24 @@ class MethodSummary:
 
 
 def summarise(
-    rows: Sequence[RoundRecord], target: float | None = None, *, model_bytes: int | None = None
+    rows: Sequence[RoundRecord],
+    target: float | None = None,
+    *,
+    score: MetricInfo = ACCURACY,
+    model_bytes: int | None = None,
 ) -> RunSummary:
     """Return the figures of one run.
 
     Args:
         rows: its round records, in order; any of them may lack a test score.
-        target: accuracy for rounds to target.
+        target: score for rounds to target.
+        score: the metric by which models are judged.
         model_bytes: bytes of the model once; None takes what was sent down as ``model``.
     """
-    scores = _scores(rows)
-    best = max(scores, key=lambda score: (score[1], -score[0]), default=None)
-    trained = [accuracy for number, accuracy in scores if number > 0] or [a for _, a in scores]
-    rounds_to_target = rounds_to(rows, target)
+    scores = _scores(rows, score)
+    best = max(scores, key=lambda item: (score.sign * item[1], -item[0]), default=None)
+    trained = [value for number, value in scores if number > 0] or [value for _, value in scores]
+    rounds_to_target = rounds_to(rows, target, score)
     bytes_to_target = None
     if rounds_to_target is not None:
         bytes_to_target = sum(bytes_sent(row) for row in rows if row.round <= rounds_to_target)
@@ -218,6 +232,7 @@ def summarise(
         evaluations=len(scores),
         examples=tested[-1] if tested else None,
         train_loss=statistics.fmean(losses) if losses else None,
+        score=score,
         best=best[1] if best else None,
         best_round=best[0] if best else None,
         last=scores[-1][1] if scores else None,
@@ -225,7 +240,7 @@ def summarise(
         target=target,
         rounds_to_target=rounds_to_target,
         bytes_to_target=bytes_to_target,
-        fluctuation=fluctuation(rows),
+        fluctuation=fluctuation(rows, score),
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         trainings=trainings,
@@ -251,23 +266,27 @@ def _processor_seconds_per_client(rows: Sequence[RoundRecord]) -> float | None:
     return _ratio(math.fsum(seconds), sum(len(r.clients) + len(r.excluded) for r in trained))
 
 
-def rounds_to(rows: Iterable[RoundRecord], target: float | None) -> int | None:
-    """Return the smallest number of completed rounds with at least this accuracy, or None.
+def rounds_to(
+    rows: Iterable[RoundRecord], target: float | None, score: MetricInfo = ACCURACY
+) -> int | None:
+    """Return the smallest number of completed rounds whose score is as good as this, or None.
 
     >>> from fedkeel.records.rows import Scores
-    >>> rows = [RoundRecord(r, test=Scores(100, a, a, 1.0)) for r, a in enumerate((0.1, 0.5, 0.4))]
+    >>> tests = [Scores(100, {"accuracy": a}) for a in (0.1, 0.5, 0.4)]
+    >>> rows = [RoundRecord(r, test=scores) for r, scores in enumerate(tests)]
     >>> rounds_to(rows, 0.4), rounds_to(rows, 0.6)
     (1, None)
     """
     if target is None:
         return None
-    return next((number for number, a in _scores(rows) if a >= target - _ROUNDING), None)
+    eased = target - score.sign * _ROUNDING
+    return next((number for number, a in _scores(rows, score) if score.reaches(a, eased)), None)
 
 
-def fluctuation(rows: Iterable[RoundRecord]) -> Stat | None:
-    """Return statistics of the changes of accuracy between evaluations, in percentage points."""
-    accuracies = [100 * accuracy for _, accuracy in _scores(rows)]
-    return Stat.of(after - before for before, after in pairwise(accuracies))
+def fluctuation(rows: Iterable[RoundRecord], score: MetricInfo = ACCURACY) -> Stat | None:
+    """Return statistics of the changes of the score between evaluations, as it is shown."""
+    values = [score.scale * value for _, value in _scores(rows, score)]
+    return Stat.of(after - before for before, after in pairwise(values))
 
 
 def bytes_sent(row: RoundRecord) -> int:
@@ -275,10 +294,11 @@ def bytes_sent(row: RoundRecord) -> int:
     return sum(row.bytes_down.values()) + sum(row.bytes_up.values())
 
 
-def _scores(rows: Iterable[RoundRecord]) -> list[tuple[int, float]]:
-    """Return (round, accuracy) of the rounds with a test score."""
-    scores = ((row.round, finite_or_none(row.test.top1)) for row in rows if row.test is not None)
-    return [(number, accuracy) for number, accuracy in scores if accuracy is not None]
+def _scores(rows: Iterable[RoundRecord], score: MetricInfo) -> list[tuple[int, float]]:
+    """Return (round, score) of the rounds with a test score."""
+    tests = ((row.round, row.test) for row in rows if row.test is not None)
+    scores = ((number, finite_or_none(test[score.name])) for number, test in tests)
+    return [(number, value) for number, value in scores if value is not None]
 
 
 def _totals(tables: Iterable[Mapping[str, _Number]]) -> dict[str, _Number]:
@@ -296,5 +316,5 @@ def _ratio(value: float, count: float) -> float | None:
 def _has_loss_not_finite(row: RoundRecord) -> bool:
     has_trained = bool(row.clients or row.excluded)
     return (has_trained and finite_or_none(row.train_loss) is None) or (
-        row.test is not None and finite_or_none(row.test.loss) is None
+        row.test is not None and finite_or_none(row.test[LOSS]) is None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import PairedDifference, Stat
 from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import TableLine
@@ -85,7 +86,7 @@ def metric_text(metric: Metric) -> str:
     >>> metric_text(Metric(kind="rounds_to", target=0.95))
     'rounds to 95 % top-1'
     """
-    score = "top-1" if metric.score == "top1" else "top-3"
+    score = MetricInfo(metric.score).label
     if metric.kind in ("rounds_to_share", "bytes_to_share"):
         unit = "rounds" if metric.kind == "rounds_to_share" else "MB sent"
         return f"{unit} to {metric.share:g} of the best {score} of {metric.reference}"

@@ -32,7 +32,8 @@ class Metric(Settings):
             of the row `reference` with the same seed, which is FedReg's R_a. ``bytes_to_share``:
             bytes sent both ways until then, over all clients, in 10^6. ``fluctuation_mean``,
             ``_std``, ``_min``: of the differences between consecutive evaluations, in points.
-        score: ``top1`` or ``top3`` accuracy on the test set, in percent.
+        score: a metric of the test set that is a share, in percent: ``accuracy``, or one of those
+            that the run measures.
         window: evaluations in the mean, for ``last_mean``.
         round: for ``at``.
         target: share in (0, 1], for ``rounds_to``.
@@ -52,7 +53,7 @@ class Metric(Settings):
         "fluctuation_std",
         "fluctuation_min",
     ] = "best"
-    score: Literal["top1", "top3"] = "top1"
+    score: str = "accuracy"
     window: int = Field(10, ge=1)
     round: int | None = Field(None, ge=1)
     target: float | None = Field(None, gt=0.0, le=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from fedkeel import config
 from fedkeel.data.dataset import Federation
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import BestModel
+from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.early_stopping import score_on_test
 
@@ -39,17 +41,22 @@ class BestModelKeeper(Callback):
     Args:
         federation: the clients.
         evaluation: when the model is evaluated.
+        score: the metric by which models are judged.
         sources_needed: as in `score_on_test`.
     """
 
     def __init__(
-        self, federation: Federation, evaluation: config.Evaluation, sources_needed: int = 1
+        self,
+        federation: Federation,
+        evaluation: config.Evaluation,
+        score: MetricInfo,
+        sources_needed: int = 1,
     ) -> None:
         held = federation.holdout_rows is not None and len(federation.holdout_rows) > 0
         self._chosen_on: Literal["held-out clients", "test set"] = (
             "held-out clients" if held and evaluation.clients_every else "test set"
         )
-        self._sources_needed = sources_needed
+        self._score, self._sources_needed = score, sources_needed
         self._best: _Best | None = None
 
     @property
@@ -86,18 +93,20 @@ class BestModelKeeper(Callback):
     def _better(self, row: RoundRecord) -> BestModel | None:
         """Return the record of a row that is better than the best so far, else None."""
         if self._chosen_on == "test set":
-            score = score_on_test(row, self._sources_needed)
+            score = score_on_test(row, self._score, self._sources_needed)
         else:
-            score = score_on_clients(row)
-        if score is None or (self._best is not None and score <= self._best.row.score):
+            score = score_on_clients(row, self._score)
+        if score is None or math.isnan(score):
+            return None
+        if self._best is not None and not self._score.is_better(score, self._best.row.score):
             return None
         return BestModel(row.round, score, self._chosen_on)
 
 
-def score_on_clients(row: RoundRecord) -> float | None:
-    """Return the accuracy over all examples of all clients, None where they were not evaluated."""
+def score_on_clients(row: RoundRecord, score: MetricInfo) -> float | None:
+    """Return the mean score over clients by their examples, None where they were not evaluated."""
     columns = row.per_client or {}
-    pairs = zip(columns.get("examples", ()), columns.get("top1", ()), strict=True)
-    counted = [(count, top1) for count, top1 in pairs if count and top1 is not None]
-    total = sum(count for count, _ in counted)
-    return sum(count * top1 for count, top1 in counted) / total if total else None
+    pairs = zip(columns.get("examples", ()), columns.get(score.name, ()), strict=False)
+    known = [(count, value) for count, value in pairs if count and value is not None]
+    total = sum(count for count, _ in known)
+    return sum(count * value for count, value in known) / total if total else None

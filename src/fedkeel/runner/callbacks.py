@@ -69,7 +69,7 @@ class Callback:
     Example:
         >>> class Print(Callback):
         ...     def on_evaluation(self, row, model):
-        ...         print(row.round, row.test.top1)
+        ...         print(row.round, row.test["accuracy"])
     """
 
     def on_run_begin(self, run: RunInfo) -> None:

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends before its last round because of its test scores."""
+"""Early stopping: a run ends before its last round because of its test score."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from fedkeel.config import Stop
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.score import MetricInfo
 from fedkeel.runner.callbacks import Callback
 
 
@@ -18,58 +19,63 @@ def smallest_count(share: float, count: int) -> int:
     return math.ceil(round(share * count, 9))  # 0.56 * 25 is a little more than 14
 
 
-def score_on_test(row: RoundRecord, sources_needed: int = 1) -> float | None:
-    """Return the test accuracy of a round, None where it was not evaluated on enough examples.
+def score_on_test(row: RoundRecord, score: MetricInfo, sources_needed: int = 1) -> float | None:
+    """Return the test score of a round, None where it was not evaluated on enough examples.
 
     Args:
         row: the round.
+        score: the metric by which models are judged.
         sources_needed: how many sources of the test set have to be measured. In a federation whose
             nodes have their own test data, this is the quorum.
     """
-    measured = sum(score.examples > 0 for score in row.sources.values())
+    measured = sum(scores.examples > 0 for scores in row.sources.values())
     if row.test is None or not row.test.examples or (row.sources and measured < sources_needed):
         return None
-    return row.test.top1
+    return row.test[score.name]
 
 
 class EarlyStopping(Callback):
-    """Ends a run at a target, or when the test accuracy has not improved for some rounds.
+    """Ends a run at a target, or when the test score has not improved for some rounds.
 
     The decision depends on the rows alone, so a continued run ends with the same round.
 
     Args:
         settings: when a run ends.
+        score: the metric by which models are judged.
         sources_needed: as in `score_on_test`.
     """
 
-    def __init__(self, settings: Stop, sources_needed: int = 1) -> None:
-        self._settings, self._sources_needed = settings, sources_needed
-        self._best, self._best_round = -math.inf, 0
+    def __init__(self, settings: Stop, score: MetricInfo, sources_needed: int = 1) -> None:
+        self._settings, self._score, self._sources_needed = settings, score, sources_needed
+        self._best: float | None = None
+        self._best_round = 0
         self._reason = ""
 
     def stop_reason(self, row: RoundRecord) -> str:
         """Return why the run ends with this round; the initial model is scored and ends nothing."""
-        score = score_on_test(row, self._sources_needed)
+        score = score_on_test(row, self._score, self._sources_needed)
         if score is not None and not self._reason:
             self._reason = self._reason_at(row.round, score)
         return self._reason
 
-    def _reason_at(self, round: int, accuracy: float) -> str:
-        settings = self._settings
-        min_delta = settings.min_delta if math.isfinite(self._best) else 0.0
-        if accuracy > self._best + min_delta:
-            self._best, self._best_round = accuracy, round
+    def _reason_at(self, round: int, value: float) -> str:
+        settings, score = self._settings, self._score
+        is_first = self._best is None or not math.isfinite(self._best)
+        if is_first or score.is_better(value, self._best or 0.0, settings.min_delta):
+            self._best, self._best_round = value, round
         if round == 0:
             return ""
-        if settings.target is not None and accuracy >= settings.target:
+        if settings.target is not None and score.reaches(value, settings.target):
             return (
-                f"ended early after round {round}: the test accuracy {accuracy:.4g} "
+                f"ended early after round {round}: the test {score.label} {value:.4g} "
                 f"has reached stop.target {settings.target:g}"
             )
         if settings.patience is not None and round - self._best_round >= settings.patience:
             more = f"by more than {settings.min_delta:g} " if settings.min_delta else ""
+            changed = "risen" if score.higher_is_better else "fallen"
             return (
-                f"ended early after round {round}: the test accuracy has not risen {more}above "
+                f"ended early after round {round}: the test {score.label} has not {changed} {more}"
+                f"{'above' if score.higher_is_better else 'below'} "
                 f"{self._best:.4g} since round {self._best_round} "
                 f"(stop.patience {settings.patience})"
             )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from fedkeel.engine.base import Engine, Split, TrainingSetup
-from fedkeel.engine.evaluation import mean_scores
+from fedkeel.engine.evaluation import scores_by_group
 from fedkeel.method.round_values import Server
-from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.rows import RoundRecord
+from fedkeel.task.metrics.metric_set import Measured
 
 
 def with_test_scores(
@@ -20,13 +19,13 @@ def with_test_scores(
     It is returned as it is where nobody measured any: a federation may have its test data on nodes.
     """
     measured = _measure(engine, setup, server, "test")
-    total = mean_scores(setup, "test", measured, of_all=True)[0]
+    total = scores_by_group(setup, "test", measured, of_all=True)[0]
     if not total.examples:
         return row
     row = replace(row, test=total)
     if len(setup.test.sources) == 1:
         return row
-    scores = mean_scores(setup, "test", measured)
+    scores = scores_by_group(setup, "test", measured)
     return replace(row, sources=dict(zip(setup.test.sources, scores, strict=True)))
 
 
@@ -37,17 +36,13 @@ def with_client_scores(
 
     A client without examples to measure on has 0 of them, and None for its scores.
     """
-    scores = mean_scores(setup, "clients", _measure(engine, setup, server, "clients"))
+    scores = scores_by_group(setup, "clients", _measure(engine, setup, server, "clients"))
     columns: dict[str, list[float | None]] = {"examples": [float(s.examples) for s in scores]}
-    for name in ("top1", "top3", "loss"):
-        columns[name] = [_value(score, name) for score in scores]
+    for info in setup.metrics.infos:
+        columns[info.name] = [s.values[info.name] if s.examples else None for s in scores]
     return replace(row, per_client=columns)
 
 
-def _value(score: Scores, name: str) -> float | None:
-    return getattr(score, name) if score.examples else None
-
-
-def _measure(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Tensor:
+def _measure(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Measured:
     buffers = server.buffers or setup.training.network.buffers
     return engine.evaluate(server.params, buffers, split)

@@ -60,10 +60,13 @@ class Run:
         self._prepared, self._record, self._folder = prepared, record, folder
         self._settings, self._setup, self._plan = prepared.settings, prepared.setup, prepared.plan
         self._user_engine = engine
-        sources = len(np.unique(split_examples(self._setup, "test").groups))
+        sources = len(np.unique(split_examples(self._setup, "test").groups()))
         needed = smallest_count(self._settings.flower.quorum, sources)
-        self._best = BestModelKeeper(self._setup.federation, self._settings.evaluation, needed)
-        early_stopping = EarlyStopping(self._settings.stop, needed)
+        score = self._setup.metrics.score
+        self._best = BestModelKeeper(
+            self._setup.federation, self._settings.evaluation, score, needed
+        )
+        early_stopping = EarlyStopping(self._settings.stop, score, needed)
         self._callbacks = CallbackList([early_stopping, self._best, *callbacks])
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []

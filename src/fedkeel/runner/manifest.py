@@ -31,7 +31,9 @@ from fedkeel.records.run_record import (
     RunRecord,
     Scale,
 )
+from fedkeel.records.score import TaskRecord
 from fedkeel.runner.warnings import find_warnings
+from fedkeel.task.losses import loss_name
 from fedkeel.tree import nbytes, numel
 from fedkeel.version import __version__
 
@@ -65,6 +67,11 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
             bytes=nbytes(dict(network.params)),
             head=network.head,
             args=dict(prepared.ingredients.model_args),
+        ),
+        task=TaskRecord(
+            loss=loss_name(network.task_loss),
+            metrics=setup.metrics.infos,
+            score=setup.metrics.score_name,
         ),
         data=_data_record(setup),
         partition=PartitionRecord.of(

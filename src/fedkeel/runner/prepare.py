@@ -22,7 +22,7 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
 from fedkeel.engine.base import TrainingSetup
-from fedkeel.engine.evaluation import count_examples, measured_columns
+from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import rehearse
@@ -36,6 +36,8 @@ from fedkeel.method.part import Capability
 from fedkeel.method.plugins import unseen_in_parts, user_part_digests
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
+from fedkeel.records.score import MetricInfo
+from fedkeel.task.losses import cross_entropy
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import blocks
@@ -79,7 +81,15 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
     """
     settings = experiment.model
     build = partial(make, settings.name, train.shape, train.classes, settings.args)
-    return Task(build, head=settings.head, buffers=settings.buffers)
+    wanted = experiment.task
+    return Task(
+        build,
+        head=settings.head,
+        loss=wanted.loss,
+        buffers=settings.buffers,
+        metrics=wanted.metrics,
+        score=wanted.score,
+    )
 
 
 @one_at_a_time()
@@ -98,7 +108,14 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     federation = _converted(ingredients.clients(settings.seed), dtype)
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
     network = ingredients.task.network(federation.data, settings.seed, dtype)
-    _check_outputs(network, federation.data, test)
+    _check_test_targets(network, federation.data, test)
+    metrics = ingredients.task.metric_set(network, federation.data)
+    _check_targets_of_score(settings, metrics.score)
+    if federation.how["kind"] == "nodes" and (name := metrics.why_not_on_nodes()):
+        raise ModelError(
+            f"The metric {name!r} has to see all examples at once, and nodes send sums alone.",
+            do="leave it out of the metrics where the data are on nodes",
+        )
     plan = parse(settings.method, _capabilities(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
     training = LocalTraining(plan, network, plan.work(settings.local), ingredients.task.buffers)
@@ -109,6 +126,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         federation,
         test,
         settings.seed,
+        metrics,
         ingredients.augment,
         settings.evaluation.batch_size,
         settings.engine.precision,
@@ -123,7 +141,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     except ModelError as error:  # where it is raised, the name of the method is unknown
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
-    unseen = (*network.unseen, *unseen_in_parts(plan.parts))
+    unseen = (*network.unseen, *metrics.unseen, *unseen_in_parts(plan.parts))
     prepared = Prepared(settings, setup, server, spec, population, ingredients, unseen=unseen)
     return replace(prepared, key=_key(prepared), state=choose_place(prepared))
 
@@ -135,6 +153,8 @@ def _converted(federation: Federation, dtype: torch.dtype) -> Federation:
 
 def _capabilities(network: Network, federation: Federation) -> frozenset[Capability]:
     capabilities = set(SIMULATION)
+    if federation.data.has_labels and network.scores_classes:
+        capabilities.add(Capability.CLASSES)
     if network.head:
         capabilities |= {Capability.HEAD, Capability.FEATURES}
     if len(blocks(network.names)) > 1:
@@ -158,10 +178,20 @@ def _matched_test_set(train: Dataset, test: Dataset) -> Dataset:
             why="columns are matched by their position, not by their name",
             do="put the columns of both in one order",
         )
+    if not train.classes and test.classes:  # whole numbers by chance
+        return replace(test, y=test.y.to(train.y.dtype), classes=0)
+    if train.has_labels and not test.classes:
+        raise DataError(
+            "The targets of the test set are quantities, and those of the training set are labels.",
+            got=f"targets such as {test.y.flatten()[0].item():g}",
+            expected=f"labels 0..{train.classes - 1}",
+            why="numbers that are all whole are taken as labels",
+            do="say classes=0 for the training set where its targets are quantities, too",
+        )
     return test.with_label_names(train.label_names, "The test set") if train.label_names else test
 
 
-def _check_outputs(network: Network, train: Dataset, test: Dataset) -> None:
+def _check_test_targets(network: Network, train: Dataset, test: Dataset) -> None:
     if test.shape != train.shape:
         raise ModelError(
             "Training and test inputs differ in shape.",
@@ -169,6 +199,15 @@ def _check_outputs(network: Network, train: Dataset, test: Dataset) -> None:
             expected=f"{list(train.shape)}, as in training",
             do="prepare both alike",
         )
+    if test.y.shape[1:] != train.y.shape[1:]:
+        raise DataError(
+            "Training and test targets differ in shape.",
+            got=f"{list(test.y.shape[1:])} for one example of the test set",
+            expected=f"{list(train.y.shape[1:])}, as in training",
+            do="prepare both alike",
+        )
+    if network.task_loss is not cross_entropy:
+        return
     two = train.x[[0, 0]]  # batch normalisation may not take one, all that there may be
     outputs = network.logits(
         network.params, network.copy_buffers(network.buffers), two, train=False
@@ -178,6 +217,27 @@ def _check_outputs(network: Network, train: Dataset, test: Dataset) -> None:
             "The model's output does not fit the test labels.",
             got=f"{counted(outputs, 'output')} for {counted(test.classes, 'class')}",
             do="change the last layer, or check the test labels",
+        )
+
+
+def _check_targets_of_score(settings: config.Run, score: MetricInfo) -> None:
+    """Refuse a target outside of 0 to 1 of a score that is a share."""
+    targets = {"evaluation.target": settings.evaluation.target, "stop.target": settings.stop.target}
+    for name, target in targets.items():
+        if target is not None and score.unit == "%" and not 0 < target <= 1:
+            raise ConfigError(
+                f"{name} is no share.",
+                got=target,
+                expected="a number in (0, 1]",
+                why=f"the score is {score.label}",
+                do=f"write {target / 100:g}" if 1 < target <= 100 else None,
+            )
+    if score.unit == "%" and settings.stop.min_delta >= 1:
+        raise ConfigError(
+            "stop.min_delta is no share.",
+            got=settings.stop.min_delta,
+            expected="a number in [0, 1)",
+            why=f"the score is {score.label}",
         )
 
 
@@ -256,21 +316,24 @@ def _check_evaluation_of_one(setup: TrainingSetup) -> None:
 
 
 def _check_evaluation_memory(setup: TrainingSetup) -> None:
-    """Refuse a loss that is a mean where the outputs of an evaluation are too much to keep."""
-    outputs = setup.training.network.mean_loss_outputs
-    if not outputs:
-        return
+    """Refuse metrics that have to see all examples at once where these are too much to keep."""
+    width = setup.metrics.kept_size
     count = max(count_examples(setup, "test"), count_examples(setup, "clients"))
-    needed = count * measured_columns(setup) * torch.float64.itemsize
+    needed = count * width * torch.float64.itemsize
     if needed > LARGEST_EVALUATION:
+        names = ", ".join(repr(metric.name) for metric in setup.metrics.pooled)
+        has_mean_loss = setup.training.network.has_mean_loss
         raise ModelError(
-            "The loss is a mean over the batch, and the outputs of an evaluation are too many.",
-            got=f"{outputs} outputs for each of {count} examples: {format_bytes(needed)}",
+            "The loss is a mean over the batch, and the outputs of an evaluation are too many."
+            if has_mean_loss
+            else "Metrics that see all examples at once keep too much.",
+            got=f"{width} numbers for each of {count} examples: {format_bytes(needed)}",
             expected=f"at most {format_bytes(LARGEST_EVALUATION)}",
-            why="the loss is taken of all outputs at once, since the mean of the batches' means "
-            "would depend on evaluation.batch_size",
+            why=f"{names}: the mean of the batches' values would depend on evaluation.batch_size",
             do="return one loss for each example, e.g. with reduction='none', or evaluate fewer "
-            "examples",
+            "examples"
+            if has_mean_loss
+            else "evaluate fewer examples, or take metrics whose sums add up",
         )
 
 
@@ -295,13 +358,37 @@ def error_on_one_example(network: Network, data: Dataset, train: bool = True) ->
     return ""
 
 
+_DESCRIBED_OTHERWISE = (
+    "name",
+    "method",
+    "compare",
+    "tune",
+    "data",
+    "partition",
+    "model",
+    "task",
+    "flower",
+)
+"""Settings that decide no number, or that a key describes by what was made of them."""
+
+
 def _key(prepared: Prepared) -> str:
     """Return a digest of settings, data, initial model and version: of all that decides numbers.
 
     Where some of the user's values cannot be read in full, it is another one each time.
     """
     settings = prepared.settings.model_dump(mode="json")
-    for name in ("name", "method", "compare", "tune", "data", "partition", "model", "flower"):
+    for name in (
+        "name",
+        "method",
+        "compare",
+        "tune",
+        "data",
+        "partition",
+        "model",
+        "task",
+        "flower",
+    ):
         settings.pop(name, None)
     settings.pop("weights")  # those that are used are below
     engine = prepared.settings.engine
@@ -322,6 +409,7 @@ def _key(prepared: Prepared) -> str:
         "train": setup.federation.data.fingerprint(),
         "test": setup.test.fingerprint(),
         "network": setup.training.network.describe(),
+        "metrics": setup.metrics.describe(),
         "own": user_part_digests(prepared.plan.parts),
     }
     if prepared.unseen:

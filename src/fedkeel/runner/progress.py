@@ -21,6 +21,7 @@ from rich.progress import (
 from fedkeel import config
 from fedkeel.errors import printable
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.callbacks import Callback, GlobalModel, RunInfo
 from fedkeel.runner.result import Result
 
@@ -43,7 +44,7 @@ class ProgressDisplay:
     def plan(self, runs: int, rounds: int) -> None:
         """Say how many runs there will be, and of how many rounds in all."""
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Say that a run of `rounds` rounds begins, `done` of them made before."""
 
     def warn(self, run: str, message: str) -> None:
@@ -82,7 +83,8 @@ class _RunProgress(Callback):
 
     def on_run_begin(self, run: RunInfo) -> None:
         self._is_reused = run.is_finished
-        self._display.begin(self._run, run.record.rounds, run.rounds_done)
+        record = run.record
+        self._display.begin(self._run, record.rounds, run.rounds_done, record.score)
         for message in () if run.is_finished else run.record.warnings:
             self._display.warn(self._run, message)
 
@@ -117,9 +119,9 @@ class WithoutScores(ProgressDisplay):
         """Pass it on."""
         self._display.plan(runs, rounds)
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Pass it on."""
-        self._display.begin(run, rounds, done)
+        self._display.begin(run, rounds, done, score)
 
     def warn(self, run: str, message: str) -> None:
         """Pass it on."""
@@ -130,7 +132,7 @@ class WithoutScores(ProgressDisplay):
         self._display.clients(run, trained, count)
 
     def row(self, run: str, row: RoundRecord) -> None:
-        """Pass it on, without accuracy."""
+        """Pass it on, without the score."""
         self._display.row(run, replace(row, test=None))
 
     def end(self, run: str, how: str) -> None:
@@ -190,12 +192,12 @@ class ProgressBars(ProgressDisplay):
                 f"{escape(printable(self._prefix))}{runs} runs", total=rounds, text=""
             )
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Show the bar of a run."""
         self._end_preparation()
         text = escape(printable(self._prefix + run))
         task = self._progress.add_task(text, total=rounds, completed=done, text="")
-        self._tasks[run] = _Bar(task, rounds)
+        self._tasks[run] = _Bar(task, rounds, score)
         self._move(run, done)
 
     def warn(self, run: str, message: str) -> None:
@@ -213,11 +215,11 @@ class ProgressBars(ProgressDisplay):
             self._progress.update(bar.task, completed=bar.done + min(trained / count, 0.99))
 
     def row(self, run: str, row: RoundRecord) -> None:
-        """Move the bars by a round, and show the accuracy where there is one."""
+        """Move the bars by a round, and show the score where there is one."""
         self._move(run, row.round)
         if row.test is not None:
-            text = f"test {100 * row.test.top1:.1f} %"
-            self._progress.update(self._tasks[run].task, text=text)
+            bar = self._tasks[run]
+            self._progress.update(bar.task, text=_score(row, bar.score).removeprefix(", "))
 
     def end(self, run: str, how: str) -> None:
         """Take the bar of a run away, and say so where it is not finished."""
@@ -271,6 +273,7 @@ class _Bar:
 
     task: TaskID
     rounds: int
+    score: MetricInfo
     done: int = 0
 
 
@@ -299,11 +302,11 @@ class ProgressLines(ProgressDisplay):
         if runs > 1:
             self._print(f"{runs} runs of {rounds:,} rounds in all")
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Remember the run."""
         self._begun += 1
         now = time.monotonic()
-        self._lines[run] = _Line(self._begun, rounds, now, now, done)
+        self._lines[run] = _Line(self._begun, rounds, now, now, done, score)
 
     def warn(self, run: str, message: str) -> None:
         """Show a line, once for all runs."""
@@ -318,7 +321,9 @@ class ProgressLines(ProgressDisplay):
     def row(self, run: str, row: RoundRecord) -> None:
         """Show a line where it is time for one."""
         self._lines[run].row, self._lines[run].done = row, row.round
-        self._say(run, f"round {row.round}/{self._lines[run].rounds}{_accuracy(row)}")
+        self._say(
+            run, f"round {row.round}/{self._lines[run].rounds}{_score(row, self._lines[run].score)}"
+        )
 
     def end(self, run: str, how: str) -> None:
         """Show how the run ended."""
@@ -327,7 +332,7 @@ class ProgressLines(ProgressDisplay):
             self._print(f"{run}: {how}")
             return
         shown = f"{time.monotonic() - line.began:.1f} s" if how == FINISHED else how.rstrip(".")
-        self._print(f"{self._count(line)}{run}: {shown}{_accuracy(line.row)}")
+        self._print(f"{self._count(line)}{run}: {shown}{_score(line.row, line.score)}")
 
     def waiting(self) -> None:
         """Show a line."""
@@ -359,6 +364,7 @@ class _Line:
     began: float
     last: float
     done: int
+    score: MetricInfo
     row: RoundRecord | None = None
 
 
@@ -366,8 +372,12 @@ def _print(console: Console, text: str) -> None:
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def _accuracy(row: RoundRecord | None) -> str:
-    return "" if row is None or row.test is None else f", test {100 * row.test.top1:.1f} %"
+def _score(row: RoundRecord | None, score: MetricInfo) -> str:
+    """Return the test score of a row, with the name of any score but accuracy."""
+    if row is None or row.test is None:
+        return ""
+    name = "" if score.name == ACCURACY.name else f"{score.label} "
+    return f", test {name}{score.format(row.test[score.name])}"
 
 
 def run_name(settings: config.Run) -> str:

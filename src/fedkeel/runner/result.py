@@ -8,11 +8,12 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedkeel.errors import RunError
+from fedkeel.errors import RunError, did_you_mean
 from fedkeel.records.files import file_digest
 from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
+from fedkeel.records.score import ACCURACY
 from fedkeel.tree import Tree
 
 
@@ -40,7 +41,10 @@ class Result:
 
     def __repr__(self) -> str:
         record, done = self.record, self.rows[-1].round if self.rows else 0
-        scores = f", best {self.best:.4f}, last {self.last:.4f}" if self.accuracies else ""
+        scores = ""
+        if self.scores():
+            name = "" if record.score == ACCURACY else f"{record.score.name} "
+            scores = f", {name}best {self.best:.4f}, last {self.last:.4f}"
         where = "" if self.folder is None else f", in {self.folder}"
         return (
             f"<Result of {record.method}, seed {record.seed}: {record.status}, "
@@ -78,17 +82,32 @@ class Result:
             raise RunError(f"{path} has changed since the run ended.")
         return dict(load_file(path))
 
+    def scores(self, metric: str | None = None) -> list[tuple[int, float]]:
+        """Return (rounds completed, value on the test set) of every evaluated round.
+
+        Args:
+            metric: name of a metric of the task; None takes the score.
+
+        Raises:
+            RunError: there is no such metric.
+        """
+        name = self.record.task.score if metric is None else metric
+        known = [info.name for info in self.record.task.metrics]
+        if name not in known:
+            raise RunError(f"The run has no metric {name!r}.", do=did_you_mean(name, known))
+        return [(row.round, row.test[name]) for row in self.rows if row.test is not None]
+
     @property
     def accuracies(self) -> list[tuple[int, float]]:
-        """(rounds completed, test top-1) of every evaluated round."""
-        return [(row.round, row.test.top1) for row in self.rows if row.test is not None]
+        """(rounds completed, test accuracy) of every evaluated round."""
+        return self.scores(ACCURACY.name)
 
     @property
     def best(self) -> float:
-        """The best test top-1 over rounds, in [0, 1]."""
-        return max(top1 for _, top1 in self.accuracies)
+        """The best test score over rounds: the highest accuracy, the lowest error."""
+        return self.record.score.best(value for _, value in self.scores())
 
     @property
     def last(self) -> float:
-        """The test top-1 after the last round, in [0, 1]."""
-        return self.accuracies[-1][1]
+        """The test score after the last round."""
+        return self.scores()[-1][1]

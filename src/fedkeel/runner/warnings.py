@@ -20,6 +20,7 @@ from fedkeel.method.parts.dpsgd import DPSGD
 from fedkeel.method.plugins import user_part_digests
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
+from fedkeel.task.losses import OF_QUANTITIES
 from fedkeel.tree import nbytes, walk
 
 LARGE_INPUT = 100.0
@@ -53,9 +54,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *data.warnings,
         *_unused_settings(prepared.settings),
         values_not_seen(prepared),
-        _single_class(data) or _dominant_class(data, prepared.setup.test),
-        _labels_without_training(data, prepared.setup.test),
-        _labels_that_look_like_quantities(data),
+        *_label_warnings(prepared),
         _test_examples_in_training(data, prepared.setup.test),
         *_names_that_nearly_agree(federation),
         _nothing_held_out(federation),
@@ -68,6 +67,18 @@ def find_warnings(prepared: Prepared) -> list[str]:
         _large_server_memory(prepared),
     )
     return [message for message in warnings if message]
+
+
+def _label_warnings(prepared: Prepared) -> tuple[str, ...]:
+    """Return the warnings about labels; none where the targets are something else."""
+    data, test = prepared.setup.federation.data, prepared.setup.test
+    if not data.has_labels or prepared.setup.training.network.task_loss in OF_QUANTITIES:
+        return ()
+    return (
+        _single_class(data) or _dominant_class(data, test),
+        _labels_without_training(data, test),
+        _labels_that_look_like_quantities(data),
+    )
 
 
 def _no_privacy_accounting(prepared: Prepared) -> list[str]:
@@ -154,10 +165,10 @@ def _test_examples_in_training(data: Dataset, test: Dataset) -> str:
 
 
 def _example_digests(data: Dataset) -> Iterator[int]:
-    """Yield a digest of each example with its label."""
-    flat = data.x.reshape(len(data), -1).numpy()
-    for row, label in zip(flat, data.y.tolist(), strict=True):
-        yield hash((row.tobytes(), label))
+    """Yield a digest of each example with its target."""
+    inputs, targets = (t.reshape(len(data), -1).numpy() for t in (data.x, data.y))
+    for row, target in zip(inputs, targets, strict=True):
+        yield hash((row.tobytes(), target.tobytes()))
 
 
 def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:

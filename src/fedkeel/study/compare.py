@@ -100,7 +100,12 @@ class Comparison:
 
 
 def _run_results(result: Result) -> RunResults:
-    summary = summarise(result.rows, result.record.target, model_bytes=result.record.model.bytes)
+    summary = summarise(
+        result.rows,
+        result.record.target,
+        score=result.record.score,
+        model_bytes=result.record.model.bytes,
+    )
     folder = "" if result.folder is None else result.folder.name
     return RunResults(folder, result.record, tuple(result.rows), summary)
 

@@ -37,6 +37,7 @@ from fedkeel.errors import FedkeelError, RunError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import Status
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.progress import REUSED, ProgressDisplay
 
 POLL_SECONDS = 0.2
@@ -134,7 +135,7 @@ def _read_finished(request: RunRequest, display: ProgressDisplay) -> RunOutcome 
     rows = folder.rows()
     if not rows or folder.changes(record, rows, models=False):
         return None
-    display.begin(request.name, record.rounds, rows[-1].round)
+    display.begin(request.name, record.rounds, rows[-1].round, record.score)
     display.row(request.name, rows[-1])
     display.end(request.name, REUSED)
     return RunOutcome(request.folder)
@@ -308,9 +309,9 @@ class _PipeDisplay(ProgressDisplay):
         self._last_sent = 0.0
         self._pending_row: RoundRecord | None = None
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         """Send how far the run is."""
-        self._send("begin", rounds, done)
+        self._send("begin", rounds, done, score)
 
     def warn(self, run: str, message: str) -> None:
         """Send a warning."""

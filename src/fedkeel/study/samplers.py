@@ -24,8 +24,8 @@ WAVE = 4
 DEFAULT_TRIALS = 16
 """Trials of a search that is no grid, where the settings name no number."""
 
-FAILED_SCORE = 0.0
-"""Score of a trial that failed."""
+FAILED_SCORE = -1e300
+"""Score of a trial that failed: worse than any other."""
 
 MAX_REPEATS = 50
 """Known suggestions in a row after which a new point is drawn."""
@@ -49,7 +49,7 @@ class Sampler(Protocol):
         """Return the points to try now; an empty list at the end."""
 
     def tell(self, point: Point, score: float | None) -> None:
-        """Take the score of a point; None for a trial that failed."""
+        """Take the score of a point, the higher the better; None for a trial that failed."""
 
 
 def make_sampler(axes: Sequence[Axis], space: Space, seed: int) -> Sampler:

@@ -1,4 +1,4 @@
-"""The score of a trial: accuracy on held-out training data, or on the test set."""
+"""The score of a trial: on held-out training data, or on the test set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedkeel.data.dataset import Federation
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import mean_of_last
+from fedkeel.runner.best_model import score_on_clients
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class TrialScore:
     Args:
         settings: settings of a run that can be scored, before any searched value.
         ingredients: data and model; examples held out for validation are not trained on.
-        metric: how the accuracies of a run's rounds make one score.
+        metric: how the scores of a run's rounds make one.
         validation_examples: number of held-out examples; None where the test set is used.
     """
 
@@ -61,28 +63,27 @@ class TrialScore:
             0 if holdout_rows is None else len(holdout_rows),
         )
 
-    def of(self, rows: Sequence[RoundRecord]) -> float:
-        """Return the score of a finished run, in [0, 1]."""
-        accuracies = [
-            accuracy
+    def of(self, rows: Sequence[RoundRecord], score: MetricInfo) -> float:
+        """Return the score of a finished run.
+
+        Args:
+            rows: its rounds.
+            score: the metric by which models are judged.
+        """
+        values = [
+            value
             for row in rows
-            if row.round > 0 and (accuracy := self._accuracy(row)) is not None
+            if row.round > 0 and (value := self._value(row, score)) is not None
         ]
         if self.metric == "best":
-            return max(accuracies)
-        return accuracies[-1] if self.metric == "last" else mean_of_last(accuracies) or 0.0
+            return score.best(values)
+        return values[-1] if self.metric == "last" else mean_of_last(values) or 0.0
 
-    def _accuracy(self, row: RoundRecord) -> float | None:
-        """Return the accuracy after a round; None where it was not measured."""
+    def _value(self, row: RoundRecord, score: MetricInfo) -> float | None:
+        """Return the score after a round; None where it was not measured."""
         if self.validation_examples is None:
-            return None if row.test is None else row.test.top1
-        if row.per_client is None:
-            return None
-        pairs = zip(row.per_client["examples"], row.per_client["top1"], strict=True)
-        known = [(count, top1) for count, top1 in pairs if count and top1 is not None]
-        if not known:
-            return None
-        return sum(count * top1 for count, top1 in known) / sum(count for count, _ in known)
+            return None if row.test is None else row.test[score.name]
+        return score_on_clients(row, score)
 
 
 def _hold_out(federation: Federation, share: float, seed: int) -> Federation:

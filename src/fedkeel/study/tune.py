@@ -21,6 +21,7 @@ from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.errors import ConfigError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import EngineChoice, Status
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
@@ -114,7 +115,10 @@ def tune(
     with interrupts(display.stopping) as stop:  # one may come with the last run of a wave
         while complete and (wave := [(s, point) for s in searches for point in s.sampler.ask()]):
             complete = not stop.is_set() and trial_runs.make(wave)
-    rows = [choose_best(s.method, s.axes, s.trials, s.sampler.size, space) for s in searches]
+    rows = [
+        choose_best(s.method, s.axes, s.trials, s.sampler.size, space, trial_runs.metric)
+        for s in searches
+    ]
     if all(row.value is None for row in rows) and complete:
         errors = dict.fromkeys(trial.error for search in searches for trial in search.trials)
         raise TrainingError("No trial could be finished.", got="; ".join(list(errors)[:2]))
@@ -150,6 +154,7 @@ class _TrialRuns:
     display: ProgressDisplay
     engine: EngineChoice | None = None
     has_begun: bool = False
+    metric: MetricInfo = ACCURACY
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
         settings = settings_at(point, search.axes, search.method, self.score.settings)
@@ -166,6 +171,7 @@ class _TrialRuns:
             settings = self.settings(search, point, self.seeds[0])
             prepared = prepare(settings, self.score.ingredients)
             check_disk(prepared, self.out)
+            self.metric = prepared.setup.metrics.score
             if not obstacle and (reason := vectorization_obstacle(prepared)):
                 obstacle = f"{prepared.plan.expression}: {reason}"
         self.engine = choose_engine(prepared, obstacle)
@@ -190,12 +196,14 @@ class _TrialRuns:
             if len(ended) == seeds:
                 trial = self._trial(search.method, point, ended)
                 search.trials.append(trial)
-                search.sampler.tell(point, trial.value)
+                value = None if trial.value is None else self.metric.sign * trial.value
+                search.sampler.tell(point, value)
         return None not in outcomes
 
     def _request(self, search: _Search, point: Point, seed: int) -> RunRequest:
         settings = self.settings(search, point, seed)
         prepared = prepare(settings, self.score.ingredients)
+        self.metric = prepared.setup.metrics.score
         folder = self.out / run_folder_name(prepared)
         if not self.has_begun and RunFolder(folder).exists():  # the search was begun before
             earlier = RunFolder(folder).read_run().engine
@@ -209,7 +217,7 @@ class _TrialRuns:
         return Trial(
             method,
             point,
-            tuple(None if run.error else self.score.of(run.rows) for run in outcomes),
+            tuple(None if run.error else self.score.of(run.rows, self.metric) for run in outcomes),
             tuple(outcome.folder.name for outcome in outcomes),
             next((outcome.error.what for outcome in outcomes if outcome.error), ""),
         )

@@ -14,6 +14,7 @@ from fedkeel.config import Metric, Space, Value
 from fedkeel.config import Run as RunSettings
 from fedkeel.records.files import parse_json, write_text
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import Stat
 from fedkeel.study.compare import file_name
 from fedkeel.study.search_space import Axis, End, Point, expression_at
@@ -32,7 +33,7 @@ class Trial:
     Args:
         method: the method as given.
         point: value by axis.
-        values: score in [0, 1] of each seed's run; None for a run that could not go on.
+        values: score of each seed's run; None for a run that could not go on.
         runs: folder of each seed's run, within that of the search.
         error: why a run could not go on; "" where all could.
     """
@@ -62,15 +63,16 @@ class TunedMethod:
         method: the expression as given.
         chosen: settings by dotted key, and ``method``, the expression with its hyper-parameters;
             empty where every trial failed.
-        value: mean score over the seeds, in [0, 1]; None where every trial failed.
+        value: mean score over the seeds; None where every trial failed.
         spread: sample standard deviation over the seeds; None for one seed.
         seeds: runs of each trial.
         trials: number of points that were tried.
         offered: number of points in the method's search space; None where it is infinite.
         failed: number of trials that could not go on, most often because training diverged.
         edge: the axes whose chosen value lies at an end of the choices.
-        on: the split that accuracy is measured on: ``validation`` or ``test``.
-        metric: how the accuracies of a run's rounds make one score.
+        on: the split that the score is measured on: ``validation`` or ``test``.
+        metric: how the scores of a run's rounds make one.
+        score: the metric by which models are judged.
     """
 
     method: str
@@ -84,6 +86,7 @@ class TunedMethod:
     edge: dict[str, End]
     on: str
     metric: Metric
+    score: MetricInfo = ACCURACY
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,16 @@ class EarlierSearch:
 
 
 def choose_best(
-    method: str, axes: Sequence[Axis], trials: Sequence[Trial], size: int | None, space: Space
+    method: str,
+    axes: Sequence[Axis],
+    trials: Sequence[Trial],
+    size: int | None,
+    space: Space,
+    score: MetricInfo,
 ) -> TunedMethod:
-    """Choose a method's trial with the highest score, the first one of several equals."""
+    """Choose a method's trial with the best score, the first one of several equals."""
     scored = [(trial, trial.stat) for trial in trials if trial.stat is not None]
-    best, stat = max(scored, key=lambda pair: pair[1].mean, default=(None, None))
+    best, stat = max(scored, key=lambda pair: score.sign * pair[1].mean, default=(None, None))
     chosen: dict[str, Value] = {}
     edge: dict[str, End] = {}
     if best is not None:
@@ -154,6 +162,7 @@ def choose_best(
         edge=edge,
         on=space.split,
         metric=space.metric,
+        score=score,
     )
 
 
@@ -175,13 +184,18 @@ def read_earlier(folder: Path, digest: str, methods: Collection[str]) -> Earlier
     """
     try:
         summary = parse_json((folder / SUMMARY).read_bytes())
-        rows = [TunedMethod(**row) for row in summary["rows"] if row["method"] not in methods]
+        rows = [_row(row) for row in summary["rows"] if row["method"] not in methods]
         if summary["search"] != digest or not summary["complete"]:
             return EarlierSearch(replaced=tuple(row.method for row in rows))
         trials = [_trial(trial) for trial in summary["trials"] if trial["method"] not in methods]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return EarlierSearch()
     return EarlierSearch(tuple(rows), tuple(trials))
+
+
+def _row(values: dict[str, Any]) -> TunedMethod:
+    """Return the row of an entry in the summary."""
+    return TunedMethod(**{**values, "score": MetricInfo(**values["score"])})
 
 
 def _trial(values: dict[str, Any]) -> Trial:
@@ -234,7 +248,8 @@ def _experiment(row: TunedMethod, settings: RunSettings, name: str) -> str:
     split = "a validation part of the training data" if row.on == "validation" else "the test set"
     seeds = f", mean of {row.seeds} seeds" if row.seeds > 1 else ""
     head = (
-        f"# {row.method}: chosen from {row.trials} trials by {row.metric} accuracy on {split}:\n"
-        f"# {100 * (row.value or 0.0):.2f} %{seeds}.\n"
+        f"# {row.method}: chosen from {row.trials} trials by {row.metric} {row.score.label} on "
+        f"{split}:\n"
+        f"# {row.score.format(row.value or 0.0, 2)}{seeds}.\n"
     )
     return head + config.to_toml(settings.model_copy(update=update))

@@ -8,14 +8,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import MISSING, format_percent
 from fedkeel.report.tables import Footnote
 from fedkeel.study.tuning_result import TunedMethod
 
 _METRICS = {
-    "best": "the best accuracy over rounds",
-    "last": "the accuracy after the last round",
-    "last_mean": "the mean accuracy of the last ten evaluations",
+    "best": "the best {score} over rounds",
+    "last": "the {score} after the last round",
+    "last_mean": "the mean {score} of the last ten evaluations",
 }
 
 
@@ -35,7 +36,8 @@ def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = 
         caption_justify="left",
     )
     table.add_column("method", overflow="fold")
-    table.add_column(f"{metrics}\n%", justify="right", no_wrap=True)
+    score = rows[0].score if rows else MetricInfo("score")
+    table.add_column(f"{metrics}\n{score.unit or score.label}", justify="right", no_wrap=True)
     table.add_column("measured\non", no_wrap=True)
     table.add_column("chosen", overflow="fold")
     table.add_column("trials", justify="right", no_wrap=True)
@@ -48,9 +50,9 @@ def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = 
 
 def cells(row: TunedMethod) -> list[str]:
     """Return the text of a row, column by column."""
-    value = format_percent(row.value)
+    value = _shown(row.value, row.score)
     if row.spread is not None:
-        value += f" ± {format_percent(row.spread)}"
+        value += f" ± {_shown(row.spread, row.score)}"
     settings = [f"{key}={_short(v)}" for key, v in row.chosen.items() if key != "method"]
     method = row.chosen.get("method", row.method)
     if method != row.method:
@@ -71,12 +73,14 @@ def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> l
     """Return what a reader of the table has to know."""
     notes = []
     if any(row.on == "test" for row in rows):
-        text = "as in many papers, so these accuracies are too high."
+        text = "as in many papers, so these scores are too good."
         notes.append(Footnote("Chosen on the test set", text))
     elif validation_examples is not None:
         text = f"{validation_examples:,} examples held out from the clients' training data."
         notes.append(Footnote("Validation", text))
-    metrics = " and ".join(dict.fromkeys(_METRICS[row.metric] for row in rows))
+    metrics = " and ".join(
+        dict.fromkeys(_METRICS[row.metric].format(score=row.score.label) for row in rows)
+    )
     seeds = max((row.seeds for row in rows), default=1)
     spread = f"; mean ± sample standard deviation of {seeds} seeds" if seeds > 1 else ""
     notes.append(Footnote("Settings were chosen by", f"{metrics}{spread}."))
@@ -90,6 +94,13 @@ def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> l
         text = "better values may lie outside the range that was tried; widen it."
         notes.append(Footnote("At the edge", text))
     return notes
+
+
+def _shown(value: float | None, score: MetricInfo) -> str:
+    """Return a score as a cell shows it: a share in percent, without the sign."""
+    if score.unit or value is None:
+        return format_percent(value)
+    return score.format(value)
 
 
 def _short(value: object) -> str:

@@ -1,26 +1,247 @@
-"""The task's loss: of each example, or the mean over a batch."""
+"""The losses that have a name, and the user's own.
+
+A loss is a function of a module's output and the target: of each example, [B], or one number for
+the batch, []. Named losses look at `scores_of` the output.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits [B, Y], labels [B] or class probabilities [B, Y]) -> losses [B], or their mean []."""
+from fedkeel.errors import ModelError, did_you_mean
+from fedkeel.task.outputs import Outputs, scores_of
+from fedkeel.user_code import ImportTarget, import_object
+
+Loss = Callable[[Outputs, Tensor], Tensor]
+"""(output, target) -> losses [B], or one number for the batch, []."""
+
+IGNORED = -100
+"""Target of a token or a pixel that counts neither in a loss nor in a metric, as in torch."""
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each example, [B]; `y` may be labels or class probabilities."""
-    return F.cross_entropy(logits, y, reduction="none")
+def cross_entropy(output: Outputs, y: Tensor) -> Tensor:
+    """Return the cross-entropy of each example, [B].
+
+    Args:
+        output: scores [B, Y], or [B, Y, ...] for masks, whose mean over the places counts.
+        y: labels [B] or [B, ...], or class probabilities of the scores' shape. Places with the
+            label -100 do not count.
+    """
+    scores = scores_of(output)
+    losses = F.cross_entropy(scores, y, reduction="none")
+    if losses.ndim <= 1:
+        return losses
+    if y.is_floating_point():
+        return losses.flatten(1).mean(dim=1)
+    return _mean_over_places(losses, y)
 
 
-def picked_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+def token_cross_entropy(output: Outputs, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the tokens of each example, [B].
+
+    Args:
+        output: scores [B, T, V] of the next token at each place.
+        y: the next tokens [B, T]; those of -100 do not count.
+    """
+    return _mean_over_places(token_losses(scores_of(output), y), y)
+
+
+def token_losses(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of each token, [B, T], 0 where it does not count."""
+    return F.cross_entropy(scores.movedim(-1, 1), y, reduction="none", ignore_index=IGNORED)
+
+
+def _mean_over_places(losses: Tensor, y: Tensor) -> Tensor:
+    count = (y != IGNORED).flatten(1).sum(dim=1).clamp(min=1)
+    return losses.flatten(1).sum(dim=1) / count
+
+
+def mse(output: Outputs, y: Tensor) -> Tensor:
+    """Return the mean squared error of each example, [B], over its quantities.
+
+    Args:
+        output: [B], [B, 1] or the shape of the target.
+        y: quantities [B] or [B, D].
+    """
+    return _over_quantities((predicted(output, y) - _as(y, output)) ** 2)
+
+
+def l1(output: Outputs, y: Tensor) -> Tensor:
+    """Return the mean absolute error of each example, [B]; arguments as in `mse`."""
+    return _over_quantities((predicted(output, y) - _as(y, output)).abs())
+
+
+def huber(output: Outputs, y: Tensor) -> Tensor:
+    """Return the Huber loss (delta 1) of each example, [B]; arguments as in `mse`."""
+    target = _as(y, output)
+    return _over_quantities(F.huber_loss(predicted(output, y), target, reduction="none"))
+
+
+def poisson(output: Outputs, y: Tensor) -> Tensor:
+    """Return exp(output) - y * output of each example, [B]; arguments as in `mse`.
+
+    The output is the logarithm of the rate, y is a count.
+    """
+    target = _as(y, output)
+    return _over_quantities(F.poisson_nll_loss(predicted(output, y), target, reduction="none"))
+
+
+def bce(output: Outputs, y: Tensor) -> Tensor:
+    """Return the binary cross-entropy of each example, [B], over its labels or places.
+
+    Args:
+        output: [B], [B, 1] or the shape of the target: scores before the sigmoid.
+        y: 0 or 1, or probabilities: [B] one label, [B, Y] several, [B, H, W] a mask.
+    """
+    losses = F.binary_cross_entropy_with_logits(
+        predicted(output, y), _as(y, output), reduction="none"
+    )
+    return _over_quantities(losses)
+
+
+def dice(output: Outputs, y: Tensor) -> Tensor:
+    """Return 1 - the soft Dice coefficient of each example, [B].
+
+    Args:
+        output: scores of a mask before the sigmoid, [B, H, W] or [B, 1, H, W]; or [B, Y, H, W]
+            before the softmax, whose classes from 1 on are averaged.
+        y: masks [B, H, W], of 0 and 1 or of classes.
+    """
+    scores = scores_of(output)
+    if scores.ndim == y.ndim + 1 and scores.shape[1] > 1:
+        shares = scores.softmax(dim=1)[:, 1:]
+        classes = torch.arange(1, scores.shape[1], device=y.device).view(-1, *[1] * (y.ndim - 1))
+        truth = (y[:, None] == classes).to(scores.dtype)
+    else:
+        shares = predicted(output, y).sigmoid()[:, None]
+        truth = _as(y, output).view_as(shares[:, 0])[:, None]
+    shares, truth = shares.flatten(2), truth.flatten(2)
+    both = (shares * truth).sum(dim=2)
+    return (1 - (2 * both + 1) / (shares.sum(dim=2) + truth.sum(dim=2) + 1)).mean(dim=1)
+
+
+def cox(output: Outputs, y: Tensor) -> Tensor:
+    """Return the negative partial log-likelihood of Cox's model for each event of a batch, [].
+
+    Equal times are treated as Breslow does. Those at risk are looked for in the batch, so that
+    larger batches come closer to the likelihood of all. A batch without an event has a loss of 0.
+
+    Args:
+        output: logarithm of the relative risk, [B] or [B, 1].
+        y: [B, 2] time, and 1 for an event or 0 for the end of observation.
+    """
+    risk, time, event = scores_of(output).flatten(), y[:, 0], y[:, 1].to(scores_of(output).dtype)
+    at_risk = time[None] >= time[:, None]  # [i, j]: whether j is at risk when i has its event
+    rates = torch.where(at_risk, risk[None], -torch.inf).logsumexp(dim=1)
+    return ((rates - risk) * event).sum() / event.sum().clamp(min=1)
+
+
+def predicted(output: Outputs, y: Tensor) -> Tensor:
+    """Return what is predicted in the shape of the target: an axis of length 1 may be missing.
+
+    Raises:
+        ValueError: the shapes differ otherwise.
+    """
+    scores = scores_of(output)
+    if scores.shape == y.shape:
+        return scores
+    if scores.numel() == y.numel() and [n for n in scores.shape[1:] if n != 1] == [
+        n for n in y.shape[1:] if n != 1
+    ]:
+        return scores.reshape(y.shape)
+    raise ValueError(
+        f"the output has the shape {list(scores.shape)}, and the target {list(y.shape)}"
+    )
+
+
+def _as(y: Tensor, output: Outputs) -> Tensor:
+    return y.to(scores_of(output).dtype)
+
+
+def _over_quantities(losses: Tensor) -> Tensor:
+    return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
+
+
+LOSSES: dict[str, Loss] = {
+    loss.__name__: loss
+    for loss in (
+        cross_entropy,
+        token_cross_entropy,
+        mse,
+        l1,
+        huber,
+        poisson,
+        bce,
+        dice,
+        cox,
+    )
+}
+"""The losses by name."""
+
+_IMPORTED = ImportTarget(
+    noun="loss",
+    error=ModelError,
+    example="for the function my_loss in my_losses.py write 'my_losses:my_loss'",
+    is_candidate=callable,
+    write="write a function of (output, target) there",
+)
+
+
+def make_loss(given: str | Loss) -> Loss:
+    """Return the loss of a name, an import path, or a function.
+
+    Raises:
+        ModelError: there is no such loss, it is no function, or it has parameters to train.
+    """
+    if isinstance(given, str):
+        if ":" in given:
+            return make_loss(import_object(given, _IMPORTED))  # type: ignore[arg-type]
+        if given not in LOSSES:
+            raise ModelError(
+                f"There is no loss {given!r}.",
+                do=did_you_mean(given, LOSSES) + ", or give a function of (output, target)",
+            )
+        return LOSSES[given]
+    if not callable(given) or isinstance(given, type):
+        raise ModelError(
+            "The loss is no function.",
+            got=repr(given),
+            expected="a name, or (output, target) -> losses [B]",
+            do="e.g. 'mse', or torch.nn.CrossEntropyLoss(reduction='none')",
+        )
+    learns = isinstance(given, nn.Module) and [
+        name for name, p in given.named_parameters() if p.requires_grad
+    ]
+    if learns:
+        raise ModelError(
+            "The loss has parameters of its own, which are not trained.",
+            got=learns[0],
+            expected="a loss of scores and labels alone",
+            do="make them part of the model, or set requires_grad_(False) where they stay",
+        )
+    return given
+
+
+OF_QUANTITIES: frozenset[Loss] = frozenset({mse, l1, huber, poisson, cox})
+"""Losses whose target is no label, even where it is a whole number."""
+
+
+def picked_cross_entropy(output: Outputs, y: Tensor) -> Tensor:
     """Return what `cross_entropy` does, in half the operations where each is made by itself.
 
-    Those of torch's own also look for labels of -100, which are left out, and no data set has.
+    Those of torch's own also look for labels of -100, which are left out, and no labels of whole
+    examples have.
     """
-    if logits.ndim != 2 or y.ndim != 1 or y.is_floating_point():
-        return cross_entropy(logits, y)
-    return -F.log_softmax(logits, dim=1).gather(1, y[:, None]).squeeze(1)
+    scores = scores_of(output)
+    if scores.ndim != 2 or y.ndim != 1 or y.is_floating_point():
+        return cross_entropy(output, y)
+    return -F.log_softmax(scores, dim=1).gather(1, y[:, None]).squeeze(1)
+
+
+def loss_name(loss: Loss) -> str:
+    """Return the name of a loss for records."""
+    return getattr(loss, "__qualname__", type(loss).__name__)

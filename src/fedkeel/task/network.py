@@ -20,6 +20,7 @@ from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional
 from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import describe_model
+from fedkeel.task.outputs import Outputs, map_output, scores_of
 from fedkeel.task.parameter_names import under
 from fedkeel.task.traits import Traits, detect_traits
 from fedkeel.tree import Tree, clone
@@ -35,7 +36,7 @@ class Batch:
 
     Args:
         x: [B, ...] inputs.
-        y: [B] labels, or [B, Y] class probabilities.
+        y: [B, ...] targets: labels [B], class probabilities [B, Y], quantities, masks, tokens.
         weight: [B] 1 for a real example and 0 for padding; None where all are real.
     """
 
@@ -57,12 +58,19 @@ class Output:
     """What the network returns for a batch.
 
     Args:
-        logits: [B, Y] scores.
+        logits: the scores, [B, Y] of a classifier, see `fedkeel.task.outputs.scores_of`.
         features: [B, F] inputs of the classifier, flattened; None where the module has none.
+        returned: what the module itself returned, which the task's loss receives.
     """
 
     logits: Tensor
     features: Tensor | None = None
+    returned: Outputs = None
+
+    @classmethod
+    def of(cls, returned: Outputs, features: Tensor | None = None) -> Output:
+        """Return the output of what the module returned."""
+        return cls(scores_of(returned), features, returned)
 
 
 def _contiguous_copy(tensor: Tensor) -> Tensor:
@@ -85,8 +93,9 @@ class Network:
         batch_statistics: whether batch normalisation uses the batch at hand in evaluation too:
             where clients keep their statistics, the server has none.
 
-    `mean_loss_outputs` is the number of outputs, Y, where the loss is a mean over the batch, [], so
-    that an evaluation has to keep all outputs; it is 0 where each example has a loss, [B].
+    `has_mean_loss` tells whether the loss is one number for the batch, [], so that an evaluation
+    has to keep all outputs, and not one number for each example, [B]. `scores_classes` tells
+    whether the output has a score for each class of one label, [B, Y].
     """
 
     def __init__(
@@ -111,7 +120,8 @@ class Network:
         self._functions = self._make_functions()
         self.head = head
         self._loss = loss
-        self.mean_loss_outputs = 0
+        self.has_mean_loss = False
+        self.scores_classes = False
         self.dtype = dtype
         trained = {n: p for n, p in self._train.named_parameters() if p.requires_grad}
         self.names: tuple[str, ...] = tuple(trained)
@@ -181,6 +191,11 @@ class Network:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._train.modules())
 
     @property
+    def task_loss(self) -> Loss:
+        """The task's loss."""
+        return self._loss
+
+    @property
     def uses_cross_entropy(self) -> bool:
         """Whether the loss is fedkeel's cross-entropy, which makes probabilities of scores."""
         return self._loss is cross_entropy
@@ -207,15 +222,15 @@ class Network:
             return frozenset()
         return frozenset(n for n in self.names if under(n, self.head))
 
-    def logits(
+    def forward(
         self,
         params: Tree,
         buffers: Tree,
         x: Tensor,
         train: bool = True,
         weight: Tensor | None = None,
-    ) -> Tensor:
-        """Return [B, Y]. In training, batch normalisation updates the given `buffers` in place.
+    ) -> Outputs:
+        """Return what the module does. In training, batch normalisation updates `buffers` in place.
 
         It uses only the real examples, whose `weight` [B] is 1; all where `weight` is None. A
         module that writes to its parameters changes those whose gradient is taken, and no others.
@@ -231,8 +246,19 @@ class Network:
         with RealExamples(weight):
             return self._functions[train](params, buffers, x)
 
-    def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """Return [B, Y] outside training.
+    def logits(
+        self,
+        params: Tree,
+        buffers: Tree,
+        x: Tensor,
+        train: bool = True,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scores, [B, Y] of a classifier; arguments as in `forward`."""
+        return scores_of(self.forward(params, buffers, x, train, weight))
+
+    def test_output(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+        """Return what the module does outside training.
 
         Convolutions run with the channels last where `choose_memory_format` has found that the
         module can do so: on a processor that takes half the time.
@@ -243,7 +269,11 @@ class Network:
                 k: v.contiguous(memory_format=last) if v.ndim == 4 else v for k, v in params.items()
             }
         with linear_layers():
-            return self.logits(params, self.copy_buffers(buffers), x, train=False)
+            return self.forward(params, self.copy_buffers(buffers), x, train=False)
+
+    def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        """Return the scores outside training, see `test_output`."""
+        return scores_of(self.test_output(params, buffers, x))
 
     def for_tracing(self) -> Network:
         """Return the network with a loss of fewer operations, which a trace runs one by one."""
@@ -285,12 +315,12 @@ class Network:
             ModelError: the head is not called, or called more than once.
         """
         if not self.head:
-            return Output(self.logits(params, buffers, batch.x, train, batch.weight))
+            return Output.of(self.forward(params, buffers, batch.x, train, batch.weight))
         head = (self._train if train else self._eval).get_submodule(self.head)
         inputs: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            logits = self.logits(params, buffers, batch.x, train, batch.weight)
+            returned = self.forward(params, buffers, batch.x, train, batch.weight)
         finally:
             handle.remove()
         if len(inputs) != 1:
@@ -299,21 +329,21 @@ class Network:
                 expected="once: the method takes its input as the features",
                 do="name another head",
             )
-        return Output(logits, inputs[0].flatten(1))
+        return Output.of(returned, inputs[0].flatten(1))
 
-    def example_losses(self, logits: Tensor, y: Tensor) -> Tensor:
+    def example_losses(self, output: Outputs, y: Tensor) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
-        losses = self._loss(logits, y)
-        return losses.expand(len(logits)) if losses.ndim == 0 else losses
+        losses = self._loss(output, y)
+        return losses.expand(len(y)) if losses.ndim == 0 else losses
 
-    def task_losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the task's losses, [B], or their mean, []."""
-        return self._loss(logits, y)
+    def task_losses(self, output: Outputs, y: Tensor) -> Tensor:
+        """Return the task's losses, [B], or one number for the batch, []."""
+        return self._loss(output, y)
 
     def loss(self, params: Tree, buffers: Tree, batch: Batch, train: bool = True) -> Tensor:
         """Return the mean task loss of a batch over its real examples, []."""
-        logits = self.logits(params, buffers, batch.x, train, batch.weight)
-        return batch_mean(self._loss(logits, batch.y), batch)
+        output = self.forward(params, buffers, batch.x, train, batch.weight)
+        return batch_mean(self._loss(output, batch.y), batch)
 
     def value_and_grad(
         self,
@@ -369,7 +399,8 @@ class Network:
             loss = self.loss(params, buffers, batch)
             return loss, loss
         output = self.output(params, buffers, batch)
-        loss = batch_mean(self._loss(output.logits.detach(), batch.y), batch)
+        detached = map_output(Tensor.detach, output.returned)
+        loss = batch_mean(self._loss(detached, batch.y), batch)
         return objective(output, params), loss
 
     def input_grad(self, params: Tree, buffers: Tree, batch: Batch, autograd: Autograd) -> Tensor:

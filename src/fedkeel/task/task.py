@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
@@ -18,8 +18,13 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
 from fedkeel.rng import torch_seed
 from fedkeel.task.first_pass import find_reset, new_parameters
-from fedkeel.task.losses import Loss, cross_entropy
+from fedkeel.task.losses import OF_QUANTITIES, Loss, cross_entropy, make_loss
+from fedkeel.task.metrics.base import TaskInfo
+from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
+from fedkeel.task.metrics.registry import MetricLike
 from fedkeel.task.network import Network
+from fedkeel.task.output_check import check_loss, check_output
+from fedkeel.task.outputs import scores_of
 from fedkeel.task.parameter_names import module_names
 from fedkeel.task.traits import (
     FIRST_INPUTS,
@@ -27,7 +32,7 @@ from fedkeel.task.traits import (
     FURTHER_INPUTS,
     find_changed_attribute,
 )
-from fedkeel.user_code import one_line, where_raised
+from fedkeel.user_code import one_line
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,15 @@ class Task:
             or class that makes one, which is called anew for each seed under that seed.
         head: name of the classifier sub-module, e.g. ``"fc2"``; None takes the module that owns the
             last parameter.
-        loss: (logits [B, Y], y) -> losses [B] or their mean []; `y` is labels [B], and for methods
-            with soft labels class probabilities [B, Y].
+        loss: name of a loss, see `fedkeel.task.losses`; an import path ``module:function``; or a
+            function (output, target) -> losses [B] or one number for the batch []. The output is
+            what the module returns. For methods with soft labels the target is class probabilities
+            [B, Y].
         buffers: what happens to buffers: ``refuse``, ``average`` or ``local``.
+        metrics: what is measured besides the loss: names, see `fedkeel.task.metrics.registry`;
+            functions of (output, target) with a value for each example; metrics of torchmetrics.
+            None takes accuracy and top-3 accuracy for labels, and the loss alone for the rest.
+        score: name of the metric by which models are judged; None takes the first one.
 
     Raises:
         ModelError: the model is no module and makes none, the head is no name, the loss is no
@@ -53,8 +64,10 @@ class Task:
 
     model: nn.Module | Callable[[], nn.Module]
     head: str | None = None
-    loss: Loss = cross_entropy
+    loss: str | Loss = cross_entropy
     buffers: Buffers = "refuse"
+    metrics: Sequence[MetricLike] | None = None
+    score: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.model):
@@ -69,22 +82,12 @@ class Task:
                 got=type(self.head).__name__,
                 expected="a name such as 'fc2' or 'body.2', or None",
             )
-        if not callable(self.loss) or isinstance(self.loss, type):
+        make_loss(self.loss)
+        if isinstance(self.metrics, str) or not isinstance(self.metrics, Sequence | None):
             raise ModelError(
-                "The loss is no function.",
-                got=repr(self.loss),
-                expected="(scores [B, Y], labels [B]) -> losses [B]",
-                do="e.g. torch.nn.CrossEntropyLoss(reduction='none')",
-            )
-        learns = isinstance(self.loss, nn.Module) and [
-            name for name, p in self.loss.named_parameters() if p.requires_grad
-        ]
-        if learns:
-            raise ModelError(
-                "The loss has parameters of its own, which are not trained.",
-                got=learns[0],
-                expected="a loss of scores and labels alone",
-                do="make them part of the model, or set requires_grad_(False) where they stay",
+                "The metrics are no list.",
+                got=repr(self.metrics),
+                expected="names, functions or metrics of torchmetrics, e.g. ['mae', 'r2']",
             )
         if self.buffers not in get_args(Buffers):
             raise ModelError(
@@ -117,24 +120,44 @@ class Task:
         _check_tensors(module, self.buffers)
         head = _head_name(module, self.head)
         _check_copy(module)
-        network = Network(module, head, self.loss, dtype, self.buffers == "local")
+        network = Network(module, head, make_loss(self.loss), dtype, self.buffers == "local")
         count = FIRST_INPUTS + FURTHER_BATCHES * FURTHER_INPUTS
         rows = np.unique(np.linspace(0, len(data) - 1, num=count).astype(np.int64))
         sample = data.take(rows).to(dtype)
         pair = sample.take(np.arange(min(2, len(data))))
         with _no_new_parameters(module, data):
-            scores = _check_output(network, type(module).__name__, pair.x, data)
-        changed = find_changed_attribute(lambda: _check_loss(network, scores, pair.y), self.loss)
-        if network.task_losses(scores, pair.y).ndim == 0:
-            network.mean_loss_outputs = scores.shape[1]
+            output = check_output(network, type(module).__name__, pair.x, data)
+        changed = find_changed_attribute(
+            lambda: check_loss(network, output, pair.y), make_loss(self.loss)
+        )
+        network.has_mean_loss = network.task_losses(output, pair.y).ndim == 0
+        scores = scores_of(output)
+        network.scores_classes = scores.ndim == 2 and scores.shape[1] >= max(2, data.classes)
         with _no_new_parameters(module, data):
             network.detect_traits(sample.x)
         if changed:
             network.traits = replace(network.traits, hidden_state=f"{changed} of its loss")
-        if reset := find_reset(lambda: network.task_losses(scores, pair.y)):
+        if reset := find_reset(lambda: network.task_losses(output, pair.y)):
             network.traits = replace(network.traits, sets_generator=reset)
         network.choose_memory_format(pair.x)
         return network
+
+    def metric_set(self, network: Network, data: Dataset) -> MetricSet:
+        """Return what is measured of a network, and refuse metrics that do not fit the data.
+
+        Args:
+            network: from `network`.
+            data: the training set, in the network's type.
+
+        Raises:
+            ModelError: there is no such metric, it does not fit the task, or it fails.
+        """
+        pair = data.take(np.arange(min(2, len(data))))
+        with torch.no_grad():
+            scores = network.test_logits(network.params, network.buffers, pair.x)
+        classes = 0 if network.task_loss in OF_QUANTITIES else data.classes
+        info = TaskInfo(tuple(scores.shape[1:]), tuple(pair.y.shape[1:]), classes)
+        return make_metric_set(network, self.metrics, self.score, info, pair.x, pair.y)
 
     @staticmethod
     def _make(model: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -277,120 +300,3 @@ def _head_name(module: nn.Module, head: str | None) -> str:
             do=did_you_mean(head, owners) if tied else None,
         )
     return head
-
-
-def _check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Tensor:
-    """Return the scores of a few inputs, or refuse them where they do not fit the labels."""
-    try:
-        with torch.no_grad():
-            buffers = network.copy_buffers(network.buffers)
-            scores: object = network.logits(network.params, buffers, x, train=False)
-    except ModelError:
-        raise
-    except Exception as error:  # a user's module may raise anything
-        raise ModelError(
-            f"{name} cannot take the data.",
-            got=f"inputs of shape {list(x.shape)}: {one_line(error)}",
-            why=f"raised in {where_raised(error)}",
-            do=_input_remedy(error, x),
-        ) from error
-    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != len(x):
-        raise ModelError(
-            f"{name} does not return one row of scores for each example.",
-            got=_shape_or_type(scores),
-            expected=f"[{len(x)}, {data.classes}] for {len(x)} examples of {data.classes} classes",
-            do=_output_remedy(scores),
-        )
-    if scores.shape[1] < data.classes:
-        raise ModelError(
-            f"The output of {name} does not fit the labels.",
-            got=f"{counted(scores.shape[1], 'output')} for {counted(data.classes, 'class')}",
-            expected=f"at least {counted(data.classes, 'output')}",
-            why=_about_labels(data),
-            do="give the last layer one output for each class, or check the labels",
-        )
-    return scores
-
-
-def _about_labels(data: Dataset) -> str | None:
-    """Return a number that is no label, or else the names of the labels, or None."""
-    missing = np.flatnonzero(np.bincount(data.y.numpy(), minlength=data.classes) == 0)
-    if len(missing):
-        return (
-            f"labels are numbers from 0 up to the largest, {data.classes - 1}, "
-            f"and none of these is {missing[0]}"
-        )
-    names = ", ".join(map(repr, data.label_names[:6]))
-    more = f" and {len(data.label_names) - 6} more" if len(data.label_names) > 6 else ""
-    return f"the labels are {names}{more}" if names else None
-
-
-def _input_remedy(error: Exception, x: Tensor) -> str:
-    """Return what to do about inputs that a network cannot take."""
-    if "Long" in str(error) and x.is_floating_point():  # what nn.Embedding asks for
-        return (
-            "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
-            "file has no such inputs, and forward() can begin with x.long()"
-        )
-    if "same dtype" in str(error):
-        return (
-            "do not convert types in the module: its parameters and inputs are of engine.dtype, "
-            "'float32' or 'float64'"
-        )
-    if not isinstance(error, RuntimeError):
-        return "correct the module until it takes such inputs by itself"
-    return "check the first layer against the shape of one example"
-
-
-def _output_remedy(output: object) -> str:
-    """Return what to do about an output that is no row of scores for each example."""
-    if not isinstance(output, Tensor):
-        return "return the scores alone from forward(), e.g. the first of a tuple"
-    if output.ndim < 2:
-        return (
-            "give the last layer one output for each class, of two classes too, and keep its axis"
-        )
-    return "flatten what enters the last layer, so that an example has one row: x.flatten(1)"
-
-
-def _shape_or_type(value: object) -> str:
-    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _check_loss(network: Network, scores: Tensor, y: Tensor) -> None:
-    """Refuse a loss that is neither one number for each example nor their mean."""
-    if len(y) in (1, scores.shape[1]):  # labels would pass for a row of scores
-        rows = torch.arange(len(y) + scores.shape[1]) % len(y)
-        scores, y = scores[rows], y[rows]
-    arguments = f"scores {list(scores.shape)} and labels {list(y.shape)}"
-    try:
-        with torch.no_grad():
-            losses: object = network.task_losses(scores, y)
-    except Exception as error:  # a user's loss may raise anything
-        raise ModelError(
-            "The loss cannot be taken of scores and labels.",
-            got=f"{arguments}: {first_line(error)}",
-            expected="a loss of scores [B, Y] and classes [B], such as cross-entropy",
-            why="classes are learned; a quantity (regression) and single scores are not",
-            do="check the loss against what the model returns",
-        ) from error
-    has_shape = isinstance(losses, Tensor) and losses.shape in ((len(y),), ())
-    if not (isinstance(losses, Tensor) and has_shape and losses.is_floating_point()):
-        dtype = f" of {losses.dtype}" if isinstance(losses, Tensor) and has_shape else ""
-        raise ModelError(
-            "The loss is not one number for each example.",
-            got=f"{_shape_or_type(losses)}{dtype} for {arguments}",
-            expected=f"[{len(y)}], or their mean []",
-            do="return the losses before their mean, e.g. with reduction='none'",
-        )
-    if losses.ndim == 0 and bool(losses.isfinite() and losses != 0):
-        with torch.no_grad():
-            doubled = network.task_losses(torch.cat([scores, scores]), torch.cat([y, y]))
-        if torch.allclose(doubled, 2 * losses):
-            raise ModelError(
-                "The loss is a sum over the batch.",
-                got="twice the number for twice the same examples",
-                expected=f"[{len(y)}], or their mean []",
-                why="its size would depend on the number of examples in the batch",
-                do="return the losses before their sum, e.g. with reduction='none'",
-            )

@@ -174,7 +174,7 @@ def from_clients(
 
     Args:
         clients: of each client, by name or in a list, a pair: [N_k, ...] inputs, of one shape for
-            all clients, and [N_k] labels from 0, which mean the same at all.
+            all clients, and [N_k] labels from 0, which mean the same at all, or other targets.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the hold-out.
         classes: number of classes; the largest label + 1 where it is not given.
@@ -199,7 +199,9 @@ def from_clients(
         raise DataError(f"Two clients are called {twice!r}.", do="give each a name of its own")
     if not named:
         raise DataError("There are no clients.", expected="a pair (x, y) for each client")
-    parts = {name: _client_data(f"client {name}", pair, tokens) for name, pair in named.items()}
+    parts = {
+        name: _client_data(f"client {name}", pair, tokens, classes) for name, pair in named.items()
+    }
     first, *_ = parts
     shape = tuple(parts[first].x.shape[1:])
     for name, part in parts.items():
@@ -217,16 +219,18 @@ def from_clients(
     return _divide("client", data, seed, holdout)
 
 
-def _client_data(client: str, pair: tuple[Array, Array], tokens: bool) -> Dataset:
+def _client_data(
+    client: str, pair: tuple[Array, Array], tokens: bool, classes: int | None
+) -> Dataset:
     """Return the examples of one client."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(
             f"{client} has no pair of arrays.",
             got=f"an object of type {type(pair).__name__}",
-            expected="a pair (x, y) of inputs and labels",
+            expected="a pair (x, y) of inputs and targets",
             do="of a Dataset give (data.x, data.y)" if isinstance(pair, Dataset) else None,
         )
-    return dataset(*pair, name=client, tokens=tokens)
+    return dataset(*pair, name=client, tokens=tokens, classes=0 if classes == 0 else None)
 
 
 def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:

@@ -265,6 +265,12 @@ def _apply(
 ) -> tuple[Lists, tuple[str, ...], dict[str, Any]]:
     """Return (lists, names, what mattered) of the recipe that the settings name."""
     y, count, wanted, alpha = data.y.numpy(), data.classes, settings.clients, settings.alpha
+    if not (data.has_labels or settings.kind in ("source", "client", "iid")):
+        raise DataError(
+            f"Partition {settings.kind!r} divides examples by their labels, and these have none.",
+            got=f"targets of shape {list(y.shape)}, {data.y.dtype}".replace("torch.", ""),
+            do="take 'iid', 'client' or 'source', or fk.federation(data, rows_of_each_client)",
+        )
     given: dict[str, Any] = {"sizes": settings.sizes, "sigma": settings.sigma}
     sized = given if settings.sizes == "power" else {"sizes": "equal"}
     sized = {"sizes": "given"} if isinstance(settings.sizes, tuple) else sized

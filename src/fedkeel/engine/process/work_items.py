@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkeel.data import batches
 from fedkeel.engine.base import ClientJob, Split, TrainingSetup
+from fedkeel.engine.evaluation import Shards
 from fedkeel.engine.process.forking import portable_error
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.context import Message
@@ -155,13 +156,10 @@ def survey_items(message: Message, jobs: Sequence[ClientJob], workers: int) -> l
     return [TrainItem(message.round, message.lr, tuple(jobs[a:b]), is_survey=True) for a, b in cuts]
 
 
-def evaluation_items(
-    setup: TrainingSetup, split: Split, count: int, workers: int
-) -> list[WorkItem]:
-    """Cut an evaluation of `count` examples."""
-    starts = range(0, count, setup.shard)
-    cuts = decreasing_cuts([1] * len(starts), workers)
-    return [EvaluateItem(split, tuple(starts[a:b])) for a, b in cuts]
+def evaluation_items(shards: Shards, split: Split, workers: int) -> list[WorkItem]:
+    """Cut an evaluation."""
+    cuts = decreasing_cuts([1] * len(shards.starts), workers)
+    return [EvaluateItem(split, tuple(shards.starts[a:b])) for a, b in cuts]
 
 
 def decreasing_cuts(costs: Sequence[int], workers: int) -> list[tuple[int, int]]:

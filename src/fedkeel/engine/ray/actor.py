@@ -26,6 +26,7 @@ from fedkeel.engine.store.record import ClientRecord
 from fedkeel.engine.trainer import ReadRecord, SequentialTrainer, Trainer
 from fedkeel.errors import FedkeelError
 from fedkeel.method.context import Message
+from fedkeel.task.metrics.metric_set import Measured
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ class WorkResult:
 
     Args:
         rows: rows of its clients, in their order.
-        evaluated: of an evaluation, [n, columns] by the example with which each shard begins.
+        evaluated: of an evaluation, by the example with which each shard begins.
         error: what was raised.
         reasons: why clients are trained in a plainer way than was asked for.
     """
 
     rows: PackedRows = field(default_factory=dict)
-    evaluated: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    evaluated: dict[int, Measured] = field(default_factory=dict)
     error: FedkeelError | None = None
     reasons: list[str] = field(default_factory=list)
 
@@ -120,11 +121,11 @@ class Actor:
     def _received(self, round: int, lr: float) -> Message:
         return message_from_state(self._message.state(), round, lr)
 
-    def _evaluate(self, item: EvaluateItem) -> dict[int, NDArray[np.float64]]:
+    def _evaluate(self, item: EvaluateItem) -> dict[int, Measured]:
         received, setup = self._received(0, 0.0), self._setup
         buffers = received.buffers or setup.training.network.buffers
         return {
-            start: evaluate_shard(setup, received.params, buffers, item.split, start).numpy()
+            start: evaluate_shard(setup, received.params, buffers, item.split, start)
             for start in item.starts
         }
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
-from fedkeel.engine.evaluation import count_examples, empty_measurements
+from fedkeel.engine.evaluation import cut_into_shards, joined
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import (
@@ -42,6 +41,7 @@ from fedkeel.engine.store.layout import RowLayout
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree, walk
 
 START_SECONDS = 60.0
@@ -139,18 +139,18 @@ class Ray(KeepsClientStates):
         self._work(items, self._put_message("params", "buffers", "broadcast"))
         return self._buffers.answers(clients)
 
-    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, columns] of the examples of a split."""
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
+        """Return what is measured of the examples of a split."""
         self._message.write({"params": dict(params)})
         names = ["params"]
         if self._setup.training.buffers == "average":  # otherwise the actors have them
             self._message.write({"buffers": dict(buffers)})
             names.append("buffers")
-        count = count_examples(self._setup, split)
-        evaluated = empty_measurements(self._setup, count)
-        items = evaluation_items(self._setup, split, count, self._worker_count)
+        evaluated: dict[int, Measured] = {}
+        shards = cut_into_shards(self._setup, split)
+        items = evaluation_items(shards, split, self._worker_count)
         self._work(items, self._put_message(*names), evaluated=evaluated)
-        return evaluated
+        return joined(self._setup, [evaluated[start] for start in shards.starts])
 
     def __enter__(self) -> Ray:
         return self
@@ -185,7 +185,7 @@ class Ray(KeepsClientStates):
         items: Sequence[WorkItem],
         message: Any,  # noqa: ANN401
         report_progress: ReportProgress = lambda _: None,
-        evaluated: Tensor | None = None,
+        evaluated: dict[int, Measured] | None = None,
     ) -> None:
         """Give out work items until all are done.
 
@@ -193,7 +193,7 @@ class Ray(KeepsClientStates):
             items: the work.
             message: handle of the message in the object store.
             report_progress: is called with the number of clients that have been trained.
-            evaluated: [N, columns], into which an evaluation is written.
+            evaluated: receives what is measured in an evaluation, by the start of the shard.
         """
         queue = WorkQueue(list(items))
         while True:
@@ -225,7 +225,7 @@ class Ray(KeepsClientStates):
         worker: _Worker,
         queue: WorkQueue,
         report_progress: ReportProgress,
-        evaluated: Tensor | None,
+        evaluated: dict[int, Measured] | None,
     ) -> None:
         """Take an actor's answer; replace the actor if it died."""
         item, errors = worker.item, self._ray.exceptions
@@ -246,8 +246,7 @@ class Ray(KeepsClientStates):
             if not item.is_survey:
                 report_progress(len(item.jobs))
         elif evaluated is not None:
-            for start, rows in result.evaluated.items():
-                evaluated.numpy()[start : start + len(rows)] = rows
+            evaluated.update(result.evaluated)
 
     def _replace(self, worker: _Worker, queue: WorkQueue, error: Exception) -> None:
         """Start a new actor in place of one that died, and give out its work again."""

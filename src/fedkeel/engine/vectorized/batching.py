@@ -104,6 +104,7 @@ class TrainingExamples:
     def __init__(self, data: Dataset, dtype: torch.dtype) -> None:
         self._data = data
         self._flat_x = data.x.reshape(len(data), -1)  # rows of one axis are taken faster
+        self._flat_y = data.y.reshape(len(data), -1) if data.y.ndim > 1 else data.y
         self._dtype = dtype
 
     def on_device(self, table: np.ndarray) -> Tensor:
@@ -126,7 +127,8 @@ class TrainingExamples:
         x = self._flat_x.index_select(0, index).view(*shape, *self._data.x.shape[1:])
         if single and channels_last and x.ndim == 4:
             x = with_channels_last(x)
-        examples: State = {"x": x, "y": self._data.y.index_select(0, index).view(shape)}
+        y = self._flat_y.index_select(0, index).view(*shape, *self._data.y.shape[1:])
+        examples: State = {"x": x, "y": y}
         if is_real is not None:
             weight = is_real.to(self._dtype)
             examples["weight"] = weight[0] if single else weight

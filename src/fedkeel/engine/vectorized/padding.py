@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.engine.client_inputs import label_counts
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.engine.compiler.errors import first_line
 from fedkeel.method.context import ByPart, ClientInfo, Message, Population
@@ -78,7 +79,7 @@ def method_obstacle(
         draws: what the network draws in training; None where it draws nothing.
     """
     dtype = training.network.dtype
-    examples, counts = torch.tensor(len(batch.x)), torch.bincount(batch.y, minlength=classes)
+    examples, counts = torch.tensor(len(batch.y)), label_counts(batch.y, classes)
     client_info = ClientInfo(torch.tensor(0), examples.to(dtype), counts.to(dtype))
     plan, network = training.plan, training.network
     try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
-
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
@@ -18,6 +16,7 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import Trainer
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import Tree
 
 
@@ -74,8 +73,8 @@ class SingleProcess(KeepsClientStates):
                 self._buffers.answer_survey(message, job)
         return self._buffers.answers(clients)
 
-    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, columns] of the examples of a split."""
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
+        """Return what is measured of the examples of a split."""
         setup = self._trainer.placed
         device = next(iter(setup.training.network.params.values())).device
         params = {name: tensor.to(device) for name, tensor in params.items()}

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from fedkeel.engine.base import ClientJob
-from fedkeel.engine.evaluation import evaluate, mean_scores, split_examples
+from fedkeel.engine.evaluation import evaluate, node_states, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
@@ -45,6 +44,7 @@ from fedkeel.flower.wire import (
     DIAGNOSTICS,
     HEADER,
     SCORES,
+    STATES,
     TENSORS,
     WireError,
     of_client,
@@ -184,7 +184,7 @@ class Node:
         return records
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """Return the mean scores of the clients of a request on their own examples.
+        """Return sums that make the metrics of the clients of a request on their own examples.
 
         Raises:
             WireError: it is no request of this run, or not for this node.
@@ -194,13 +194,10 @@ class Node:
         buffers = message.buffers or setup.training.network.buffers
         with use_numerics(setup.precision):
             measured = evaluate(setup, message.params, buffers, "clients")
-        scores = mean_scores(setup, "clients", measured)
+            states = node_states(setup, measured)
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
-            score = scores[client]
-            records[of_client(SCORES, client)] = MetricRecord(
-                {"top1": score.top1, "top3": score.top3, "loss": score.loss}
-            )
+            records[of_client(SCORES, client)] = MetricRecord({STATES: states[client].tolist()})
         return records
 
     def describe(self) -> RecordDict:
@@ -208,7 +205,7 @@ class Node:
         setup = self.prepared.setup
         data, sizes = setup.federation.data, setup.federation.sizes
         examples = split_examples(setup, "clients")
-        test_sizes = np.bincount(examples.groups, minlength=examples.group_count)
+        test_sizes = examples.sizes
         description = NodeDescription(
             clients=tuple(
                 ClientDescription(
@@ -218,6 +215,8 @@ class Node:
             ),
             shape=data.shape,
             classes=data.classes,
+            target_shape=tuple(data.y.shape[1:]),
+            has_quantities=data.y.is_floating_point(),
             labels=data.label_names,
             columns=data.columns,
             tokens=not data.x.is_floating_point(),

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedkeel.cost.memory import estimate_run
 from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
@@ -50,13 +49,14 @@ from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
     missing_answer,
-    read_scores,
+    read_states,
 )
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
 from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unpack
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import smallest_count
+from fedkeel.task.metrics.metric_set import Measured
 from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
 
 STATE_ROUND, STATE_DIGEST = "nodes/state_round", "nodes/state_digest"
@@ -398,19 +398,20 @@ class NodeClients(KeepsClientStates):
 
     # --- evaluation ------------------------------------------------------------------------------
 
-    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Tensor:
-        """Return [N, 3] of the examples of a split.
+    def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
+        """Return what is measured of the examples of a split.
 
-        Where the server has the data, it evaluates itself, exactly. Else it returns a row for each
-        client with examples: sums over them, or NaN where it has not replied.
+        Where the server has the data, it evaluates itself, exactly. Else there is a row of states
+        for each client with examples: its sums, or NaN where it has not replied.
         """
         if self._descriptions is None:
             with use_numerics(self._setup.precision):
                 return evaluate(self._setup, params, buffers, split)
-        examples = split_examples(self._setup, split)
-        clients = examples.groups
+        examples, metrics = split_examples(self._setup, split), self._setup.metrics.on_nodes()
+        clients = examples.groups()
         counts = cast(Ints, examples.counts)  # see `placeholder`: it has numbers of examples alone
-        measured = torch.full((len(clients), 3), math.nan, dtype=torch.float64)
+        states = torch.full((len(clients), metrics.state_size), math.nan, dtype=torch.float64)
+        losses = torch.full((len(clients),), math.nan, dtype=torch.float64)
         if self._setup.training.buffers != "average":  # else nodes use their own
             buffers = {}
         message = Message(params, buffers, {}, self._round, 0.0)
@@ -421,17 +422,17 @@ class NodeClients(KeepsClientStates):
                 content = reply.checked()
                 for client in request.client_ids:
                     row = int(np.searchsorted(clients, client))
-                    measured[row] = read_scores(content, client, int(counts[row]))
+                    count = int(counts[row])
+                    states[row], losses[row] = read_states(content, client, count, metrics)
                     replied.add(client)
             except WireError as error:
                 failed = set(request.client_ids) - replied
                 self._traffic.add_fault(error.short(), failed, EVALUATION)
-        losses = {"a loss": measured[:, 2]}
-        for row, reason in outlying_numbers(losses, self._settings.outlier_factor).items():
-            measured[row] = math.nan
+        outliers = outlying_numbers({"a loss": losses}, self._settings.outlier_factor)
+        for row, reason in outliers.items():
+            states[row] = math.nan
             self._traffic.add_fault(reason, [int(clients[row])], EVALUATION)
-        measured[:, 2] *= torch.from_numpy(counts)
-        return measured
+        return Measured(states, torch.zeros(len(clients), 0, dtype=torch.float64))
 
     def __enter__(self) -> NodeClients:
         return self

@@ -38,7 +38,7 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
     nodes = [descriptions[client] for client in sorted(descriptions)]
     first = nodes[0]
     for client, node in enumerate(nodes):
-        if (node.shape, node.classes, node.tokens) != (first.shape, first.classes, first.tokens):
+        if _form(node) != _form(first):
             raise DataError(
                 f"The data of client {client} and client 0 differ in form.",
                 got=f"shape {list(node.shape)}, {node.classes} classes",
@@ -99,11 +99,18 @@ def _common_columns(nodes: list[NodeDescription]) -> tuple[str, ...]:
 def _blank(
     experiment: Experiment, like: NodeDescription, count: int, sources: tuple[str, ...]
 ) -> Dataset:
-    dtype = torch.int64 if like.tokens else DTYPES[experiment.engine.dtype]
+    floating = DTYPES[experiment.engine.dtype]
+    x_type = torch.int64 if like.tokens else floating
+    y_type = floating if like.has_quantities else torch.int64
     return Dataset(
-        x=torch.zeros((), dtype=dtype).expand(count, *like.shape),
-        y=torch.zeros(count, dtype=torch.int64),
+        x=torch.zeros((), dtype=x_type).expand(count, *like.shape),
+        y=torch.zeros((), dtype=y_type).expand(count, *like.target_shape),
         classes=like.classes,
         sources=sources,
         label_names=experiment.data.labels,
     )
+
+
+def _form(node: NodeDescription) -> tuple[object, ...]:
+    """Return what has to be the same of the data of all nodes."""
+    return (node.shape, node.classes, node.tokens, node.target_shape, node.has_quantities)

@@ -24,10 +24,22 @@ from fedkeel.flower.protocol import (
     Request,
     TrainingReply,
 )
-from fedkeel.flower.wire import DIAGNOSTICS, SCORES, TENSORS, WireError, numbers, of_client, unpack
+from fedkeel.flower.wire import (
+    DIAGNOSTICS,
+    SCORES,
+    STATES,
+    TENSORS,
+    WireError,
+    lists,
+    numbers,
+    of_client,
+    unpack,
+)
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.local_loop import all_finite
 from fedkeel.method.round_values import Reply
+from fedkeel.records.score import LOSS
+from fedkeel.task.metrics.metric_set import MetricSet
 from fedkeel.tree import State, Tree, substate, substates, tensors, unwalk
 
 
@@ -141,22 +153,30 @@ class ReplyReader:
             raise WireError("A reply's update cannot be decoded.", got=f"{first:.80}") from None
 
 
-def read_scores(content: RecordDict, client: int, count: int) -> Tensor:
-    """Return [3] of a client's examples: hits at rank 1 and within rank 3, and their mean loss.
+def read_states(
+    content: RecordDict, client: int, count: int, metrics: MetricSet
+) -> tuple[Tensor, float]:
+    """Return [S] the sums of a client's metrics, and its mean loss.
 
     Args:
         content: the reply of its node.
         client: which client.
         count: the number of examples that it was measured on.
+        metrics: the metrics, as `MetricSet.on_nodes` has them.
 
     Raises:
-        WireError: there are no scores, or they cannot be those of so many examples.
+        WireError: there are no sums, or they cannot be those of so many examples.
     """
-    means = numbers(content, of_client(SCORES, client), {"top1", "top3", "loss"})
-    if not all(0.0 <= means[name] <= 1.0 for name in ("top1", "top3")):
-        raise WireError("A score is no share of hits.", got=f"{means['top1']}, {means['top3']}")
-    hits = [float(round(means[name] * count)) for name in ("top1", "top3")]
-    return torch.tensor([*hits, means["loss"]], dtype=torch.float64)
+    values = lists(content, of_client(SCORES, client), {STATES: metrics.state_size})[STATES]
+    states = torch.tensor(values, dtype=torch.float64)
+    scores = metrics.scores(
+        states[None], torch.tensor([count]), torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64)
+    )[0]
+    for info in metrics.infos:
+        value = scores[info.name]
+        if info.unit == "%" and not (math.isnan(value) or -1e-9 <= value <= 1 + 1e-9):
+            raise WireError("A score is no share.", got=f"{info.name} {value}")
+    return states, scores[LOSS]
 
 
 def missing_answer(specs: Mapping[str, TensorSpec]) -> ByPart:

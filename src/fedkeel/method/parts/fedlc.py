@@ -59,7 +59,9 @@ class FedLC(Criterion):
 
     name: ClassVar[str] = "fedlc"
     paper: ClassVar[str] = "zhang2022fedlc"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.CLASS_COUNTS})
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.CLASS_COUNTS, Capability.CLASSES}
+    )
 
     def criterion(self, logits: Tensor, step: Step) -> Tensor:
         """Return the calibrated cross-entropy of each example."""

@@ -69,7 +69,7 @@ class FedMLB(LossTerm):
 
     name: ClassVar[str] = "fedmlb"
     paper: ClassVar[str] = "kim2022fedmlb"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.BLOCKS})
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.BLOCKS, Capability.CLASSES})
 
     def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
         """Return what the hybrids add to the loss of each example."""

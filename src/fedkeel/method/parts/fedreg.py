@@ -79,7 +79,9 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     name: ClassVar[str] = "fedreg"
     paper: ClassVar[str] = "xu2022fedreg"
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.INPUT_GRADIENT})
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.INPUT_GRADIENT, Capability.CLASSES}
+    )
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
     preserves_penalty_pull: ClassVar[bool] = False
 

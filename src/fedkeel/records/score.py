@@ -1,0 +1,111 @@
+"""The metric by which models are judged: its name, its direction and its unit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What a reader of rows has to know of a metric.
+
+    Args:
+        name: the key of its values in the rows.
+        higher_is_better: its direction.
+        unit: ``%`` for a share, which is shown times 100; else ``""``.
+    """
+
+    name: str
+    higher_is_better: bool = True
+    unit: Literal["", "%"] = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in words.
+
+        >>> MetricInfo("balanced_accuracy").label, MetricInfo("mae").label
+        ('balanced accuracy', 'MAE')
+        """
+        if found := _TOP_K.match(self.name):
+            return f"top-{found[1]} accuracy"
+        return _LABELS.get(self.name, self.name.replace("_", " "))
+
+    @property
+    def scale(self) -> float:
+        """Factor from a value to what is shown."""
+        return 100.0 if self.unit == "%" else 1.0
+
+    @property
+    def sign(self) -> float:
+        """1 where higher is better, else -1: a value times this is better the higher it is."""
+        return 1.0 if self.higher_is_better else -1.0
+
+    def is_better(self, value: float, other: float, by: float = 0.0) -> bool:
+        """Return whether a value is better than another one, by more than a margin."""
+        return self.sign * value > self.sign * other + by
+
+    def reaches(self, value: float, target: float) -> bool:
+        """Return whether a value is at least as good as a target."""
+        return self.sign * value >= self.sign * target
+
+    def best(self, values: Iterable[float]) -> float:
+        """Return the best of some values; a NaN is the worst of all."""
+        return max(values, key=lambda value: -math.inf if math.isnan(value) else self.sign * value)
+
+    def format(self, value: float, digits: int = 1) -> str:
+        """Return a value with its unit.
+
+        >>> MetricInfo("accuracy", unit="%").format(0.5), MetricInfo("mae", False).format(3.14159)
+        ('50.0 %', '3.142')
+        """
+        if self.unit == "%":
+            return f"{100 * value:.{digits}f} %"
+        return f"{value:.4g}"
+
+
+_LABELS = {
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "iou": "IoU",
+    "dice": "Dice",
+    "macro_f1": "macro F1",
+}
+_TOP_K = re.compile(r"top([0-9]+)$")
+
+LOSS = "loss"
+"""The name of the loss among the metrics."""
+
+ACCURACY = MetricInfo("accuracy", True, "%")
+"""The share of right answers, by which classifiers are judged."""
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """The task of a run, as run.json has it.
+
+    Args:
+        loss: name of the loss.
+        metrics: what is measured, the loss last.
+        score: name of the metric by which a model is judged.
+    """
+
+    loss: str = "cross_entropy"
+    metrics: list[MetricInfo] = field(
+        default_factory=lambda: [
+            ACCURACY,
+            MetricInfo("top3", True, "%"),
+            MetricInfo(LOSS, False, ""),
+        ]
+    )
+    score: str = ACCURACY.name
+
+    def metric(self, name: str) -> MetricInfo:
+        """Return a metric by its name; one that is not listed counts as a plain number."""
+        return next((info for info in self.metrics if info.name == name), MetricInfo(name))

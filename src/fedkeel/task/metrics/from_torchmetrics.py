@@ -1,0 +1,113 @@
+"""A metric of the library torchmetrics, as one whose states add up or whose examples are kept."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeel.errors import ModelError, first_line
+from fedkeel.task.metrics.base import PooledMetric, TaskInfo, Unit
+from fedkeel.task.outputs import Outputs, scores_of
+
+
+def is_torchmetric(value: object) -> bool:
+    """Return whether a value is a metric of torchmetrics, without importing it."""
+    return any(
+        kind.__module__.partition(".")[0] == "torchmetrics" and kind.__name__ == "Metric"
+        for kind in type(value).__mro__
+    )
+
+
+def from_torchmetrics(metric: Any, info: TaskInfo) -> SummedTorchMetric | PooledMetric:  # noqa: ANN401
+    """Return a metric of torchmetrics as one of ours.
+
+    One whose states are all sums works everywhere. One that keeps examples works on one machine.
+    Its name is that of its class. It receives `scores_of` the output, and the target.
+    """
+    name = type(metric).__name__
+    higher = True if metric.higher_is_better is None else bool(metric.higher_is_better)
+    reductions = metric._reductions.values()
+    if all(reduction is torch.sum or _is_sum(reduction) for reduction in reductions):
+        return SummedTorchMetric(name, metric, higher)
+    twin, width = copy.deepcopy(metric), math.prod(info.scores)
+
+    def values(output: Outputs, y: Tensor) -> Tensor:
+        scores = scores_of(output).reshape(len(y), -1).double()
+        return torch.cat([scores, y.reshape(len(y), -1).double()], dim=1)
+
+    def of_all(kept: Tensor) -> float:
+        y = kept[:, width:].reshape(len(kept), *info.target)
+        twin.reset()
+        twin.update(
+            kept[:, :width].reshape(len(kept), *info.scores), y.long() if info.classes else y
+        )
+        return float(twin.compute())
+
+    return PooledMetric(name, values, of_all, higher)
+
+
+def _is_sum(reduction: object) -> bool:
+    return getattr(reduction, "__name__", "") == "dim_zero_sum"
+
+
+class SummedTorchMetric:
+    """A metric of torchmetrics whose states are all sums.
+
+    Args:
+        name: its name.
+        metric: the metric, which is copied.
+        higher_is_better: its direction.
+    """
+
+    unit: Unit = ""
+
+    def __init__(self, name: str, metric: Any, higher_is_better: bool) -> None:  # noqa: ANN401
+        self.name, self.higher_is_better = name, higher_is_better
+        self._metric = copy.deepcopy(metric).cpu()
+        self._metric.reset()
+        self._names = sorted(self._metric._defaults)
+
+    def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
+        """Return [groups, S], the flattened states of each group."""
+        scores, target = scores_of(output).detach().cpu(), target.cpu()
+        rows = []
+        for index in range(groups):
+            chosen = group == index
+            self._metric.reset()
+            if bool(chosen.any()):
+                try:
+                    self._metric.update(scores[chosen], target[chosen])
+                except Exception as error:  # of a library that the user has set up
+                    raise ModelError(
+                        f"The metric {self.name} of torchmetrics cannot take outputs and targets.",
+                        got=f"outputs {list(scores.shape)}, targets {list(target.shape)}: "
+                        + first_line(error),
+                        do="check its arguments, or give a function of (output, target)",
+                    ) from error
+            values = [getattr(self._metric, name).reshape(-1).double() for name in self._names]
+            rows.append(torch.cat(values))
+        self._metric.reset()
+        return torch.stack(rows)
+
+    def result(self, states: Tensor, examples: Tensor) -> Tensor:
+        """Return [G]."""
+        values = []
+        for row, count in zip(states, examples.tolist(), strict=True):
+            if not count:
+                values.append(float("nan"))
+                continue
+            self._metric.reset()
+            start = 0
+            for name in self._names:
+                like = getattr(self._metric, name)
+                part = row[start : start + like.numel()].view(like.shape).to(like.dtype)
+                setattr(self._metric, name, part)
+                start += like.numel()
+            self._metric._update_count = 1
+            values.append(float(self._metric.compute()))
+        self._metric.reset()
+        return torch.tensor(values, dtype=torch.float64)
