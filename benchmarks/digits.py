@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from fedkeel.config import Experiment, load
+from fedkeel.data.values import only_tensor
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.method.registry import REGISTRY
 from fedkeel.report.summary import summarise
@@ -74,7 +75,8 @@ def central(lr: float, seed: int) -> tuple[float, float]:
     chosen = experiment(lr, seed)
     parts = gather(chosen)
     clients = parts.clients(seed)
-    x, y = clients.data.x[clients.rows], clients.data.y[clients.rows]
+    images, labels = only_tensor(clients.data.x, "images"), clients.data.labels
+    x, y = images[clients.rows], torch.from_numpy(labels)[clients.rows]
     torch.manual_seed(seed)
     model = parts.task.model()
     rounds, size, epochs = chosen.rounds, chosen.local.batch_size, chosen.local.epochs
@@ -92,7 +94,9 @@ def central(lr: float, seed: int) -> tuple[float, float]:
             F.cross_entropy(model(x[rows].float()), y[rows]).backward()
             optimiser.step()
         with torch.no_grad():
-            hits = model(parts.test.x.float()).argmax(1) == parts.test.y
+            hits = model(only_tensor(parts.test.x, "images").float()).argmax(1) == torch.from_numpy(
+                parts.test.labels
+            )
         scores.append(float(hits.double().mean()))
     return max(scores), statistics.fmean(scores[-10:])
 

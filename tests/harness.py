@@ -35,6 +35,8 @@ EVERYTHING = SIMULATION | {
     Capability.BLOCKS,
     Capability.INPUT_GRADIENT,
     Capability.EXAMPLE_LOSSES,
+    Capability.CLASSES,
+    Capability.SOFT_TARGETS,
 }
 
 

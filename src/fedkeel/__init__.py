@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedkeel.runner.callbacks import Callback as Callback
     from fedkeel.study.api import compare as compare
     from fedkeel.study.api import run as run
+    from fedkeel.task.metrics.registry import metric as metric
     from fedkeel.task.models.norm import replace_batch_norm as replace_batch_norm
     from fedkeel.task.task import Task as Task
 
@@ -53,6 +54,7 @@ _HOMES = {
     "fedkeel.study.api": ("compare", "run"),
     "fedkeel.method.docs.cite": ("cite",),
     "fedkeel.method.grammar": ("parse",),
+    "fedkeel.task.metrics.registry": ("metric",),
     "fedkeel.task.models.norm": ("replace_batch_norm",),
     "fedkeel.task.task": ("Task",),
 }

@@ -154,6 +154,7 @@ FULL = values(
     cohort__participation=0.1,
     evaluation__target=0.9,
     evaluation__clients_every=2,
+    task__metrics=["accuracy", "macro_f1"],
     stop__patience=20,
     stop__min_delta=0.01,
     engine__dtype="float64",

@@ -98,7 +98,7 @@ def test_from_clients():
         ({1: (X, Y), "1": (X, Y)}, "Two clients are called '1'"),
         ({"a": X}, r"client a has no pair of arrays[\s\S]*got an object of type ndarray"),
         ([(X, Y), (X[:0], Y[:0])], "client 1"),
-        ({"a": (X, Y), "b": (X[:3], Y[:2])}, "client b: inputs and labels do not match"),
+        ({"a": (X, Y), "b": (X[:3], Y[:2])}, "client b: inputs and targets do not match"),
         ({"a": ([[1.0]], [0]), "b": ([[1.0, 2.0]], [0])}, r"client b[\s\S]*got \(2,\) for one"),
         ({"a": ([[1.0]], [0]), "b": ([[np.nan]], [0])}, "client b: an input is NaN"),
     ],
@@ -156,26 +156,18 @@ def test_wrong_settings_are_named():
             "got inputs of type object, such as [0.0]; expected [N, ...] numbers",
         ),
         (X.astype(str), Y, "x.astype(numpy.float32)"),
-        (X, Y + 0.5, "not learned (regression)\n  do   divide quantities into classes"),
-        (X, np.where(Y[0] == Y, np.nan, Y), "a label is missing.\n  got NaN in row 0"),
+        (X, np.where(Y[0] == Y, np.nan, Y), "a target is missing or infinite.\n  got nan in row 0"),
         (
             np.ma.masked_array(X, np.arange(X.size).reshape(X.shape) == X.shape[1]),
             Y,
             "inputs have gaps.\n  got a masked value in row 1",
         ),
         (X, np.ma.masked_equal(Y, Y[0]), "labels have gaps.\n  got a masked value in row 0"),
-        (X, np.ones((len(X), 3), int), "several at once (multi-label) are not learned"),
         (X + 1j, Y, "numpy.stack([x.real, x.imag], axis=1)"),
         (torch.from_numpy(X) + 1j, Y, "got inputs of type complex"),
         (None, Y, "such as [None]"),
         ([[1.0], [1.0, 2.0]], [0, 1], "data: inputs are no array"),
         (X[:2], [0, [1]], "data: labels are no array"),
-        (
-            X,
-            Y[:, None],
-            "expected x [N, ...] and y [N], one label for each input\n  do   take the ",
-        ),
-        (X, np.eye(3)[np.zeros(len(X), int)], "(one-hot) take the class: y = y.argmax(axis=1)"),
     ],
 )
 def test_what_is_no_number_is_refused_with_what_to_do(x, y, says):
@@ -275,3 +267,35 @@ def test_rows_in_any_form() -> None:
         assert [made.client(k).tolist() for k in range(2)] == [[0, 1], [5]]
     square = federation(dataset(X, Y), np.arange(6).reshape(3, 2))  # three clients of two
     assert square.client(2).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("y", "classes", "dtype"),
+    [
+        (Y, int(Y.max()) + 1, torch.int64),
+        (Y.astype(float), int(Y.max()) + 1, torch.int64),
+        (Y + 0.5, 0, torch.float64),
+        ((Y + 0.5).astype(np.float32), 0, torch.float32),
+        (np.stack([Y, Y], axis=1), int(Y.max()) + 1, torch.int64),
+        (np.ones((len(Y), 2)), 2, torch.float64),
+        (np.full((len(Y), 2), 0.5), 0, torch.float64),
+    ],
+)
+def test_targets_are_labels_or_quantities(y, classes, dtype):
+    data = api.iid(X, y, 2).data
+    assert (data.classes, data.y.dtype, tuple(data.y.shape)) == (classes, dtype, y.shape)
+    assert data.has_labels == (classes > 0 and y.ndim == 1)
+
+
+def test_whole_numbers_are_quantities_where_that_is_said():
+    data = api.iid(X, Y - 7, 2, classes=0).data
+    assert (data.classes, data.y.tolist()) == (0, [float(y - 7) for y in Y])
+    with pytest.raises(DataError, match="for quantities say classes=0"):
+        api.iid(X, Y - 7, 2)
+
+
+@pytest.mark.parametrize("divide", [api.dirichlet, api.by_classes])
+def test_quantities_are_not_divided_by_their_labels(divide):
+    more = {"alpha": 1.0} if divide is api.dirichlet else {"k": 1}
+    with pytest.raises(DataError, match="divides examples by their labels, and these have none"):
+        divide(X, Y + 0.5, clients=2, **more)

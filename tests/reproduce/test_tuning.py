@@ -74,7 +74,7 @@ def test_an_interrupt_in_the_last_round_of_a_search_counts(tmp_path: Path, run: 
     class Presses(ProgressDisplay):
         begun = 0
 
-        def begin(self, run: str, rounds: int, done: int) -> None:
+        def begin(self, run: str, rounds: int, done: int, score: object = None) -> None:
             self.begun += 1
 
         def row(self, name: str, row: RoundRecord) -> None:

@@ -16,7 +16,7 @@ from fedkeel.engine.prepared import Prepared
 from fedkeel.errors import ConfigError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.records.score import ACCURACY
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.alerts import alerts
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.early_stopping import EarlyStopping
@@ -180,11 +180,34 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mistakes() -> None:
     values = {"method": "fedavg", "rounds": 3, "local": {"lr": 0.1, "epochs": 1}}
     for wrong, words in (
-        ({"target": 0.0}, r"stop\.target"),
-        ({"target": 1.5}, r"stop\.target"),
+        ({"target": float("nan")}, r"stop\.target"),
         ({"patience": 0}, r"stop\.patience"),
         ({"min_delta": 0.1}, "'min_delta' needs 'patience'"),
     ):
         with pytest.raises(ConfigError, match=words) as error:
             config.build(config.Run, {**values, "stop": wrong}, "test")
         assert len(error.value.lines()) <= 4
+
+
+@pytest.mark.parametrize("target", [0.0, 1.5, 80.0, -0.5])
+def test_a_target_of_accuracy_is_a_share(target: float) -> None:
+    with pytest.raises(ConfigError, match=r"stop\.target is no share") as error:
+        prepared(stop=fk.Stop(target=target))
+    assert len(error.value.lines()) <= 4
+    assert (error.value.do == "write 0.8") == (target == 80.0)
+
+
+def test_a_lower_error_is_better() -> None:
+    error = MetricInfo("mae", higher_is_better=False)
+    for settings, values, end in (
+        ({"target": 2.0}, [3.0, 2.5, 2.0, 1.0], 2),
+        ({"patience": 2}, [3.0, 2.0, 2.5, 2.0, 1.0], 3),
+        ({"patience": 2, "min_delta": 0.1}, [3.0, 2.0, 1.95, 1.85, 1.95, 1.8], 5),
+    ):
+        early = EarlyStopping(fk.Stop(**settings), error)  # type: ignore[arg-type]
+        reasons = [
+            early.stop_reason(RoundRecord(number, test=Scores(10, {"mae": value})))
+            for number, value in enumerate(values)
+        ]
+        assert [bool(reason) for reason in reasons].index(True) == end
+        assert "MAE" in reasons[end]

@@ -66,10 +66,10 @@ def test_the_loss_is_that_of_all_examples_at_once(name: str) -> None:
 
 
 def test_too_many_outputs_to_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "LARGEST_EVALUATION", 8 * (3 + 3) * EXAMPLES - 1)
+    monkeypatch.setattr(preparation, "LARGEST_EVALUATION", 8 * (3 + 1) * EXAMPLES - 1)
     clients = of_sizes(*SIZES)
-    with pytest.raises(ModelError, match=r"3 outputs for each of 87 examples: 4\.2 KB"):
+    with pytest.raises(ModelError, match=r"4 numbers for each of 87 examples: 2\.8 KB"):
         prepared(clients=clients, per_round=3, loss=LOSSES["mean"])
     prepared(clients=clients, per_round=3, loss=nn.CrossEntropyLoss(reduction="none"))
-    monkeypatch.setattr(preparation, "LARGEST_EVALUATION", 8 * (3 + 3) * EXAMPLES)
+    monkeypatch.setattr(preparation, "LARGEST_EVALUATION", 8 * (3 + 1) * EXAMPLES)
     prepared(clients=clients, per_round=3, loss=LOSSES["mean"])

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner import progress
 from fedkeel.runner.progress import (
     FINISHED,
@@ -176,7 +177,7 @@ class Listens(ProgressDisplay):
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         self.told.append((run, rounds, done))
 
     def clients(self, run: str, trained: int, count: int) -> None:

@@ -29,6 +29,7 @@ from fedkeel.errors import (
 from fedkeel.records.comparison import INDEX, runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import to_json
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.result import Result
@@ -234,7 +235,7 @@ class StopAt(ProgressDisplay):
     def __init__(self) -> None:
         self._runs = 0
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         self._runs += 1
 
     def row(self, run: str, row: RoundRecord) -> None:

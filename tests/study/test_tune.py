@@ -23,6 +23,7 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import REUSED, ProgressDisplay
 from fedkeel.runner.start import start
@@ -73,7 +74,7 @@ class Counts(ProgressDisplay):
     def plan(self, runs: int, rounds: int) -> None:
         self.planned += runs
 
-    def begin(self, run: str, rounds: int, done: int) -> None:
+    def begin(self, run: str, rounds: int, done: int, score: MetricInfo = ACCURACY) -> None:
         self.begun += done == 0
 
     def row(self, run: str, row: RoundRecord) -> None:

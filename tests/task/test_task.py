@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -191,13 +192,22 @@ def test_a_slash_in_a_name() -> None:
     assert "got '0.in/out.weight'" in refusal(nn.Sequential(module))
 
 
+ONES = np.ones((4, 4))
+
+
 @pytest.mark.parametrize(
     ("last", "data", "says"),
     [
         (nn.Linear(6, 2), digits(), "got 2 outputs for 3 classes; expected at least 3 outputs"),
         (nn.Sequential(nn.Linear(6, 3), nn.Flatten(0)), digits(), "one row of scores for each"),
         (nn.Sequential(nn.Linear(6, 3), nn.Unflatten(1, (3, 1))), digits(), "got [2, 3, 1]"),
-        (nn.LSTM(6, 3), digits(), "got tuple"),
+        (
+            nn.Linear(6, 3),
+            dataset(np.ones((4, 4)), np.zeros((4, 1), int)),
+            "take the second axis away",
+        ),
+        (nn.Linear(6, 3), dataset(np.ones((4, 4)), np.eye(4)[:, :3].astype(int)), "loss='bce'"),
+        (nn.Linear(6, 3), dataset(np.ones((4, 4)), np.arange(4) + 0.5), "name another loss"),
     ],
 )
 def test_outputs_that_do_not_fit(last: nn.Module, data: Dataset, says: str) -> None:
@@ -325,7 +335,9 @@ def test_the_type_is_the_runs(dtype: torch.dtype) -> None:
         ({"buffers": None}, "known: average, local, refuse"),
         ({"model": "mlp"}, "neither a module nor a function that makes one.\n  got 'mlp'"),
         ({"head": 2}, "got int; expected a name such as 'fc2'"),
-        ({"loss": "mse"}, "The loss is no function.\n  got 'mse'"),
+        ({"loss": "mes"}, "There is no loss 'mes'.\n  do   did you mean 'mse'"),
+        ({"loss": 3}, "The loss is no function.\n  got 3"),
+        ({"metrics": "mae"}, "The metrics are no list.\n  got 'mae'"),
         ({"loss": nn.CrossEntropyLoss}, "torch.nn.CrossEntropyLoss(reduction='none')"),
     ],
 )
@@ -354,7 +366,6 @@ def test_lazy_layers_are_named_with_the_call_that_they_wait_for() -> None:
 @pytest.mark.parametrize(
     ("last", "says"),
     [
-        (nn.LSTM(6, 3), "return the scores alone"),
         (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), "one output for each class"),
         (nn.Unflatten(1, (3, 2)), "flatten what enters the last layer"),
     ],
@@ -368,10 +379,10 @@ def test_what_to_do_about_an_output(last: nn.Module, says: str) -> None:
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (lambda scores, y: scores, "got [2, 3] for scores [2, 3] and labels [2]; expected [2]"),
+        (lambda scores, y: scores, "got [2, 3] for an output [2, 3] and targets [2]; expected [2]"),
         (lambda scores, y: scores.argmax(1) == y, "got [2] of torch.bool"),
         (lambda scores, y: 0.5, "got float"),
-        (lambda scores, y: scores @ y, "got scores [2, 3] and labels [2]: "),
+        (lambda scores, y: scores @ y, "got an output [2, 3] and targets [2]: "),
     ],
 )
 def test_a_loss_is_one_number_for_each_example(
@@ -384,7 +395,7 @@ def test_a_loss_is_one_number_for_each_example(
 
 def test_a_loss_for_as_many_examples_as_scores_is_refused() -> None:
     examples = fk.dataset(torch.ones(6, 4), [0, 1] * 3)
-    with pytest.raises(ModelError, match="The loss cannot be taken of scores and labels"):
+    with pytest.raises(ModelError, match="The loss cannot be taken of the model's output"):
         fk.Task(nn.Linear(4, 2), loss=lambda scores, y: (scores - y).square().mean()).network(
             examples, 0, torch.float32
         )

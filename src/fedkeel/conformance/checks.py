@@ -23,6 +23,7 @@ from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, SmallFederation
 from fedkeel.cost.memory import estimate_run
+from fedkeel.data.values import as_state
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.numerics import use_numerics
@@ -188,7 +189,11 @@ def _check_purity(federation: SmallFederation) -> str:
     data = federation.prepared.setup.federation.data
     client_state = federation.reply(server, 3).client_state
     message = message_state(federation.message(server))
-    inputs: list[State] = [message, {"x": data.x, "y": data.y}, dict(client_state)]
+    inputs: list[State] = [
+        message,
+        {"x": as_state(data.x), "y": as_state(data.y)},
+        dict(client_state),
+    ]
     copies = [tree.map_tensors(torch.clone, state) for state in inputs]
     federation.reply(server, 3, client_state)
     replies = federation.replies(server, [0, 3, 5])

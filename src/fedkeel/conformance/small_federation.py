@@ -13,6 +13,7 @@ from fedkeel import config
 from fedkeel.config import Weights
 from fedkeel.data import batches
 from fedkeel.data.dataset import Federation, dataset, federation
+from fedkeel.data.values import rows_of
 from fedkeel.engine import client_inputs
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.method.compose import Plan
@@ -159,7 +160,7 @@ class SmallFederation:
         """Return a client's examples at some positions."""
         data, rows = self.prepared.setup.federation.data, self.prepared.setup.federation.client(k)
         index = torch.from_numpy(rows[positions])
-        return Batch(data.x[index], data.y[index])
+        return Batch(rows_of(data.x, index), rows_of(data.y, index))
 
     def client_info(self, k: int) -> ClientInfo:
         """Return what a client knows about itself."""

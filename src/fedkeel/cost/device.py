@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedkeel import config
+from fedkeel.data.values import map_values
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.vectorized.facts import few_examples
 from fedkeel.errors import RunError
@@ -47,14 +48,15 @@ def device_error(setup: TrainingSetup, device: torch.device) -> str:
     A user's module or loss may make tensors on the CPU although its inputs are on the device.
     """
     examples = few_examples(setup)
-    batch = Batch(examples.x.to(device), examples.y.to(device))
+    x, y = (map_values(lambda t: t.to(device), values) for values in (examples.x, examples.y))
+    batch = Batch(x, y)
     devices = [device] if device.type == "cuda" else []
     try:
         network = setup.training.network.on(device)
         buffers = network.copy_buffers(network.buffers)
         with torch.random.fork_rng(devices=devices):
             network.value_and_grad(network.params, buffers, batch, "eager")
-            network.example_losses(network.test_logits(network.params, buffers, batch.x), batch.y)
+            network.example_losses(network.test_output(network.params, buffers, batch.x), batch.y)
     except torch.OutOfMemoryError:  # the engine reports it when it places the data
         return ""
     except Exception as failure:

@@ -85,7 +85,7 @@ def gradient_multiply_adds(setup: TrainingSetup) -> float:
                 network.value_and_grad(network.params, buffers, examples, "eager")
         except Exception:  # a model of the user's, which the rehearsal has trained without a watch
             return 3.0 * numel(network.params)
-    return counter.total / len(examples.y)
+    return counter.total / len(examples)
 
 
 class MultiplyAdds(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,16 @@ from fedkeel.data.user_arrays import (
     check_in_memory,
     first_nonfinite_row,
 )
+from fedkeel.data.values import (
+    Values,
+    count_of,
+    map_values,
+    only_tensor,
+    rows_of,
+    shape_of,
+    shape_text,
+    tensors_of,
+)
 from fedkeel.errors import DataError
 from fedkeel.records.histogram import Histogram
 from fedkeel.rng import generator
@@ -40,10 +50,11 @@ class Dataset:
     """Examples with targets. N examples, Y classes.
 
     Args:
-        x: [N, ...] inputs, floating point, finite; or int64 tokens >= 0.
+        x: [N, ...] inputs, floating point, finite; or int64 tokens >= 0. Several by name are given
+            to the module by these names.
         y: [N, ...] targets: labels [N] 0..Y-1, int64; quantities [N] or [N, D], floating point;
             masks [N, H, W], tokens [N, T] or several labels [N, L], int64; or anything else that
-            the loss of the task takes, such as time and event [N, 2].
+            the loss of the task takes, such as time and event [N, 2], or several tensors by name.
         classes: Y, the number of classes; may exceed the largest label. 0 where the targets are
             quantities.
         sources: names of the sources that were joined, at least one.
@@ -60,8 +71,8 @@ class Dataset:
         warnings: what a user should know about the data, as that some were left out.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Values
+    y: Values
     classes: int
     sources: tuple[str, ...] = ("data",)
     source: Ints | None = None
@@ -74,17 +85,29 @@ class Dataset:
     warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return int(self.y.shape[0])
+        return count_of(self.y)
 
     @property
     def has_labels(self) -> bool:
         """Whether each example has one label, by which examples can be counted and divided."""
-        return self.classes > 0 and self.y.ndim == 1
+        return self.classes > 0 and isinstance(self.y, Tensor) and self.y.ndim == 1
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one input, without the leading N."""
-        return tuple(self.x.shape[1:])
+    def labels(self) -> Ints:
+        """[N] the labels.
+
+        Raises:
+            TypeError: the targets are something else.
+        """
+        if not self.has_labels:
+            raise TypeError("the targets are no labels")
+        labels: Ints = only_tensor(self.y, "a label").numpy()
+        return labels
+
+    @property
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        """Shape of one input, without the leading N; of each, where there are several by name."""
+        return shape_of(self.x)
 
     @property
     def example_count(self) -> int:
@@ -101,8 +124,8 @@ class Dataset:
         index = torch.from_numpy(np.asarray(rows, dtype=np.int64))
         return replace(
             self,
-            x=self.x[index],
-            y=self.y[index],
+            x=rows_of(self.x, index),
+            y=rows_of(self.y, index),
             source=None if self.source is None else self.source[rows],
             client=None if self.client is None else self.client[rows],
             counts=None if self.counts is None else self.counts[rows],
@@ -128,7 +151,8 @@ class Dataset:
                 got=len(self.label_names),
                 expected=f"{self.classes} label_names",
             )
-        used = torch.unique(self.y).tolist()
+        y = only_tensor(self.y, "a label with a name")
+        used = torch.unique(y).tolist()
         place = torch.zeros(len(self.label_names), dtype=torch.int64)
         for label, name in enumerate(self.label_names):
             if name in names:
@@ -139,7 +163,7 @@ class Dataset:
                     got=repr(name),
                     expected=f"one of {', '.join(map(repr, names[:8]))}",
                 )
-        return replace(self, y=place[self.y], classes=len(names), label_names=names)
+        return replace(self, y=place[y], classes=len(names), label_names=names)
 
     def to(self, dtype: torch.dtype) -> Dataset:
         """Return the dataset with inputs and quantities of the given floating type.
@@ -150,18 +174,26 @@ class Dataset:
             DataError: an input is too large for the type.
         """
         do = "divide it by a large number, leave it out, or set engine.dtype = 'float64'"
-        dataset = self
-        if self.x.is_floating_point() and self.x.dtype != dtype:
-            dataset = replace(dataset, x=cast_inputs(self.x, dtype, self.columns, do))
-        if self.y.is_floating_point() and self.y.dtype != dtype:
-            dataset = replace(dataset, y=cast_inputs(self.y, dtype, (), do))
-        return dataset
+
+        def cast(tensor: Tensor, columns: Sequence[str] = ()) -> Tensor:
+            same = tensor.dtype == dtype or not tensor.is_floating_point()
+            return tensor if same else cast_inputs(tensor, dtype, columns, do)
+
+        x = map_values(partial(cast, columns=self.columns), self.x)
+        y = map_values(cast, self.y)
+        before = [id(tensor) for values in (self.x, self.y) for tensor in tensors_of(values)]
+        after = [id(tensor) for values in (x, y) for tensor in tensors_of(values)]
+        return self if before == after else replace(self, x=x, y=y)
 
     def on(self, device: torch.device) -> Dataset:
         """Return the dataset with inputs and labels on a device; itself where they are there."""
-        if self.x.device == device:
+        if all(tensor.device == device for tensor in tensors_of(self.x)):
             return self
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        return replace(
+            self,
+            x=map_values(lambda tensor: tensor.to(device), self.x),
+            y=map_values(lambda tensor: tensor.to(device), self.y),
+        )
 
     def fingerprint(self) -> str:
         """Return a digest of all that is here, 16 hexadecimal digits."""
@@ -170,17 +202,30 @@ class Dataset:
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
-        digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.classes)).encode())
+        forms = (
+            [_form(self.x), self.classes]
+            if isinstance(self.x, dict)
+            else [*_form(self.x), self.classes]
+        )
+        digest.update(repr(tuple(forms)).encode())
         digest.update(repr(self.sources).encode())
         if not self.has_labels:
-            digest.update(repr((tuple(self.y.shape), str(self.y.dtype))).encode())
+            digest.update(repr(_form(self.y)).encode())
         named = (self.label_names, self.clients, self.columns, self.scale)  # nothing is trained on
         if any(named):
             digest.update(repr(named).encode())
-        for array in (self.x.numpy(), self.y.numpy(), self.source, self.client, self.counts):
+        tensors = [t.numpy() for values in (self.x, self.y) for t in tensors_of(values)]
+        for array in (*tensors, self.source, self.client, self.counts):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+def _form(values: Values) -> tuple[Any, ...]:
+    """Return shape and type of values, of each where there are several."""
+    if isinstance(values, Tensor):
+        return (tuple(values.shape), str(values.dtype))
+    return tuple((name, *_form(tensor)) for name, tensor in values.items())
 
 
 def cast_inputs(x: Tensor, dtype: torch.dtype, columns: Sequence[str], do: str) -> Tensor:
@@ -210,8 +255,8 @@ def cast_inputs(x: Tensor, dtype: torch.dtype, columns: Sequence[str], do: str) 
 
 
 def dataset(
-    x: ArrayLike | Tensor,
-    y: ArrayLike | Tensor,
+    x: ArrayLike | Tensor | Mapping[str, Any],
+    y: ArrayLike | Tensor | Mapping[str, Any],
     *,
     classes: int | None = None,
     name: str = "data",
@@ -221,7 +266,9 @@ def dataset(
     """Make a `Dataset` of a user's arrays, and refuse what cannot be trained on.
 
     Args:
-        x: [N, ...] numbers. float64 is kept, other types become float32; tokens become int64.
+        x: [N, ...] numbers. float64 is kept, other types become float32; tokens become int64. Or
+            several by name, which the module receives by these names; there whole numbers become
+            int64.
         y: [N] labels, whole numbers from 0; or [N, ...] quantities, masks, tokens, several labels.
             Numbers [N] that are all whole are taken as labels.
         classes: Y; the largest label + 1 where it is not given; 0 says that `y` are quantities.
@@ -238,6 +285,35 @@ def dataset(
     >>> dataset([[3, 1], [4, 1]], [0, 1], tokens=True).x.dtype
     torch.int64
     """
+    xs = _inputs(x, name, tokens)
+    if isinstance(y, Mapping):
+        known = 0 if classes is None else classes
+        ys: Values = {key: _target(value, f"{name}: {key}", None)[0] for key, value in y.items()}
+    else:
+        ys, known = _target(y, name, classes)
+    sizes = {int(tensor.shape[0]) for tensor in (*tensors_of(xs), *tensors_of(ys))}
+    if len(sizes) > 1:
+        raise DataError(
+            f"{name}: inputs and targets do not match.",
+            got=f"x {shape_text(xs)}, y {shape_text(ys)}",
+            expected="x [N, ...] and y [N] or [N, ...], one target for each input",
+        )
+    if sizes == {0}:
+        raise DataError(f"{name}: there are no examples.", do="check the file or the split")
+    return Dataset(x=xs, y=ys, classes=known, **{"sources": (name,), **more})
+
+
+def _inputs(x: ArrayLike | Tensor | Mapping[str, Any], name: str, tokens: bool) -> Values:
+    """Return inputs as tensors; whole numbers of a mapping stay whole numbers."""
+    if isinstance(x, Mapping):
+        if not x:
+            raise DataError(f"{name}: the inputs are an empty mapping.")
+        return {str(key): _input(value, f"{name}: {key}", tokens=None) for key, value in x.items()}
+    return _input(x, name, tokens)
+
+
+def _input(x: ArrayLike | Tensor, name: str, tokens: bool | None) -> Tensor:
+    """Return one input [N, ...]; tokens None keeps whole numbers."""
     xs = x.detach().cpu().to_dense() if isinstance(x, Tensor) else as_tensor(x, name)
     if xs.is_complex():
         raise DataError(
@@ -246,28 +322,38 @@ def dataset(
             expected="[N, ...] real numbers",
             do="give both parts, e.g. numpy.stack([x.real, x.imag], axis=1)",
         )
-    if xs.dtype != torch.float64 and not tokens:
-        xs = xs.to(torch.float32)
-    ys = as_array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
-    if xs.ndim < 1 or ys.ndim < 1 or len(xs) != len(ys):
+    if xs.ndim < 1:
         raise DataError(
             f"{name}: inputs and targets do not match.",
-            got=f"x {tuple(xs.shape)}, y {tuple(ys.shape)}",
+            got=f"x {tuple(xs.shape)}",
             expected="x [N, ...] and y [N] or [N, ...], one target for each input",
         )
-    if len(ys) == 0:
-        raise DataError(f"{name}: there are no examples.", do="check the file or the split")
-    targets, known = as_targets(ys, name, classes)
-    bad = first_nonfinite_row(xs)
-    if bad is not None:
+    if tokens is None and not xs.is_floating_point():
+        return xs.to(torch.int64).contiguous()
+    if (bad := first_nonfinite_row(xs)) is not None:
         raise DataError(
             f"{name}: an input is NaN or infinite.",
             got=f"row {bad} (counted from 0)",
             expected="finite numbers",
             do="drop the row or fill the gap before training",
         )
-    xs = as_tokens(xs, name) if tokens else xs
-    return Dataset(x=xs.contiguous(), y=targets, classes=known, **{"sources": (name,), **more})
+    if tokens:
+        return as_tokens(xs, name).contiguous()
+    return (xs if xs.dtype == torch.float64 else xs.to(torch.float32)).contiguous()
+
+
+def _target(y: ArrayLike | Tensor, name: str, classes: int | None) -> tuple[Tensor, int]:
+    """Return one target [N, ...], and the number of its classes."""
+    ys = as_array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, f"{name}: labels")
+    if ys.ndim < 1:
+        raise DataError(
+            f"{name}: inputs and targets do not match.",
+            got=f"y {tuple(ys.shape)}",
+            expected="x [N, ...] and y [N] or [N, ...], one target for each input",
+        )
+    if len(ys) == 0:
+        raise DataError(f"{name}: there are no examples.", do="check the file or the split")
+    return as_targets(ys, name, classes)
 
 
 @dataclass(frozen=True)
@@ -315,7 +401,7 @@ class Federation:
             return Histogram.of_rows(np.zeros((len(self), 0), dtype=np.int64))
         if len(self) * classes <= _QUICK:
             return Histogram.of_rows(self.histogram())
-        key = self.client_of_row() * classes + self.data.y.numpy()[self.rows]
+        key = self.client_of_row() * classes + self.data.labels[self.rows]
         pairs, count = np.unique(key, return_counts=True)
         return Histogram(len(self), classes, *np.divmod(pairs, classes), count.astype(np.int64))
 
@@ -323,7 +409,7 @@ class Federation:
         """[C, Y] number of training examples of each client and class."""
         if not self.data.has_labels:
             return np.zeros((len(self), 0), dtype=np.int64)
-        y = self.data.y.numpy()[self.rows]
+        y = self.data.labels[self.rows]
         flat = np.bincount(
             self.client_of_row() * self.data.classes + y, minlength=len(self) * self.data.classes
         )

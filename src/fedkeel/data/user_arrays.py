@@ -29,7 +29,7 @@ def remedy_for_labels(y: NDArray[Any]) -> str | None:
     if y.shape[1] == 1:
         return "take the second axis away: y = y.reshape(-1)"
     if y.dtype.kind in "biuf" and not (y.sum(axis=1) == 1).all():
-        return "give one label for each example; several at once (multi-label) are not learned"
+        return "give one label for each example; several at once take fk.Task(model, loss='bce')"
     return "of one number for each class (one-hot) take the class: y = y.argmax(axis=1)"
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedkeel.config import Precision
 from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_loop import LocalTraining
@@ -72,10 +73,10 @@ class TrainingSetup:
         try:
             return self._on(device)
         except torch.OutOfMemoryError as error:
-            train, test = self.federation.data.x, self.test.x
+            inputs = [*tensors_of(self.federation.data.x), *tensors_of(self.test.x)]
             raise RunError(
                 "The examples do not fit into the GPU's memory.",
-                got=f"{(train.nbytes + test.nbytes) / 1e9:.1f} GB of inputs; "
+                got=f"{sum(t.nbytes for t in inputs) / 1e9:.1f} GB of inputs; "
                 + str(error).split(". ")[0],
                 do="set engine.device = 'cpu', or take fewer examples (data.limit)",
             ) from error

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data import batches
+from fedkeel.data.values import Values, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.part import Capability
@@ -53,7 +54,7 @@ def client_info(setup: TrainingSetup, client: int) -> ClientInfo:
     if Capability.CLASS_COUNTS not in setup.training.plan.needs:
         return ClientInfo(index, examples)
     data = setup.federation.data
-    counts = label_counts(data.y[torch.from_numpy(rows)], data.classes)
+    counts = label_counts(rows_of(data.y, torch.from_numpy(rows)), data.classes)
     return ClientInfo(index, examples, counts.to(dtype))
 
 
@@ -74,11 +75,11 @@ def noise_source(setup: TrainingSetup, message: Message, client: int) -> Callabl
 def take_examples(setup: TrainingSetup, rows: Ints) -> Batch:
     """Return some rows of the training set as a batch."""
     index, data = torch.from_numpy(rows), setup.federation.data
-    return Batch(data.x[index], data.y[index])
+    return Batch(rows_of(data.x, index), rows_of(data.y, index))
 
 
-def label_counts(y: Tensor, classes: int) -> Tensor:
+def label_counts(y: Values, classes: int) -> Tensor:
     """Return [Y] how often each label occurs among targets [N]; zeros where they are no labels."""
-    if y.ndim != 1 or y.is_floating_point() or not classes:
-        return torch.zeros(classes, dtype=torch.int64, device=y.device)
+    if isinstance(y, dict) or y.ndim != 1 or y.is_floating_point() or not classes:
+        return torch.zeros(classes, dtype=torch.int64, device=tensors_of(y)[0].device)
     return torch.bincount(y, minlength=classes)

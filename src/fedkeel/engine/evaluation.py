@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.values import copy_of, rows_of
 from fedkeel.engine.base import Split, TrainingSetup
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
@@ -130,10 +131,10 @@ def evaluate_shard(
     groups, group = np.unique(examples.groups(shard.start, shard.stop), return_inverse=True)
     if examples.rows is None:
         # a clone starts at a multiple of 64 bytes, so sums are added in the same order everywhere
-        x, y = examples.data.x[shard].clone(), examples.data.y[shard]
+        x, y = copy_of(rows_of(examples.data.x, shard)), rows_of(examples.data.y, shard)
     else:
         index = torch.from_numpy(examples.rows[shard])
-        x, y = examples.data.x[index], examples.data.y[index]
+        x, y = rows_of(examples.data.x, index), rows_of(examples.data.y, index)
     with torch.random.fork_rng(devices=[]):
         seed_torch(torch_seed(setup.seed, f"evaluation.{split}", client=start))
         return setup.metrics.measure(

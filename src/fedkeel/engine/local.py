@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedkeel.clock import Clock
 from fedkeel.data.augment import crop_flip, crops
+from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import (
     batch_plans,
@@ -103,7 +104,8 @@ def train_client(
             for step, positions in enumerate(batch_positions, start=1):
                 batch = take_examples(setup, rows[positions])
                 if setup.augment:
-                    batch = Batch(crop_flip(batch.x, crops(augment, len(batch.y))), batch.y)
+                    images = only_tensor(batch.x, "cropping")
+                    batch = Batch(crop_flip(images, crops(augment, len(batch))), batch.y)
                 clock.lap("data")
                 first_pass = batch_positions[(step - 1) % pass_length]
                 local = client_step(

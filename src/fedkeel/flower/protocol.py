@@ -205,18 +205,28 @@ class ClientDescription(Settings):
     test_examples: Count
 
 
+class Form(Settings):
+    """The form of a tensor of examples.
+
+    Args:
+        shape: shape of one example.
+        whole: whether it holds whole numbers, such as tokens and labels.
+    """
+
+    shape: tuple[Count, ...]
+    whole: bool
+
+
 class NodeDescription(Header):
     """Header of what a node says of itself.
 
     Args:
         clients: the clients that it plays.
-        shape: shape of one input.
+        inputs: form of the inputs, of each by name where there are several, else by "".
+        targets: form of the targets, likewise.
         classes: number of classes, 0 where the targets are quantities.
-        target_shape: shape of the target of one example.
-        has_quantities: whether targets are floating point.
         labels: names of the labels, empty where they are numbers.
         columns: names of a table's columns, in the order of the inputs; else empty.
-        tokens: whether inputs are whole numbers that the model looks up.
         data_digest: digest of its data.
         name: the node's name, "" for none.
         version: its version of fedkeel.
@@ -224,13 +234,11 @@ class NodeDescription(Header):
     """
 
     clients: tuple[ClientDescription, ...]
-    shape: tuple[Count, ...]
+    inputs: dict[str, Form] = Field(max_length=100)
+    targets: dict[str, Form] = Field(max_length=100)
     classes: int = Field(ge=0, le=10**6)
-    target_shape: tuple[Count, ...] = ()
-    has_quantities: bool = False
     labels: tuple[str, ...]
     columns: tuple[str, ...] = Field(max_length=MAX_SIZE)
-    tokens: bool
     data_digest: str = Field(max_length=64)
     name: str = Field(max_length=200)
     version: str = Field(max_length=100)
@@ -238,8 +246,9 @@ class NodeDescription(Header):
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        if max(math.prod(self.shape), math.prod(self.target_shape)) > MAX_SIZE:
-            raise ValueError(f"'shape' has more than {MAX_SIZE} numbers")
+        forms = (*self.inputs.values(), *self.targets.values())
+        if sum(math.prod(form.shape) for form in forms) > MAX_SIZE:
+            raise ValueError(f"'inputs' have more than {MAX_SIZE} numbers")
         return self
 
     @property

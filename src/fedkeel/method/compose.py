@@ -316,6 +316,7 @@ _NEED_HINTS = {
     Capability.FEATURES: "name the classifier: model.head = '...', or Task(model, head='...')",
     Capability.BLOCKS: "use a network of several sub-modules with parameters",
     Capability.EXAMPLE_LOSSES: "use a network without batch normalisation",
+    Capability.SOFT_TARGETS: "use a named loss of labels or quantities, or drop the part",
 }
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.data.values import Values
 from fedkeel.errors import CompositionError
 from fedkeel.method import checks
 from fedkeel.method.checks import call
@@ -225,11 +226,11 @@ class Step:
             losses = self.network.task_losses(output.returned, self.batch.y)
         else:
             losses = call(part.criterion, output.logits, self.view(part.name))
-            losses = checks.check_losses(part, losses, len(self.batch.x))
+            losses = checks.check_losses(part, losses, len(self.batch))
         total = batch_mean(losses, self.batch)
         for term in self.objective.terms:
             values = call(term.loss_term, output, params, self.view(term.name))
-            values = checks.check_losses(term, values, len(self.batch.x))
+            values = checks.check_losses(term, values, len(self.batch))
             total = total + (batch_mean(values, self.batch) if values.ndim else values)
         return total
 
@@ -260,8 +261,8 @@ class Step:
         Padded examples have one too. The first call of a step has its loss recorded.
         """
 
-        def one(x: Tensor, y: Tensor) -> tuple[Tree, Tensor]:
-            alone = replace(self, batch=Batch(x[None], y[None]))
+        def one(x: Values, y: Values) -> tuple[Tree, Tensor]:
+            alone = replace(self, batch=Batch.of_one(x, y))
             objective = None if self.objective.is_task_loss else alone._objective
             buffers = self.network.copy_buffers(self.buffers)
             value, grads = self.network.value_and_grad(
@@ -284,10 +285,21 @@ class Step:
         buffers = self.network.copy_buffers(self.buffers)
         return self.network.input_grad(params, buffers, batch, self.autograd)
 
-    def logits(self, params: Tree, x: Tensor) -> Tensor:
+    def logits(self, params: Tree, x: Values) -> Tensor:
         """Return the scores [n, Y] of inputs, in evaluation mode."""
         buffers = self.network.copy_buffers(self.buffers)
         return self.network.logits(params, buffers, x, train=False)
+
+    def soft_target(self, scores: Tensor) -> Tensor:
+        """Return what a model predicts as a target of the task's loss, for SOFT_TARGETS.
+
+        Raises:
+            UndeclaredNeedError: the loss takes none.
+        """
+        function = self.network.soft_target
+        if function is None:
+            raise checks.UndeclaredNeedError("soft_target", Capability.SOFT_TARGETS)
+        return function(scores)
 
     def output(self, params: Tree, train: bool = False) -> Output:
         """Return what a model makes of this step's batch, without a trace.
@@ -312,7 +324,7 @@ class Step:
         over the batch of the means over the pieces. Where the examples of a batch see each other,
         none is left alone: batch normalisation has no statistics of one.
         """
-        out, count = [], len(self.batch.x)
+        out, count = [], len(self.batch)
         cuts = [*range(0, count, size), count]
         if self.network.mixes_examples and len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
             del cuts[-2]

@@ -24,6 +24,7 @@ class Capability(Enum):
     CLASS_COUNTS = "how many examples of each class a client has"
     EXAMPLE_LOSSES = "an objective that is a mean over examples, none of which sees another"
     NOISE = "random numbers in every step"
+    SOFT_TARGETS = "a loss that takes what a model predicts for its target"
     CLASSES = "one label for each example, and a score for each class"
     SURVEYS = "an exchange of messages before local training"
 

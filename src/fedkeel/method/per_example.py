@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedkeel import tree
+from fedkeel.data.values import Values, example, tensors_of
 from fedkeel.errors import ModelError
 from fedkeel.task.network import Batch, Network
 from fedkeel.tree import Tree
@@ -25,7 +26,7 @@ MAX_EXAMPLES = 100
 _T = TypeVar("_T")
 
 
-def map_examples(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
+def map_examples(function: Callable[[Values, Values], _T], batch: Batch) -> _T:
     """Return a function's values for each example's input and label, tensors [B, ...].
 
     The examples pass through the model side by side; where a layer does not support that, such as
@@ -49,7 +50,9 @@ def map_examples(function: Callable[[Tensor, Tensor], _T], batch: Batch) -> _T:
         elif "saved tensor hooks" in text:
             reason, remedy = "it recomputes in the backward pass (checkpointing)", "leave that out"
         else:
-            values = [function(x, y) for x, y in zip(batch.x, batch.y, strict=True)]
+            values = [
+                function(example(batch.x, row), example(batch.y, row)) for row in range(len(batch))
+            ]
             return cast(_T, _stack(values))
         raise ModelError(
             "The method takes each example's gradient by itself, which the model does not allow.",
@@ -86,7 +89,7 @@ def sum_squared_grads(network: Network, params: Tree, buffers: Tree, batch: Batc
         ModelError: as in `map_examples`.
     """
     factored: Tree = {}
-    if len(batch.x) * tree.numel(params) > MAX_ENTRIES:
+    if len(batch) * tree.numel(params) > MAX_ENTRIES:
         factored = _by_factors(network, params, buffers, batch)
     rest = tuple(name for name in params if name not in factored)
     full = _by_gradients(network, params, buffers, batch, rest) if rest else {}
@@ -99,9 +102,9 @@ def _by_gradients(
     """Return the sums for some of the parameters, from the gradients of each example."""
     chosen = {k: params[k] for k in names}
 
-    def squared(x: Tensor, y: Tensor) -> Tree:
+    def squared(x: Values, y: Values) -> Tree:
         def loss(some: Tree) -> Tensor:
-            return network.loss({**params, **some}, buffers, Batch(x[None], y[None]), train=False)
+            return network.loss({**params, **some}, buffers, Batch.of_one(x, y), train=False)
 
         return {k: g.square() for k, g in torch.func.grad(loss)(chosen).items()}
 
@@ -119,22 +122,23 @@ def _by_factors(network: Network, params: Tree, buffers: Tree, batch: Batch) -> 
     example is compared with the result of `_by_gradients`.
     """
     detached = {k: p.detach() for k, p in params.items()}
-    first = Batch(batch.x[:1], batch.y[:1])
+    first = batch.part(slice(1))
     alone = _by_gradients(network, params, buffers, first, tuple(params))
     expected, names = _calls(network, detached, buffers, first)
     if not names:
         return {}
 
-    def factors(x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def factors(x: Values, y: Values) -> tuple[list[Tensor], list[Tensor]]:
         def loss(taps: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             watched = _LinearCalls(detached, taps)
             with watched:
-                value = network.loss(detached, buffers, Batch(x[None], y[None]), train=False)
+                value = network.loss(detached, buffers, Batch.of_one(x, y), train=False)
             if not _same(watched.calls, expected):
                 raise _CallsDifferError
             return value, [call.input[0] for call in watched.calls]
 
-        taps = [x.new_zeros(call.width, dtype=network.dtype) for call in expected]
+        like = tensors_of(x)[0]
+        taps = [like.new_zeros(call.width, dtype=network.dtype) for call in expected]
         return cast(tuple[list[Tensor], list[Tensor]], torch.func.grad(loss, has_aux=True)(taps))
 
     def sums(piece: Batch) -> Tree:
@@ -274,4 +278,4 @@ def _is_close(result: Tensor, expected: Tensor) -> bool:
 
 def _pieces(batch: Batch, size: int) -> Iterator[Batch]:
     """Cut a batch into batches of at most `size` examples."""
-    return (batch.part(slice(first, first + size)) for first in range(0, len(batch.x), size))
+    return (batch.part(slice(first, first + size)) for first in range(0, len(batch), size))

@@ -88,7 +88,8 @@ class DataRecord:
         columns: names of a table's columns, in the order of the inputs.
         scale: how inputs were standardised, None where they were not. A node with data of its own
             has its own scale, in ``scale-CLIENT.json`` in its ``state`` folder.
-        shape: shape of an input.
+        shape: shape of an input; empty where there are several by name.
+        inputs: shape of each input by name, where there are several.
         fingerprint: digest of the training set.
     """
 
@@ -100,6 +101,7 @@ class DataRecord:
     columns: list[str] = field(default_factory=list)
     scale: Scale | None = None
     shape: list[Count] = field(default_factory=list)
+    inputs: dict[str, list[Count]] = field(default_factory=dict, metadata=_OPTIONAL)
     fingerprint: str = ""
 
 

@@ -104,7 +104,8 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
         label_names=list(data.label_names),
         columns=list(data.columns),
         scale=scale,
-        shape=list(data.shape),
+        shape=list(data.shape) if isinstance(data.shape, tuple) else [],
+        inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
         fingerprint=data.fingerprint(),
     )
 

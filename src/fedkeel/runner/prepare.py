@@ -14,6 +14,7 @@ from itertools import zip_longest
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeel import config
 from fedkeel.cost.memory import check_server, choose_place
@@ -21,6 +22,7 @@ from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
+from fedkeel.data.values import only_tensor, rows_of, shape_of, shape_text
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
@@ -80,7 +82,8 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
         ModelError: there is no such model.
     """
     settings = experiment.model
-    build = partial(make, settings.name, train.shape, train.classes, settings.args)
+    shape = only_tensor(train.x, "a model by its name").shape[1:]
+    build = partial(make, settings.name, tuple(shape), train.classes, settings.args)
     wanted = experiment.task
     return Task(
         build,
@@ -155,13 +158,16 @@ def _capabilities(network: Network, federation: Federation) -> frozenset[Capabil
     capabilities = set(SIMULATION)
     if federation.data.has_labels and network.scores_classes:
         capabilities.add(Capability.CLASSES)
+    if network.soft_target is not None:
+        capabilities.add(Capability.SOFT_TARGETS)
     if network.head:
         capabilities |= {Capability.HEAD, Capability.FEATURES}
     if len(blocks(network.names)) > 1:
         capabilities.add(Capability.BLOCKS)
     if not network.mixes_examples:
         capabilities.add(Capability.EXAMPLE_LOSSES)
-    if federation.data.x.is_floating_point():
+    x = federation.data.x
+    if isinstance(x, Tensor) and x.is_floating_point():
         capabilities.add(Capability.INPUT_GRADIENT)
     return frozenset(capabilities)
 
@@ -178,6 +184,8 @@ def _matched_test_set(train: Dataset, test: Dataset) -> Dataset:
             why="columns are matched by their position, not by their name",
             do="put the columns of both in one order",
         )
+    if isinstance(train.y, dict) or isinstance(test.y, dict):
+        return test
     if not train.classes and test.classes:  # whole numbers by chance
         return replace(test, y=test.y.to(train.y.dtype), classes=0)
     if train.has_labels and not test.classes:
@@ -195,20 +203,20 @@ def _check_test_targets(network: Network, train: Dataset, test: Dataset) -> None
     if test.shape != train.shape:
         raise ModelError(
             "Training and test inputs differ in shape.",
-            got=f"{list(test.shape)} of the test set",
-            expected=f"{list(train.shape)}, as in training",
+            got=f"{shape_text(test.x)} of the test set",
+            expected=f"{shape_text(train.x)}, as in training, but for the number of examples",
             do="prepare both alike",
         )
-    if test.y.shape[1:] != train.y.shape[1:]:
+    if shape_of(test.y) != shape_of(train.y):
         raise DataError(
             "Training and test targets differ in shape.",
-            got=f"{list(test.y.shape[1:])} for one example of the test set",
-            expected=f"{list(train.y.shape[1:])}, as in training",
+            got=f"{shape_text(test.y)} of the test set",
+            expected=f"{shape_text(train.y)}, as in training, but for the number of examples",
             do="prepare both alike",
         )
     if network.task_loss is not cross_entropy:
         return
-    two = train.x[[0, 0]]  # batch normalisation may not take one, all that there may be
+    two = rows_of(train.x, [0, 0])  # batch normalisation may not take one, all that there may be
     outputs = network.logits(
         network.params, network.copy_buffers(network.buffers), two, train=False
     ).shape[1]
@@ -352,7 +360,8 @@ def error_on_one_example(network: Network, data: Dataset, train: bool = True) ->
     """Return the error that the network raises on one example, "" where it raises none."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            network.logits(network.params, network.copy_buffers(network.buffers), data.x[:1], train)
+            one = rows_of(data.x, slice(1))
+            network.logits(network.params, network.copy_buffers(network.buffers), one, train)
     except Exception as error:  # whatever a user's module may raise
         return one_line(error)
     return ""

@@ -13,6 +13,7 @@ from fedkeel.config.base import Kinds
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.identifiers import is_number
+from fedkeel.data.values import rows_of, tensors_of
 from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
@@ -126,7 +127,7 @@ def _unused_settings(settings: config.Run) -> list[str]:
 
 def _labels_that_look_like_quantities(data: Dataset) -> str:
     """Return a warning where numbers are taken for classes of which each has few examples."""
-    used = len(np.unique(data.y.numpy()))
+    used = len(np.unique(data.labels))
     names = [name for name in data.label_names if not is_number(name)]
     if names or _is_from_catalogue(data) or used < MANY_CLASSES or len(data) >= FEW_EXAMPLES * used:
         return ""
@@ -143,15 +144,14 @@ def _is_from_catalogue(data: Dataset) -> bool:
 
 def _test_examples_in_training(data: Dataset, test: Dataset) -> str:
     """Return a warning where test examples are trained on, number for number."""
-    is_large = (
-        max(data.x.numel(), test.x.numel()) > MAX_NUMBERS
-        or max(len(data), len(test)) > MAX_EXAMPLES
-    )
+    numbers = (sum(t.numel() for t in tensors_of(part.x)) for part in (data, test))
+    is_large = max(numbers) > MAX_NUMBERS or max(len(data), len(test)) > MAX_EXAMPLES
+    types = ([t.dtype for t in tensors_of(part.x)] for part in (data, test))
     if (
         is_large
         or _is_from_catalogue(data)
         or data.shape != test.shape
-        or data.x.dtype != test.x.dtype
+        or next(types) != next(types)
     ):
         return ""
     trained = set(_example_digests(data))
@@ -166,9 +166,9 @@ def _test_examples_in_training(data: Dataset, test: Dataset) -> str:
 
 def _example_digests(data: Dataset) -> Iterator[int]:
     """Yield a digest of each example with its target."""
-    inputs, targets = (t.reshape(len(data), -1).numpy() for t in (data.x, data.y))
-    for row, target in zip(inputs, targets, strict=True):
-        yield hash((row.tobytes(), target.tobytes()))
+    tensors = (*tensors_of(data.x), *tensors_of(data.y))
+    for row in zip(*(t.reshape(len(data), -1).numpy() for t in tensors), strict=True):
+        yield hash(tuple(part.tobytes() for part in row))
 
 
 def _names_that_nearly_agree(federation: Federation) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _nothing_held_out(federation: Federation) -> str:
 
 def _single_class(data: Dataset) -> str:
     """Return a warning where all training examples have one label."""
-    labels = np.unique(data.y.numpy()).tolist()
+    labels = np.unique(data.labels).tolist()
     if len(labels) > 1:
         return ""
     label = data.label_names[labels[0]] if data.label_names else labels[0]
@@ -209,7 +209,7 @@ def _single_class(data: Dataset) -> str:
 
 def _dominant_class(data: Dataset, test: Dataset) -> str:
     """Return a warning where nearly all test examples have one label."""
-    counts = np.bincount(test.y.numpy(), minlength=1)
+    counts = np.bincount(test.labels, minlength=1)
     top, total = int(counts.argmax()), max(int(counts.sum()), 1)
     share = int(counts[top]) / total
     if share < ONE_SIDED or data.classes < 2:
@@ -224,7 +224,7 @@ def _dominant_class(data: Dataset, test: Dataset) -> str:
 
 def _labels_without_training(data: Dataset, test: Dataset) -> str:
     """Return a warning where nobody trains on labels of the test set."""
-    is_trained = np.isin(test.y.numpy(), np.unique(data.y.numpy()))
+    is_trained = np.isin(test.labels, np.unique(data.labels))
     count = int((~is_trained).sum())
     if not count:
         return ""
@@ -237,9 +237,12 @@ def _labels_without_training(data: Dataset, test: Dataset) -> str:
 
 def _unscaled_columns(data: Dataset) -> str:
     """Return a warning where the columns of a table are of very different or large scales."""
-    if not data.columns or data.scale is not None or not data.x.is_floating_point():
+    x = data.x
+    if not data.columns or data.scale is not None or isinstance(x, dict):
         return ""
-    sizes = data.x.abs().flatten(1).amax(dim=0)
+    if not x.is_floating_point():
+        return ""
+    sizes = x.abs().flatten(1).amax(dim=0)
     column = int(sizes.argmax())
     if float(sizes[column]) < LARGE_INPUT:
         return ""
@@ -251,7 +254,7 @@ def _unscaled_columns(data: Dataset) -> str:
 
 def _swapped_series_axes(data: Dataset) -> str:
     """Return a warning where the steps of a series may have been taken for its channels."""
-    if data.scale is None or len(data.shape) != 2:
+    if data.scale is None or isinstance(data.shape, dict) or len(data.shape) != 2:
         return ""
     first, second = data.shape
     if len(data.scale[0]) != first or first <= second:
@@ -269,7 +272,7 @@ def _softmax_before_loss(prepared: Prepared) -> str:
     if not network.uses_cross_entropy:
         return ""
     with torch.no_grad():
-        inputs = prepared.setup.test.x[:8]
+        inputs = rows_of(prepared.setup.test.x, slice(8))
         outputs = network.test_logits(network.params, network.buffers, inputs)
     sums = outputs.sum(dim=1)
     if outputs.shape[1] < 2 or outputs.min() < 0 or ((sums - 1).abs() > 1e-3).any():

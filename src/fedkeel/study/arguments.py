@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedkeel import config
 from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.data.values import tensors_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.runner.callbacks import Callback
@@ -81,7 +82,7 @@ def checked_ingredients(task: Task, clients: Federation, test: Test) -> Ingredie
                 expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
                 do="keep some examples from the clients, and give test=(x_test, y_test)",
             )
-        tokens = not clients.data.x.is_floating_point()
+        tokens = not tensors_of(clients.data.x)[0].is_floating_point()
         test = dataset(test[0], test[1], name="test", tokens=tokens)
     model = task.model
     name = getattr(model, "__name__", None) or type(model).__name__

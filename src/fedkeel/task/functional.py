@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedkeel.data.values import Values
+
 Place = tuple[dict[str, Any], str]
 """A module's own table of tensors, and the key in it."""
 
@@ -35,15 +37,20 @@ class Functional:
         self._places = None if _watches(module) else _places(module)
 
     def __call__(
-        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
-    ) -> Tensor:
-        """Return the module's output for `x`; layers may change `buffers` in place."""
-        out: Tensor
+        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Values
+    ) -> Any:  # noqa: ANN401 - whatever a module returns
+        """Return the module's output for `x`, several inputs by their names.
+
+        Layers may change `buffers` in place.
+        """
+        args, named = ((x,), {}) if isinstance(x, Tensor) else ((), x)
         if self._copied:
             return self._call_copy({**params, **buffers}, buffers, x)
         if self._places is None:
             values = {**params, **buffers}
-            out = functional_call(self.module, values, (x,))  # assigned buffers are put there
+            out = functional_call(
+                self.module, values, args, named
+            )  # assigned buffers are put there
             for name, tensor in buffers.items():
                 if values[name] is not tensor:
                     tensor.copy_(values[name])
@@ -56,7 +63,7 @@ class Functional:
                         table, key = place
                         before.append((place, table[key]))
                         table[key] = tensor
-            out = self.module(x)
+            out = self.module(*args, **named)
             for name, tensor in buffers.items():  # a module may assign a buffer, not only fill it
                 table, key = self._places[name][0]
                 if table[key] is not tensor:
@@ -67,11 +74,11 @@ class Functional:
                 table[key] = held
 
     def _call_copy(
-        self, values: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor
-    ) -> Tensor:
+        self, values: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Values
+    ) -> Any:  # noqa: ANN401 - whatever a module returns
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         module = copy.deepcopy(self.module, {id(t): values.get(name, t) for name, t in named})
-        out: Tensor = module(x)
+        out = module(x) if isinstance(x, Tensor) else module(**x)
         for name, tensor in module.named_buffers():
             if tensor is not buffers[name]:
                 buffers[name].copy_(tensor)

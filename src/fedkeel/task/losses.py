@@ -7,17 +7,19 @@ the batch, []. Named losses look at `scores_of` the output.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError, did_you_mean
-from fedkeel.task.outputs import Outputs, scores_of
+from fedkeel.task.outputs import Outputs, Target, scores_of
 from fedkeel.user_code import ImportTarget, import_object
 
-Loss = Callable[[Outputs, Tensor], Tensor]
-"""(output, target) -> losses [B], or one number for the batch, []."""
+Loss = Callable[[Outputs, Target], Tensor]
+"""(output, target) -> losses [B], or one number for the batch, []. The target is a tensor, or a
+mapping of tensors where that is what the examples have."""
 
 IGNORED = -100
 """Target of a token or a pixel that counts neither in a loss nor in a metric, as in torch."""
@@ -35,8 +37,6 @@ def cross_entropy(output: Outputs, y: Tensor) -> Tensor:
     losses = F.cross_entropy(scores, y, reduction="none")
     if losses.ndim <= 1:
         return losses
-    if y.is_floating_point():
-        return losses.flatten(1).mean(dim=1)
     return _mean_over_places(losses, y)
 
 
@@ -51,11 +51,18 @@ def token_cross_entropy(output: Outputs, y: Tensor) -> Tensor:
 
 
 def token_losses(scores: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each token, [B, T], 0 where it does not count."""
+    """Return the cross-entropy of each token, [B, T], 0 where it does not count.
+
+    The targets may be probabilities [B, T, V], too.
+    """
+    if y.is_floating_point():
+        return F.cross_entropy(scores.movedim(-1, 1), y.movedim(-1, 1), reduction="none")
     return F.cross_entropy(scores.movedim(-1, 1), y, reduction="none", ignore_index=IGNORED)
 
 
 def _mean_over_places(losses: Tensor, y: Tensor) -> Tensor:
+    if y.is_floating_point():
+        return losses.flatten(1).mean(dim=1)
     count = (y != IGNORED).flatten(1).sum(dim=1).clamp(min=1)
     return losses.flatten(1).sum(dim=1) / count
 
@@ -240,6 +247,18 @@ def picked_cross_entropy(output: Outputs, y: Tensor) -> Tensor:
     if scores.ndim != 2 or y.ndim != 1 or y.is_floating_point():
         return cross_entropy(output, y)
     return -F.log_softmax(scores, dim=1).gather(1, y[:, None]).squeeze(1)
+
+
+SOFT_TARGETS: dict[Loss, Callable[[Tensor], Tensor]] = {
+    cross_entropy: partial(torch.softmax, dim=1),
+    token_cross_entropy: partial(torch.softmax, dim=-1),
+    mse: lambda scores: scores,
+    l1: lambda scores: scores,
+    huber: lambda scores: scores,
+    bce: torch.sigmoid,
+    poisson: torch.exp,
+}
+"""What makes of scores a target of the same loss: probabilities, or quantities."""
 
 
 def loss_name(loss: Loss) -> str:

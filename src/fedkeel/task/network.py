@@ -14,11 +14,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedkeel.data.values import (
+    Values,
+    copy_of,
+    count_of,
+    map_values,
+    only_tensor,
+    rows_of,
+    tensors_of,
+)
 from fedkeel.errors import ModelError
 from fedkeel.matmul import linear_layers
 from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional
-from fedkeel.task.losses import Loss, cross_entropy, picked_cross_entropy
+from fedkeel.task.losses import SOFT_TARGETS, Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import describe_model
 from fedkeel.task.outputs import Outputs, map_output, scores_of
 from fedkeel.task.parameter_names import under
@@ -30,27 +39,48 @@ Autograd = Literal["eager", "functional"]
 which works inside vmap. Both differentiate the same function."""
 
 
+def _with_axis(tensor: Tensor) -> Tensor:
+    return tensor[None]
+
+
 @dataclass(frozen=True)
 class Batch:
     """Examples of one step.
 
     Args:
-        x: [B, ...] inputs.
-        y: [B, ...] targets: labels [B], class probabilities [B, Y], quantities, masks, tokens.
+        x: [B, ...] inputs, or several by name.
+        y: [B, ...] targets: labels [B], class probabilities [B, Y], quantities, masks, tokens; or
+            several by name.
         weight: [B] 1 for a real example and 0 for padding; None where all are real.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Values
+    y: Values
     weight: Tensor | None = None
+
+    @classmethod
+    def of_one(cls, x: Values, y: Values) -> Batch:
+        """Return a batch of one example, whose tensors have no leading axis."""
+        return cls(map_values(_with_axis, x), map_values(_with_axis, y))
+
+    def __len__(self) -> int:
+        return count_of(self.y)
+
+    @property
+    def labels(self) -> Tensor:
+        """[B] labels, or [B, Y] class probabilities, for parts that need CLASSES."""
+        return only_tensor(self.y, "a method of classes")
 
     def real(self, dtype: torch.dtype) -> Tensor:
         """Return [B] 1 for a real example and 0 for padding."""
-        return self.x.new_ones(len(self.x), dtype=dtype) if self.weight is None else self.weight
+        if self.weight is not None:
+            return self.weight
+        return tensors_of(self.x)[0].new_ones(len(self), dtype=dtype)
 
     def part(self, rows: slice) -> Batch:
         """Return some of the examples."""
-        return Batch(self.x[rows], self.y[rows], None if self.weight is None else self.weight[rows])
+        weight = None if self.weight is None else self.weight[rows]
+        return Batch(rows_of(self.x, rows), rows_of(self.y, rows), weight)
 
 
 @dataclass(frozen=True)
@@ -196,6 +226,16 @@ class Network:
         return self._loss
 
     @property
+    def soft_target(self) -> Callable[[Tensor], Tensor] | None:
+        """What makes of the scores a target that the loss takes; None where nothing does.
+
+        A loss of the user's own takes class probabilities where there are classes.
+        """
+        if self._loss in SOFT_TARGETS:
+            return SOFT_TARGETS[self._loss]
+        return SOFT_TARGETS[cross_entropy] if self.scores_classes else None
+
+    @property
     def uses_cross_entropy(self) -> bool:
         """Whether the loss is fedkeel's cross-entropy, which makes probabilities of scores."""
         return self._loss is cross_entropy
@@ -226,7 +266,7 @@ class Network:
         self,
         params: Tree,
         buffers: Tree,
-        x: Tensor,
+        x: Values,
         train: bool = True,
         weight: Tensor | None = None,
     ) -> Outputs:
@@ -240,7 +280,7 @@ class Network:
                 k: v if v.is_leaf and v.requires_grad else v.clone() for k, v in params.items()
             }
         if self.traits.writes_inputs:
-            x = x.clone()
+            x = copy_of(x)
         if weight is None or not self.mixes_examples:
             return self._functions[train](params, buffers, x)
         with RealExamples(weight):
@@ -250,14 +290,14 @@ class Network:
         self,
         params: Tree,
         buffers: Tree,
-        x: Tensor,
+        x: Values,
         train: bool = True,
         weight: Tensor | None = None,
     ) -> Tensor:
         """Return the scores, [B, Y] of a classifier; arguments as in `forward`."""
         return scores_of(self.forward(params, buffers, x, train, weight))
 
-    def test_output(self, params: Tree, buffers: Tree, x: Tensor) -> Outputs:
+    def test_output(self, params: Tree, buffers: Tree, x: Values) -> Outputs:
         """Return what the module does outside training.
 
         Convolutions run with the channels last where `choose_memory_format` has found that the
@@ -271,7 +311,7 @@ class Network:
         with linear_layers():
             return self.forward(params, self.copy_buffers(buffers), x, train=False)
 
-    def test_logits(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+    def test_logits(self, params: Tree, buffers: Tree, x: Values) -> Tensor:
         """Return the scores outside training, see `test_output`."""
         return scores_of(self.test_output(params, buffers, x))
 
@@ -282,7 +322,7 @@ class Network:
             twin._loss = picked_cross_entropy
         return twin
 
-    def detect_traits(self, x: Tensor) -> None:
+    def detect_traits(self, x: Values) -> None:
         """Set `traits`, what the module does in a forward pass beside returning scores.
 
         Args:
@@ -294,7 +334,7 @@ class Network:
         self.traits = detect_traits(self._train, self.params, self.buffers, x)
         self._functions = self._make_functions()
 
-    def choose_memory_format(self, x: Tensor) -> None:
+    def choose_memory_format(self, x: Values) -> None:
         """Set `channels_last`, whether evaluation may use that memory format."""
         self.channels_last = False
         if not (self.has_cpu_convolutions and self.dtype == torch.float32):
@@ -331,12 +371,12 @@ class Network:
             )
         return Output.of(returned, inputs[0].flatten(1))
 
-    def example_losses(self, output: Outputs, y: Tensor) -> Tensor:
+    def example_losses(self, output: Outputs, y: Values) -> Tensor:
         """Return the loss of each example, [B]; a loss that is a mean is repeated."""
         losses = self._loss(output, y)
-        return losses.expand(len(y)) if losses.ndim == 0 else losses
+        return losses.expand(count_of(y)) if losses.ndim == 0 else losses
 
-    def task_losses(self, output: Outputs, y: Tensor) -> Tensor:
+    def task_losses(self, output: Outputs, y: Values) -> Tensor:
         """Return the task's losses, [B], or one number for the batch, []."""
         return self._loss(output, y)
 
@@ -407,15 +447,19 @@ class Network:
         """Return the gradient of the mean loss with respect to the inputs, [B, ...].
 
         The network is in evaluation mode.
+
+        Raises:
+            TypeError: the inputs are a mapping.
         """
+        inputs = only_tensor(batch.x, "the gradient by the inputs")
         if autograd == "functional":
 
             def loss_of(x: Tensor) -> Tensor:
                 return self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)
 
-            grad: Tensor = torch.func.grad(loss_of)(batch.x)
+            grad: Tensor = torch.func.grad(loss_of)(inputs)
             return grad
-        x = batch.x.detach().requires_grad_()
+        x = inputs.detach().requires_grad_()
         with torch.enable_grad():
             loss = self.loss(params, buffers, Batch(x, batch.y, batch.weight), train=False)
         return torch.autograd.grad(loss, x)[0]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.user_arrays import remedy_for_labels
+from fedkeel.data.values import Values, count_of, joined, rows_of, shape_text, tensors_of
 from fedkeel.errors import ModelError, counted, first_line
 from fedkeel.task.losses import OF_QUANTITIES, cross_entropy
 from fedkeel.task.network import Network
@@ -14,7 +16,7 @@ from fedkeel.task.outputs import Outputs, describe_output, map_output, scores_of
 from fedkeel.user_code import one_line, where_raised
 
 
-def check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Outputs:
+def check_output(network: Network, name: str, x: Values, data: Dataset) -> Outputs:
     """Return what a module makes of a few inputs, or refuse it where it does not fit the targets.
 
     Args:
@@ -35,20 +37,29 @@ def check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Outpu
     except Exception as error:  # a user's module may raise anything
         raise ModelError(
             f"{name} cannot take the data.",
-            got=f"inputs of shape {list(x.shape)}: {one_line(error)}",
+            got=f"inputs of shape {shape_text(x)}: {one_line(error)}",
             why=f"raised in {where_raised(error)}",
             do=_input_remedy(error, x),
         ) from error
     needs_scores = network.task_loss is cross_entropy
-    if needs_scores and not data.classes:
+    if needs_scores and isinstance(data.y, dict):
+        raise ModelError(
+            "The loss 'cross_entropy' needs labels, and the targets are several tensors.",
+            got=shape_text(data.y),
+            do="name a loss of your own: fk.Task(model, loss=function of (output, target))",
+        )
+    y = data.y if isinstance(data.y, Tensor) else None
+    if needs_scores and not data.classes and y is not None:
         raise ModelError(
             "The loss 'cross_entropy' needs labels, and the targets are quantities.",
-            got=f"targets of {str(data.y.dtype).removeprefix('torch.')}, such as "
-            f"{data.y.flatten()[0].item():g}",
+            got=f"targets of {str(y.dtype).removeprefix('torch.')}, such as "
+            f"{y.flatten()[0].item():g}",
             do="name another loss, e.g. fk.Task(model, loss='mse'), or number the classes from 0",
         )
     found = tensors_in(output)
-    if not found or any(len(tensor.shape) < 1 or len(tensor) != len(x) for tensor in found[:1]):
+    if not found or any(
+        len(tensor.shape) < 1 or len(tensor) != count_of(x) for tensor in found[:1]
+    ):
         raise ModelError(
             f"{name} does not return one row of scores for each example.",
             got=describe_output(output),
@@ -56,9 +67,16 @@ def check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Outpu
             do=_output_remedy(output),
         )
     scores = scores_of(output)
-    if not needs_scores:
+    if not needs_scores or y is None:
         return output
-    if scores.ndim != data.y.ndim + 1 or scores.shape[2:] != data.y.shape[1:]:
+    if y.ndim == 2 and scores.ndim == 2:
+        raise ModelError(
+            "The loss 'cross_entropy' takes one label for each example.",
+            got=f"targets {list(y.shape)}",
+            expected=f"[{len(y)}]",
+            do=remedy_for_labels(y.numpy()),
+        )
+    if scores.ndim != y.ndim + 1 or scores.shape[2:] != y.shape[1:]:
         raise ModelError(
             f"{name} does not return one row of scores for each example.",
             got=describe_output(output),
@@ -76,9 +94,9 @@ def check_output(network: Network, name: str, x: Tensor, data: Dataset) -> Outpu
     return output
 
 
-def _expected_output(needs_scores: bool, x: Tensor, data: Dataset) -> str:
-    count = len(x)
-    if not needs_scores:
+def _expected_output(needs_scores: bool, x: Values, data: Dataset) -> str:
+    count = count_of(x)
+    if not needs_scores or isinstance(data.y, dict):
         return f"[{count}, ...] for {count} examples"
     places = "".join(f", {size}" for size in data.y.shape[1:])
     return f"[{count}, {data.classes}{places}] for {count} examples of {data.classes} classes"
@@ -86,7 +104,7 @@ def _expected_output(needs_scores: bool, x: Tensor, data: Dataset) -> str:
 
 def _about_labels(data: Dataset) -> str | None:
     """Return a number that is no label, or else the names of the labels, or None."""
-    if data.y.ndim > 1:
+    if isinstance(data.y, dict) or data.y.ndim > 1:
         return None
     missing = np.flatnonzero(np.bincount(data.y.numpy(), minlength=data.classes) == 0)
     if len(missing):
@@ -99,9 +117,9 @@ def _about_labels(data: Dataset) -> str | None:
     return f"the labels are {names}{more}" if names else None
 
 
-def _input_remedy(error: Exception, x: Tensor) -> str:
+def _input_remedy(error: Exception, x: Values) -> str:
     """Return what to do about inputs that a network cannot take."""
-    if "Long" in str(error) and x.is_floating_point():  # what nn.Embedding asks for
+    if "Long" in str(error) and tensors_of(x)[0].is_floating_point():  # what nn.Embedding asks for
         return (
             "in Python: fk.dataset(x, y, tokens=True), fk.iid(..., tokens=True); an experiment "
             "file has no such inputs, and forward() can begin with x.long()"
@@ -127,7 +145,7 @@ def _output_remedy(output: object) -> str:
     return "flatten what enters the last layer, so that an example has one row: x.flatten(1)"
 
 
-def check_loss(network: Network, output: Outputs, y: Tensor) -> None:
+def check_loss(network: Network, output: Outputs, y: Values) -> None:
     """Refuse a loss that is neither one number for each example nor one for the batch.
 
     Args:
@@ -139,11 +157,13 @@ def check_loss(network: Network, output: Outputs, y: Tensor) -> None:
         ModelError: the loss cannot be taken, or is something else.
     """
     scores = scores_of(output)
-    if len(y) == 1 or (scores.ndim == 2 and len(y) == scores.shape[1]):
+    count = count_of(y)
+    if count == 1 or (scores.ndim == 2 and count == scores.shape[1]):
         # the targets would pass for a row of scores
-        rows = torch.arange(len(y) + scores.shape[-1]) % len(y)
-        output, y = map_output(lambda tensor: tensor[rows], output), y[rows]
-    arguments = f"an output {describe_output(output)} and targets {list(y.shape)}"
+        rows = torch.arange(count + scores.shape[-1]) % count
+        output, y = map_output(lambda tensor: tensor[rows], output), rows_of(y, rows)
+        count = len(rows)
+    arguments = f"an output {describe_output(output)} and targets {shape_text(y)}"
     try:
         with torch.no_grad():
             losses: object = network.task_losses(output, y)
@@ -156,25 +176,25 @@ def check_loss(network: Network, output: Outputs, y: Tensor) -> None:
             why="" if network.task_loss not in OF_QUANTITIES else "the target is no label here",
             do="check the loss against what the model returns",
         ) from error
-    has_shape = isinstance(losses, Tensor) and losses.shape in ((len(y),), ())
+    has_shape = isinstance(losses, Tensor) and losses.shape in ((count,), ())
     if not (isinstance(losses, Tensor) and has_shape and losses.is_floating_point()):
         dtype = f" of {losses.dtype}" if isinstance(losses, Tensor) and has_shape else ""
         raise ModelError(
             "The loss is not one number for each example.",
             got=f"{describe_output(losses)}{dtype} for {arguments}",
-            expected=f"[{len(y)}], or one number for the batch []",
+            expected=f"[{count}], or one number for the batch []",
             do="return the losses before their mean, e.g. with reduction='none'",
         )
     if losses.ndim == 0 and bool(losses.isfinite() and losses != 0):
         with torch.no_grad():
             doubled = network.task_losses(
-                map_output(lambda tensor: torch.cat([tensor, tensor]), output), torch.cat([y, y])
+                map_output(lambda tensor: torch.cat([tensor, tensor]), output), joined([y, y])
             )
         if torch.allclose(doubled, 2 * losses):
             raise ModelError(
                 "The loss is a sum over the batch.",
                 got="twice the number for twice the same examples",
-                expected=f"[{len(y)}], or their mean []",
+                expected=f"[{count}], or their mean []",
                 why="its size would depend on the number of examples in the batch",
                 do="return the losses before their sum, e.g. with reduction='none'",
             )

@@ -11,6 +11,10 @@ Outputs = Any
 """What a module returns for a batch: the loss and the metrics of a task receive it unchanged."""
 
 
+Target = Any
+"""What an output is compared with: a tensor [B, ...], or a mapping of tensors."""
+
+
 def scores_of(output: Outputs) -> Tensor:
     """Return the tensor of an output that named losses, named metrics and methods look at.
 

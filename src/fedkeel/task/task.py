@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedkeel.config import Buffers
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.values import shape_of
 from fedkeel.errors import FedkeelError, ModelError, counted, did_you_mean, first_line
 from fedkeel.rng import torch_seed
 from fedkeel.task.first_pass import find_reset, new_parameters
@@ -156,7 +157,10 @@ class Task:
         with torch.no_grad():
             scores = network.test_logits(network.params, network.buffers, pair.x)
         classes = 0 if network.task_loss in OF_QUANTITIES else data.classes
-        info = TaskInfo(tuple(scores.shape[1:]), tuple(pair.y.shape[1:]), classes)
+        target = shape_of(pair.y)
+        info = TaskInfo(
+            tuple(scores.shape[1:]), target if isinstance(target, tuple) else (), classes
+        )
         return make_metric_set(network, self.metrics, self.score, info, pair.x, pair.y)
 
     @staticmethod
@@ -222,11 +226,17 @@ def _first_three(names: Iterable[str]) -> str:
 
 
 def _call_once(data: Dataset) -> str:
-    sizes = ", ".join(map(str, [2, *data.shape]))
-    kind = "" if data.x.is_floating_point() else ", dtype=torch.long"
+    inputs = data.x if isinstance(data.x, dict) else {"": data.x}
+    arguments = []
+    for name, tensor in inputs.items():
+        sizes = ", ".join(map(str, [2, *tensor.shape[1:]]))
+        kind = "" if tensor.is_floating_point() else ", dtype=torch.long"
+        arguments.append(
+            f"{name}={''}torch.zeros({sizes}{kind})" if name else f"torch.zeros({sizes}{kind})"
+        )
     return (
         "call the module once in a function that makes it, before it is returned: "
-        f"module(torch.zeros({sizes}{kind}))"
+        f"module({', '.join(arguments)})"
     )
 
 

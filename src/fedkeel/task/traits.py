@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.data.values import Values, copy_of, count_of, rows_of, tensors_of
 from fedkeel.errors import ModelError
 from fedkeel.task.first_pass import GlobalGenerators, find_reset
 from fedkeel.task.functional import Functional
+from fedkeel.task.outputs import Outputs, tensors_in
 from fedkeel.tree import Tree, clone
 
 
@@ -86,7 +88,7 @@ FURTHER_BATCHES, FURTHER_INPUTS = 8, 8
 only some inputs go through, may get its gradient from one of these."""
 
 
-def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> Traits:
+def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Values) -> Traits:
     """Call a copy of a module twice with the same arguments, and compare.
 
     Args:
@@ -100,23 +102,23 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> 
     """
     twin = copy.deepcopy(module)
     call, states = Functional(twin), [_snapshot(twin)]
-    first_x = x[:FIRST_INPUTS]
-    given_params, given_x = clone(params), first_x.clone()
+    first_x = rows_of(x, slice(FIRST_INPUTS))
+    given_params, given_x = clone(params), copy_of(first_x)
     addresses = {name: t.data_ptr() for name, t in given_params.items()}
-    outputs: list[Tensor] = []
+    outputs: list[Any] = []
     generators = GlobalGenerators()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for tree, inputs in ((given_params, given_x), (clone(params), first_x.clone())):
+            for tree, inputs in ((given_params, given_x), (clone(params), copy_of(first_x))):
                 torch.default_generator.manual_seed(0)
                 outputs.append(call(tree, clone(buffers), inputs))
                 states.append(_snapshot(twin))
             evaluated = [
-                Functional(one.eval())(clone(params), clone(buffers), first_x.clone())
+                Functional(one.eval())(clone(params), clone(buffers), copy_of(first_x))
                 for one in (copy.deepcopy(module), twin)
             ]
         twin.train()
-        sets_generator = find_reset(lambda: call(clone(params), clone(buffers), first_x.clone()))
+        sets_generator = find_reset(lambda: call(clone(params), clone(buffers), copy_of(first_x)))
     except Exception:  # of the user's module; training raises it again, where the user sees it
         return Traits()
     finally:
@@ -124,7 +126,7 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> 
     if random_library == sets_generator:  # what it draws then is the same each time
         random_library = ""
     changed = _changed_name(*states)
-    same = all(torch.allclose(a, b, equal_nan=True) for a, b in (outputs, evaluated))
+    same = all(_same_output(a, b) for a, b in (outputs, evaluated))
     if not changed and not same and not random_library:
         changed = next((k[0] for k in states[2] if k not in states[0]), "something of its own")
     traits = Traits(
@@ -134,20 +136,20 @@ def detect_traits(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> 
         hidden_state=changed,
         random_library=random_library,
         sets_generator=sets_generator,
-        writes_inputs=given_x._version > 0,
+        writes_inputs=any(tensor._version > 0 for tensor in tensors_of(given_x)),
     )
     return _with_gradients(traits, module, params, buffers, x)
 
 
 def _with_gradients(
-    traits: Traits, module: nn.Module, params: Tree, buffers: Tree, x: Tensor
+    traits: Traits, module: nn.Module, params: Tree, buffers: Tree, x: Values
 ) -> Traits:
     """Compare the gradient by given parameters with what `backward` finds for the module's own.
 
     One copy of the module has its own parameters. Another one is given these parameters, and its
     own ones are other numbers, so that a gradient by them would differ.
     """
-    first_x = x[:FIRST_INPUTS]
+    first_x = rows_of(x, slice(FIRST_INPUTS))
     shares_memory = not traits.writes_parameters  # so that a large model is not copied needlessly
 
     def same(tensor: Tensor) -> Tensor:
@@ -167,13 +169,13 @@ def _with_gradients(
         tensors = {k: same(nn.Parameter(v)).requires_grad_() for k, v in params.items()}
         generators.restore()
         call = Functional(other_copy, copied)
-        value = _weighted_sum(lambda: call(tensors, clone(buffers), first_x.clone()))
+        value = _weighted_sum(lambda: call(tensors, clone(buffers), copy_of(first_x)))
         return torch.autograd.grad(value, list(tensors.values()), allow_unused=True)
 
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             copied = dict(own_copy.named_parameters())
-            torch.autograd.backward(_weighted_sum(lambda: own_copy(first_x.clone())))
+            torch.autograd.backward(_weighted_sum(lambda: _call(own_copy, copy_of(first_x))))
             expected = [copied[name].grad for name in params]
             bypasses_modules = not _close(gradient(False), expected)
             correct = not bypasses_modules or _close(gradient(True), expected)
@@ -193,15 +195,15 @@ def _with_gradients(
     return replace(traits, bypasses_modules=bypasses_modules, without_gradient=missing)
 
 
-def _still_without_gradient(module: nn.Module, names: frozenset[str], x: Tensor) -> frozenset[str]:
+def _still_without_gradient(module: nn.Module, names: frozenset[str], x: Values) -> frozenset[str]:
     """Return those of some parameters that get no gradient from the further batches either."""
     params = dict(module.named_parameters())
     for number in range(FURTHER_BATCHES):
         if not names:
             break
         start = FIRST_INPUTS + number * FURTHER_INPUTS
-        inputs = x[torch.arange(start, start + FURTHER_INPUTS) % len(x)]
-        torch.autograd.backward(_weighted_sum(partial(module, inputs), number + 1))
+        inputs = rows_of(x, torch.arange(start, start + FURTHER_INPUTS) % count_of(x))
+        torch.autograd.backward(_weighted_sum(partial(_call, module, inputs), number + 1))
         names = frozenset(name for name in names if params[name].grad is None)
     return names
 
@@ -214,12 +216,27 @@ def _with_tensors(module: nn.Module, replacement: Callable[[Tensor], Tensor]) ->
     return copy.deepcopy(module, memo)
 
 
-def _weighted_sum(call: Callable[[], Tensor], seed: int = 0) -> Tensor:
-    """Return the sum of all scores, each with a weight of its own."""
+def _call(module: nn.Module, x: Values) -> Any:  # noqa: ANN401 - whatever a module returns
+    return module(x) if isinstance(x, Tensor) else module(**x)
+
+
+def _same_output(first: Outputs, second: Outputs) -> bool:
+    pairs = zip(tensors_in(first), tensors_in(second), strict=True)
+    return all(torch.allclose(a, b, equal_nan=True) for a, b in pairs)
+
+
+def _weighted_sum(call: Callable[[], Outputs], seed: int = 0) -> Tensor:
+    """Return the sum of all that a module returns, each number with a weight of its own."""
     torch.default_generator.manual_seed(seed)
-    scores = call()
-    weights = torch.linspace(1.0, 2.0, scores.numel(), dtype=scores.dtype).view_as(scores)
-    return (scores * weights).sum()
+    total: Tensor | None = None
+    for scores in tensors_in(call()):
+        if scores.is_floating_point() and scores.requires_grad:
+            weights = torch.linspace(1.0, 2.0, scores.numel(), dtype=scores.dtype).view_as(scores)
+            part = (scores * weights).sum()
+            total = part if total is None else total + part
+    if total is None:
+        raise TypeError("the output depends on no parameter")
+    return total
 
 
 def _close(gradients: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:

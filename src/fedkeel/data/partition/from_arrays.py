@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from fedkeel.config import Partition, build
 from fedkeel.data.dataset import Dataset, Federation, dataset
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.user_arrays import check_in_memory
+from fedkeel.data.values import joined
 from fedkeel.errors import DataError
 
 Array = ArrayLike | Tensor
@@ -203,15 +203,15 @@ def from_clients(
         name: _client_data(f"client {name}", pair, tokens, classes) for name, pair in named.items()
     }
     first, *_ = parts
-    shape = tuple(parts[first].x.shape[1:])
+    shape = parts[first].shape
     for name, part in parts.items():
-        if tuple(part.x.shape[1:]) != shape:
+        if part.shape != shape:
             raise DataError(
                 f"client {name}: inputs have another shape than those of client {first}.",
-                got=f"{tuple(part.x.shape[1:])} for one example",
+                got=f"{part.shape} for one example",
                 expected=f"{shape}",
             )
-    x, y = (torch.cat([getattr(part, of) for part in parts.values()]) for of in ("x", "y"))
+    x, y = (joined([getattr(part, of) for part in parts.values()]) for of in ("x", "y"))
     index = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
     data = dataset(
         x, y, classes=classes, tokens=tokens, client=index, clients=tuple(map(str, parts))

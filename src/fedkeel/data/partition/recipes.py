@@ -33,6 +33,7 @@ from fedkeel.data.partition.dirichlet import (
     dirichlet_gradma,
     dirichlet_prior,
 )
+from fedkeel.data.values import shape_text
 from fedkeel.errors import DataError
 from fedkeel.rng import generator
 
@@ -222,7 +223,7 @@ def by_source_class(data: Dataset) -> tuple[Lists, tuple[str, ...]]:
     """Make one client of each class of each source, source by source; names are "source/class"."""
     known = data.label_names or tuple(str(label) for label in range(data.classes))
     names = [f"{source}/{label}" for source in data.sources for label in known]
-    return by_value(data.source_ids * data.classes + data.y.numpy(), names)
+    return by_value(data.source_ids * data.classes + data.labels, names)
 
 
 def divide(data: Dataset, settings: Partition, seed: int) -> Federation:
@@ -264,11 +265,11 @@ def _apply(
     data: Dataset, settings: Partition, seed: int
 ) -> tuple[Lists, tuple[str, ...], dict[str, Any]]:
     """Return (lists, names, what mattered) of the recipe that the settings name."""
-    y, count, wanted, alpha = data.y.numpy(), data.classes, settings.clients, settings.alpha
+    count, wanted, alpha = data.classes, settings.clients, settings.alpha
     if not (data.has_labels or settings.kind in ("source", "client", "iid")):
         raise DataError(
             f"Partition {settings.kind!r} divides examples by their labels, and these have none.",
-            got=f"targets of shape {list(y.shape)}, {data.y.dtype}".replace("torch.", ""),
+            got=f"targets {shape_text(data.y)}",
             do="take 'iid', 'client' or 'source', or fk.federation(data, rows_of_each_client)",
         )
     given: dict[str, Any] = {"sizes": settings.sizes, "sigma": settings.sigma}
@@ -283,7 +284,8 @@ def _apply(
     if wanted is None:
         raise DataError(f"Partition {settings.kind!r} needs the number of clients.")
     if settings.kind == "iid":
-        return iid(len(y), wanted, seed, **given), (), sized
+        return iid(len(data), wanted, seed, **given), (), sized
+    y = data.labels
     if settings.kind == "classes":
         k = settings.classes_per_client
         return classes(y, wanted, k, seed=seed, **given), (), {"classes_per_client": k, **sized}

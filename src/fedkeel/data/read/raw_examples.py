@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Ints, dataset
 from fedkeel.data.read.identifiers import Encoded, check_no_quantity, encode_as
+from fedkeel.data.values import only_tensor
 from fedkeel.errors import DataError, did_you_mean
 
 
@@ -98,7 +99,7 @@ def of_file(
     else:
         y, names = encode_as(labels, train.label_names, str(path)), train.label_names
     if x.dtype != torch.uint8:  # bytes may be images, which are made numbers later
-        x = dataset(x, y, classes=len(names), name=str(path)).x
+        x = only_tensor(dataset(x, y, classes=len(names), name=str(path)).x, "a file")
     client, client_names = (None, ()) if clients is None else clients
     return RawExamples(x, y, names, columns, client_names, client, dropped)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeel.data.values import joined
 from fedkeel.engine.compiler.errors import CannotCompile, first_line
 from fedkeel.method.context import Ints
 from fedkeel.task.network import Batch, Network
@@ -213,7 +214,7 @@ def random_draws(network: Network, batch: Batch) -> RandomDraws | None:
         batch: a few examples.
     """
     passes: list[DrawnMasks] = []
-    doubled = Batch(torch.cat([batch.x, batch.x]), torch.cat([batch.y, batch.y]))
+    doubled = Batch(joined([batch.x, batch.x]), joined([batch.y, batch.y]))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for examples in (batch, doubled):
             passes.append(DrawnMasks(None))
@@ -228,7 +229,7 @@ def random_draws(network: Network, batch: Batch) -> RandomDraws | None:
         return RandomDraws(False, orders)
     if not once:
         return None
-    count = len(batch.x)
+    count = len(batch)
     by_example = all(
         spec.shape == (count, *spec.shape[1:]) and other.shape == (2 * count, *spec.shape[1:])
         for spec, other in zip(once, twice, strict=True)

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.data.values import tensors_of
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.process.interrupts import handlers_kept
 from fedkeel.errors import RunError
@@ -157,7 +158,8 @@ def pickled(setup: TrainingSetup) -> PickledSetup:
     """
     cloudpickle = module().cloudpickle
     base = cloudpickle.CloudPickler
-    examples = {id(t) for data in (setup.federation.data, setup.test) for t in (data.x, data.y)}
+    sets = (setup.federation.data, setup.test)
+    examples = {id(t) for data in sets for v in (data.x, data.y) for t in tensors_of(v)}
 
     class Pickler(base):  # type: ignore[misc, valid-type]
         def reducer_override(self, value: object) -> object:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.data.augment import Crops, crop_flip, crops
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.values import Values, as_state, map_values, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import batch_plans, first_pass_length, noise_source
 from fedkeel.method.context import Ints, Message
@@ -103,13 +104,14 @@ class TrainingExamples:
 
     def __init__(self, data: Dataset, dtype: torch.dtype) -> None:
         self._data = data
-        self._flat_x = data.x.reshape(len(data), -1)  # rows of one axis are taken faster
-        self._flat_y = data.y.reshape(len(data), -1) if data.y.ndim > 1 else data.y
+        # rows of one axis are taken faster
+        self._flat_x, self._flat_y = map_values(_flat, data.x), map_values(_flat, data.y)
+        self._device = tensors_of(data.x)[0].device
         self._dtype = dtype
 
     def on_device(self, table: np.ndarray) -> Tensor:
         """Return an array as a tensor where the training set lies."""
-        return torch.from_numpy(table).to(self._flat_x.device)
+        return torch.from_numpy(table).to(self._device)
 
     def take(
         self, rows: Tensor, is_real: Tensor | None, single: bool, channels_last: bool = False
@@ -124,15 +126,30 @@ class TrainingExamples:
         """
         index = rows.reshape(-1)
         shape = rows.shape[1:] if single else rows.shape
-        x = self._flat_x.index_select(0, index).view(*shape, *self._data.x.shape[1:])
-        if single and channels_last and x.ndim == 4:
+        x = _taken(self._flat_x, self._data.x, index, shape)
+        if single and channels_last and isinstance(x, Tensor) and x.ndim == 4:
             x = with_channels_last(x)
-        y = self._flat_y.index_select(0, index).view(*shape, *self._data.y.shape[1:])
-        examples: State = {"x": x, "y": y}
+        y = _taken(self._flat_y, self._data.y, index, shape)
+        examples: State = {"x": as_state(x), "y": as_state(y)}
         if is_real is not None:
             weight = is_real.to(self._dtype)
             examples["weight"] = weight[0] if single else weight
         return examples
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(len(tensor), -1) if tensor.ndim != 1 else tensor
+
+
+def _taken(flat: Values, whole: Values, index: Tensor, shape: Sequence[int]) -> Values:
+    """Return rows of values whose further axes are one in `flat`, as [*shape, ...]."""
+    if isinstance(flat, Tensor):
+        sizes = tensors_of(whole)[0].shape[1:]
+        return flat.index_select(0, index).view(*shape, *sizes)
+    return {
+        name: tensor.index_select(0, index).view(*shape, *whole[name].shape[1:])  # type: ignore[index]
+        for name, tensor in flat.items()
+    }
 
 
 class GroupBatches:
@@ -202,11 +219,11 @@ class GroupBatches:
             batch = self._taken[step]
         else:
             batch = self._examples.take(rows, is_real, single, self._channels_last)
-        x = tree.leaf(batch, "x")
+        device = rows.device
         if active < n:
-            batch["active"] = torch.arange(n, device=x.device) < active
+            batch["active"] = torch.arange(n, device=device) < active
         if self._setup.augment:
-            batch["x"] = self._augmented(x, step, n, width)
+            batch["x"] = self._augmented(tree.leaf(batch, "x"), step, n, width)
         if self._group.distinct is not None:
             clients = 0 if single else slice(n)
             prepared_rows = self._prepared_rows[step, :, clients, ..., :width]
@@ -214,7 +231,7 @@ class GroupBatches:
         normal = [noise_ for draw in self._noise[:n] if (noise_ := draw()) is not None]
         if normal:
             stacked: State = dict(normal[0]) if single else tree.stack(normal)
-            batch["noise"] = tree.map_tensors(lambda t: t.to(x.device), stacked)
+            batch["noise"] = tree.map_tensors(lambda t: t.to(device), stacked)
         return batch
 
     def real_examples(self, step: int, batch: State, active: int) -> Ints | None:
@@ -222,7 +239,7 @@ class GroupBatches:
 
         A client that has ended has none: what it draws at the end follows its own last step.
         """
-        n = 1 if self._group.is_single else len(tree.leaf(batch, "y"))
+        n = 1 if self._group.is_single else len(next(t for _, t in tree.walk(batch)))
         if "weight" not in batch and active == n:
             return None
         return np.where(np.arange(n) < active, self._sizes[step, :n], 0)

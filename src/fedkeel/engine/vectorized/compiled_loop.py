@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Precision
+from fedkeel.data.values import Values
 from fedkeel.engine.compiler.cache import Arguments, Call, CompileCache, FlatState
 from fedkeel.engine.compiler.dropout_masks import Generators, RandomDraws
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
@@ -348,8 +349,12 @@ def _client_info(client_data: State) -> ClientInfo:
 
 
 def _batch(state: State) -> Batch:
-    fields = tensors(state)
-    return Batch(fields["x"], fields["y"], fields.get("weight"))
+    weight = leaf(state, "weight") if "weight" in state else None
+    return Batch(_values(state["x"]), _values(state["y"]), weight)
+
+
+def _values(value: Tensor | State) -> Values:
+    return value if isinstance(value, Tensor) else tensors(value)
 
 
 def _as_state(local: LocalState) -> State:

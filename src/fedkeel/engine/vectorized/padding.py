@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
+from fedkeel.data.values import map_values, tensors_of
 from fedkeel.engine.client_inputs import label_counts
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.engine.compiler.errors import first_line
@@ -79,7 +81,7 @@ def method_obstacle(
         draws: what the network draws in training; None where it draws nothing.
     """
     dtype = training.network.dtype
-    examples, counts = torch.tensor(len(batch.y)), label_counts(batch.y, classes)
+    examples, counts = torch.tensor(len(batch)), label_counts(batch.y, classes)
     client_info = ClientInfo(torch.tensor(0), examples.to(dtype), counts.to(dtype))
     plan, network = training.plan, training.network
     try:
@@ -117,7 +119,7 @@ def _first_step(
         client, progress = client_start(training, message, client_state, client_info, lambda: batch)
         if random_carry:
             progress = replace(progress, carry=_random_like(progress.carry))
-        rows = torch.arange(len(batch.x), device=batch.x.device)
+        rows = torch.arange(len(batch), device=tensors_of(batch.x)[0].device)
         after = client_step(client, progress, batch, rows, rows, noise=tree.tensors(noise))
         moves = _as_gradients(tree.sub(after.params, client.start))
         carry = dict(tree.walk({"carry": dict(after.carry)}))
@@ -152,9 +154,9 @@ def _obstacle(
     """
     if draws is not None and not draws.masks_by_example:
         return draws.reason or "the model draws other random numbers than masks by example"
-    count = len(batch.x)
+    count = len(batch)
     paddings = [torch.arange(first, first + _PADDING) % count for first in (0, 1)]
-    weight = torch.ones(count + _PADDING, dtype=network.dtype, device=batch.x.device)
+    weight = torch.ones(count + _PADDING, dtype=network.dtype, device=tensors_of(batch.x)[0].device)
     weight[count:] = 0.0
     masks = DrawnMasks(None, orders=draws.orders if draws else ())
     learnt = []
@@ -163,7 +165,11 @@ def _obstacle(
             with masks.drawing():
                 plain = learn(batch)
             for rows in paddings:
-                padded = Batch(_extended(batch.x, rows), _extended(batch.y, rows), weight)
+                padded = Batch(
+                    map_values(partial(_extended, rows=rows), batch.x),
+                    map_values(partial(_extended, rows=rows), batch.y),
+                    weight,
+                )
                 with masks.replaying([_extended(mask, rows) for mask in masks.masks]):
                     learnt.append(learn(padded))
     except Exception as error:  # e.g. a loss that is a mean already

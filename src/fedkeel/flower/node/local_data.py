@@ -14,6 +14,7 @@ from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import stratified_split
 from fedkeel.data.user_arrays import as_array
+from fedkeel.data.values import joined
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients
@@ -57,7 +58,7 @@ def read_local_data(experiment: Experiment, source: object, client: int) -> Ingr
             expected=f"a partition-id from 0 to {clients - 1}",
             do="start it with another one, or with the experiment that the server has",
         )
-    both = replace(train, x=torch.cat([train.x, test.x]), y=torch.cat([train.y, test.y]))
+    both = replace(train, x=joined([train.x, test.x]), y=joined([train.y, test.y]))
     rows = np.arange(len(both), dtype=np.int64)
     federation = Federation(
         both,
@@ -102,9 +103,7 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
     else:
         data = result if isinstance(result, Dataset) else _from_arrays(path, result, experiment)
         random = generator(experiment.seed, f"data.test/{path}")
-        train_rows, test_rows = stratified_split(
-            data.y.numpy(), experiment.data.test_fraction, random
-        )
+        train_rows, test_rows = stratified_split(data.labels, experiment.data.test_fraction, random)
         train, test = data.take(train_rows), data.take(test_rows)
         if not len(test):
             train = replace(train, warnings=(all_trained_on(f"data {path!r}", len(train)),))

@@ -10,7 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from flwr.app import MetricRecord, RecordDict
+from torch import Tensor
 
+from fedkeel.data.values import Values
 from fedkeel.engine.base import ClientJob
 from fedkeel.engine.evaluation import evaluate, node_states, split_examples
 from fedkeel.engine.local import train_client
@@ -35,6 +37,7 @@ from fedkeel.flower.protocol import (
     ClientDescription,
     ClientRequest,
     ClientResult,
+    Form,
     MessageSpecs,
     NodeDescription,
     Request,
@@ -213,13 +216,11 @@ class Node:
                 )
                 for k in sorted(self.clients)
             ),
-            shape=data.shape,
+            inputs=_forms(data.x),
+            targets=_forms(data.y),
             classes=data.classes,
-            target_shape=tuple(data.y.shape[1:]),
-            has_quantities=data.y.is_floating_point(),
             labels=data.label_names,
             columns=data.columns,
-            tokens=not data.x.is_floating_point(),
             data_digest=data.fingerprint(),
             name=self.name,
             version=__version__,
@@ -284,3 +285,12 @@ class Node:
             )
         tensors = unpack(content, TENSORS, specs)
         return request, message_from_state(tensors, request.round, request.lr)
+
+
+def _forms(values: Values) -> dict[str, Form]:
+    """Return the form of each tensor by its name, "" where there is one."""
+    named = {"": values} if isinstance(values, Tensor) else values
+    return {
+        name: Form(shape=tuple(tensor.shape[1:]), whole=not tensor.is_floating_point())
+        for name, tensor in named.items()
+    }

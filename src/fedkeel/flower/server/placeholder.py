@@ -18,10 +18,11 @@ import torch
 
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.values import Values
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError, printable
 from fedkeel.flower.data_on_nodes import NODES, ingredients
-from fedkeel.flower.protocol import NodeDescription
+from fedkeel.flower.protocol import Form, NodeDescription
 from fedkeel.runner.prepare import DTYPES
 
 
@@ -41,8 +42,8 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
         if _form(node) != _form(first):
             raise DataError(
                 f"The data of client {client} and client 0 differ in form.",
-                got=f"shape {list(node.shape)}, {node.classes} classes",
-                expected=f"shape {list(first.shape)}, {first.classes} classes",
+                got=_form_text(node),
+                expected=_form_text(first),
             )
     columns = _common_columns(nodes)
     train_sizes = [node.clients[0].train_examples for node in nodes]
@@ -100,11 +101,9 @@ def _blank(
     experiment: Experiment, like: NodeDescription, count: int, sources: tuple[str, ...]
 ) -> Dataset:
     floating = DTYPES[experiment.engine.dtype]
-    x_type = torch.int64 if like.tokens else floating
-    y_type = floating if like.has_quantities else torch.int64
     return Dataset(
-        x=torch.zeros((), dtype=x_type).expand(count, *like.shape),
-        y=torch.zeros((), dtype=y_type).expand(count, *like.target_shape),
+        x=_zeros(like.inputs, count, floating),
+        y=_zeros(like.targets, count, floating),
         classes=like.classes,
         sources=sources,
         label_names=experiment.data.labels,
@@ -113,4 +112,21 @@ def _blank(
 
 def _form(node: NodeDescription) -> tuple[object, ...]:
     """Return what has to be the same of the data of all nodes."""
-    return (node.shape, node.classes, node.tokens, node.target_shape, node.has_quantities)
+    return (node.inputs, node.targets, node.classes)
+
+
+def _form_text(node: NodeDescription) -> str:
+    forms = [*node.inputs.items(), *node.targets.items()]
+    shapes = (f"{name} {list(form.shape)}".strip() for name, form in forms)
+    return f"shapes {', '.join(shapes)}, {node.classes} classes"
+
+
+def _zeros(forms: Mapping[str, Form], count: int, floating: torch.dtype) -> Values:
+    """Return zeros of some forms for so many examples, which take no memory."""
+    tensors = {
+        name: torch.zeros((), dtype=torch.int64 if form.whole else floating).expand(
+            count, *form.shape
+        )
+        for name, form in forms.items()
+    }
+    return tensors[""] if set(tensors) == {""} else tensors

@@ -65,7 +65,7 @@ class FedLC(Criterion):
 
     def criterion(self, logits: Tensor, step: Step) -> Tensor:
         """Return the calibrated cross-entropy of each example."""
-        y = step.batch.y
+        y = step.batch.labels
         true = y[:, None] == torch.arange(logits.shape[1], device=logits.device)  # [B, Y]
         scores = self._calibrated(logits, true, step)
         return _margin(scores, true) if self.exclude else cross_entropy(scores, y)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.method.context import Step
-from fedkeel.method.part import param
+from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import LossTerm
 from fedkeel.task.network import Output
 from fedkeel.tree import Tree
@@ -59,10 +59,11 @@ class FedNTD(LossTerm):
 
     name: ClassVar[str] = "fedntd"
     paper: ClassVar[str] = "lee2022fedntd"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.CLASSES})
 
     def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
         """Return the weighted divergence of each example."""
-        y = step.batch.y
+        y = step.batch.labels
         ours = torch.log_softmax(_others(output.logits, y) / self.tau, dim=1)
         theirs = torch.log_softmax(_others(step.teacher().logits, y) / self.tau, dim=1)
         weight = self.beta * (self.tau**2 if self.squared else 1.0)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Weights
+from fedkeel.data.values import only_tensor
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import GradientRule, Preparation, StepCorrection
@@ -47,7 +48,7 @@ class FedReg(Preparation, GradientRule, StepCorrection):
         ratio: eta_p / eta_s, the step for perturbed data; 0.01 in the paper.
         ascent: E, number of ascent steps, >= 1; 10 in the paper.
         mg: whether the gradient loses its component along that of the pseudo data with uniform
-            labels, to protect privacy (Eq. 12).
+            labels, to protect privacy (Eq. 12); for class labels only.
         pairing: the pseudo data that a step uses: those of its examples (``example``, the paper),
             or those of the batch at the same position in the round's first pass (``position``, the
             public code, where later epochs pair at random). MG uses those of its examples in both.
@@ -61,7 +62,8 @@ class FedReg(Preparation, GradientRule, StepCorrection):
         is the same for networks whose examples do not mix. They are made of the examples before
         augmentation. Pseudo data are not clamped to the data's range; the public code intends to
         clamp them and does not. It adds 1e-12 to the probabilities inside the logarithm of the
-        loss; here nothing is added.
+        loss; here nothing is added. On tasks without classes, which the paper does not have, the
+        received model labels pseudo data with its own output, as the loss takes it for a target.
 
     Example:
         >>> import fedkeel
@@ -79,25 +81,28 @@ class FedReg(Preparation, GradientRule, StepCorrection):
     name: ClassVar[str] = "fedreg"
     paper: ClassVar[str] = "xu2022fedreg"
     weights: ClassVar[Weights | None] = "uniform"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.INPUT_GRADIENT, Capability.CLASSES}
-    )
     breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
     preserves_penalty_pull: ClassVar[bool] = False
 
+    @property
+    def needs(self) -> frozenset[Capability]:  # type: ignore[override]
+        """Gradients by the inputs and soft targets; and classes, for uniform labels."""
+        needs = {Capability.INPUT_GRADIENT, Capability.SOFT_TARGETS}
+        return frozenset(needs | {Capability.CLASSES} if self.mg else needs)
+
     def prepare(self, examples: Batch, step: Step) -> State:
-        """Return pseudo inputs, their soft labels and perturbed inputs, and the true labels."""
+        """Return pseudo inputs, their soft targets and perturbed inputs, and the true targets."""
         pseudo = self._ascend(examples, self.eta_s, step)
         return {
             "pseudo_x": pseudo,
-            "pseudo_y": torch.softmax(step.logits(step.start, pseudo), dim=1),
+            "pseudo_y": step.soft_target(step.logits(step.start, pseudo)),
             "perturbed_x": self._ascend(examples, self.ratio * self.eta_s, step),
-            "y": examples.y,
+            "y": only_tensor(examples.y, "FedReg"),
         }
 
     def _ascend(self, examples: Batch, size: float, step: Step) -> Tensor:
         """Return inputs moved up the loss of the received model, by the sign of its gradient."""
-        x = examples.x
+        x = only_tensor(examples.x, "FedReg")
         for _ in range(self.ascent):
             slope = step.input_grad(step.start, Batch(x, examples.y, examples.weight))
             x = torch.add(x, torch.sign(slope), alpha=size)

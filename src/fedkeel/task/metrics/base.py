@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.errors import ModelError
-from fedkeel.task.outputs import Outputs
+from fedkeel.task.outputs import Outputs, Target
 
 Unit = Literal["", "%"]
 """``%``: the metric is a share, which is shown times 100."""
@@ -73,12 +73,12 @@ class Metric(Protocol):
     def unit(self) -> Unit:
         """Its unit."""
 
-    def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
+    def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
         """Return [groups, S] in float64, on the processor: the state of each group of a batch.
 
         Args:
             output: what the module returned for the batch.
-            target: [B, ...] its targets.
+            target: [B, ...] its targets, or several by name.
             group: [B] int64, the group of each example, on the processor.
             groups: number of groups.
         """
@@ -129,12 +129,12 @@ class SumMetric:
     """
 
     name: str
-    function: Callable[[Outputs, Tensor], Tensor]
+    function: Callable[[Outputs, Target], Tensor]
     finish: Callable[[Tensor, Tensor], Tensor] | None = None
     higher_is_better: bool = True
     unit: Unit = ""
 
-    def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
+    def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
         """Return [groups, m] sums."""
         values: object = self.function(output, target)
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != len(group):
@@ -170,12 +170,12 @@ class CountMetric:
 
     name: str
     size: int
-    cells: Callable[[Outputs, Tensor], Tensor]
+    cells: Callable[[Outputs, Target], Tensor]
     finish: Callable[[Tensor], Tensor]
     higher_is_better: bool = True
     unit: Unit = "%"
 
-    def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
+    def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
         """Return [groups, size] counts."""
         return count_by_group(self.cells(output, target), self.size, group, groups)
 
@@ -199,7 +199,7 @@ class PooledMetric:
     """
 
     name: str
-    values: Callable[[Outputs, Tensor], Tensor]
+    values: Callable[[Outputs, Target], Tensor]
     of_all: Callable[[Tensor], float]
     higher_is_better: bool = True
     unit: Unit = ""

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedkeel.data.values import Values, count_of
 from fedkeel.errors import ModelError, did_you_mean
 from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import Scores
@@ -17,7 +18,7 @@ from fedkeel.task.losses import Loss
 from fedkeel.task.metrics.base import Metric, PooledMetric, SumMetric, TaskInfo, Unit, sum_by_group
 from fedkeel.task.metrics.registry import MetricLike, default_metrics, make_metric
 from fedkeel.task.network import Network
-from fedkeel.task.outputs import Outputs, scores_of
+from fedkeel.task.outputs import Outputs, Target, scores_of
 from fedkeel.tree import Tree
 
 
@@ -44,14 +45,14 @@ class _LossMetric:
     higher_is_better: bool = False
     unit: Unit = ""
 
-    def states(self, output: Outputs, target: Tensor, group: Tensor, groups: int) -> Tensor:
+    def states(self, output: Outputs, target: Target, group: Tensor, groups: int) -> Tensor:
         return sum_by_group(self.loss(output, target), group, groups)
 
     def result(self, states: Tensor, examples: Tensor) -> Tensor:
         return states[:, 0] / examples.clamp(min=1)
 
 
-def _not_here(output: Outputs, target: Tensor) -> Tensor:
+def _not_here(output: Outputs, target: object) -> Tensor:
     raise NotImplementedError("the nodes measure")
 
 
@@ -142,8 +143,8 @@ class MetricSet:
         network: Network,
         params: Tree,
         buffers: Tree,
-        x: Tensor,
-        y: Tensor,
+        x: Values,
+        y: Values,
         group: Tensor,
         groups: int,
     ) -> Measured:
@@ -205,8 +206,8 @@ def make_metric_set(
     given: Sequence[MetricLike] | None,
     score: str | None,
     info: TaskInfo,
-    x: Tensor,
-    y: Tensor,
+    x: Values,
+    y: Values,
 ) -> MetricSet:
     """Make the metrics of a task, and try them on a few examples.
 
@@ -223,7 +224,7 @@ def make_metric_set(
     """
     wanted = default_metrics(info) if given is None else given
     metrics = [make_metric(item, info) for item in wanted if item != LOSS]
-    loss = _loss_metric(network, info, y.dtype)
+    loss = _loss_metric(network, info, y)
     names = [*(metric.name for metric in metrics), LOSS]
     if repeated := next((name for name in names if names.count(name) > 1), ""):
         raise ModelError(
@@ -237,10 +238,10 @@ def make_metric_set(
         )
     summed = tuple(m for m in (*metrics, loss) if not isinstance(m, PooledMetric))
     pooled = tuple(m for m in (*metrics, loss) if isinstance(m, PooledMetric))
-    group = torch.arange(len(y))
+    group, count = torch.arange(count_of(y)), count_of(y)
     with torch.no_grad():
         output = network.test_output(network.params, network.buffers, x)
-        sizes = tuple(m.states(output, y, group, len(y)).shape[1] for m in summed)
+        sizes = tuple(m.states(output, y, group, count).shape[1] for m in summed)
         widths = tuple(m.values(output, y).shape[1] for m in pooled)
     functions = [item for item in wanted if callable(item) and not isinstance(item, type)]
     code = [describe_value(item, "metric") for item in functions]
@@ -256,9 +257,7 @@ def make_metric_set(
     )
 
 
-def _loss_metric(
-    network: Network, info: TaskInfo, target_dtype: torch.dtype
-) -> Metric | PooledMetric:
+def _loss_metric(network: Network, info: TaskInfo, example: Values) -> Metric | PooledMetric:
     """Return the loss as a metric.
 
     A loss that is a mean over the batch, [], cannot be put together from batches: class weights,
@@ -267,7 +266,13 @@ def _loss_metric(
     """
     if not network.has_mean_loss:
         return _LossMetric(network.task_losses)
-    width = 1
+    if isinstance(example, dict):
+        raise ModelError(
+            "The loss is one number for the batch, and the targets are several tensors.",
+            why="an evaluation keeps all outputs and targets, which have to be one tensor each",
+            do="return one loss for each example, [B]",
+        )
+    width, target_dtype = 1, example.dtype
     for size in info.scores:
         width *= size
 

@@ -19,10 +19,10 @@ from fedkeel.task.metrics import (
 )
 from fedkeel.task.metrics.base import Metric, PooledMetric, SumMetric, TaskInfo, Unit
 from fedkeel.task.metrics.from_torchmetrics import from_torchmetrics, is_torchmetric
-from fedkeel.task.outputs import Outputs
+from fedkeel.task.outputs import Outputs, Target
 from fedkeel.user_code import ImportTarget, import_object
 
-MetricLike = str | Metric | PooledMetric | Callable[[Outputs, Tensor], Tensor] | Any
+MetricLike = str | Metric | PooledMetric | Callable[[Outputs, Target], Tensor] | Any
 """A name such as ``"mae"`` or ``"top(k=5)"``, an import path, a function of (output, target) with a
 value for each example, a metric of torchmetrics, or a metric."""
 
@@ -60,7 +60,7 @@ _IMPORTED = ImportTarget(
 
 
 def metric(
-    function: Callable[[Outputs, Tensor], Tensor],
+    function: Callable[[Outputs, Target], Tensor],
     *,
     name: str | None = None,
     higher_is_better: bool = True,
