@@ -133,6 +133,17 @@ def test_one_size_is_brought_to_a_shape_as_several_sizes_are(tmp_path: Path) -> 
     assert torch.equal(small.x, resized)
 
 
+def test_images_of_another_size_in_the_middle_are_brought_to_the_shape(tmp_path: Path) -> None:
+    """The first and the last image have the shape already."""
+    for name in "ab":
+        for i, side in enumerate((8, 10, 8)):
+            save(tmp_path / name / f"{i}.png", np.full((side, side), 10 * i + 100 * (name == "b")))
+    train, test = load(Data(source=str(tmp_path), shape=(1, 8, 8), test_fraction=0.34))
+    x = torch.cat([train.x, test.x])
+    assert x.shape == (6, 1, 8, 8)
+    assert sorted(x.flatten(1).mean(1).mul(255).round().tolist()) == [0, 10, 20, 100, 110, 120]
+
+
 def png_header(width: int, height: int) -> bytes:
     """A PNG file that ends after its header."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

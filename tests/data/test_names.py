@@ -197,6 +197,8 @@ def test_a_small_site_is_all_trained_on(tmp_path: Path) -> None:
         load(Data(source=str(small)))
     assert caught.value.what == f"{small} has too few examples to set some aside for testing."
     with pytest.raises(DataError, match="No source has enough examples"):
+        load(Data(source="digits", test_fraction=0.0001))
+    with pytest.raises(DataError, match="No source has enough examples"):
         load(
             Data(
                 source=(str(small), csv_file(tmp_path, "tiny.csv", ["x"], [""], 1)), drop=("site",)

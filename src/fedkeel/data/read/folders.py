@@ -21,9 +21,9 @@ IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff")
 IGNORED_SUFFIXES = (".csv", ".db", ".html", ".ini", ".json", ".md", ".txt", ".xml", ".yaml", ".yml")
 """What may lie beside images: notes on them, and files that systems leave in every folder."""
 
-_TRAINING = ("train", "training", "Train", "Training")
-_TESTING = ("test", "testing", "val", "valid", "validation", "Test", "Testing", "Val", "Validation")
-"""What folders of training and of test images are called."""
+_TRAINING = ("train", "training")
+_TESTING = ("test", "testing", "val", "valid", "validation")
+"""What folders of training and of test images are called, in letters of either case."""
 
 
 def train_and_test_folders(folder: Path) -> tuple[Path, Path | None]:
@@ -70,12 +70,13 @@ def read_folder(
     else:
         y = encode_as(encode(np.array(labels)), label_names, str(folder))
     sizes = [read_image_size(file) for file in files]
-    if len({size.pixels for size in sizes}) > 1 and shape is None:
+    pixels = {size.pixels for size in sizes}
+    if len(pixels) > 1 and shape is None:
         raise _different_sizes(folder, files, sizes)
-    if len({size.pixels for size in sizes}) == 1:
+    if len(pixels) == 1:
         channels = max(size.channels for size in sizes)
         sizes = [size._replace(channels=channels) for size in sizes]
-    if shape is None or shape[1:] == sizes[0].pixels == sizes[-1].pixels:
+    if shape is None or pixels == {shape[1:]}:
         x = _read_bytes(folder, files, sizes[0])
     else:
         _check_memory(folder, len(files), ImageSize(*shape))
@@ -117,7 +118,7 @@ def _different_sizes(folder: Path, files: Sequence[Path], sizes: Sequence[ImageS
 
 def _checked(folder: Path, x: Tensor, classes: int) -> Tensor:
     """Refuse images that are all alike."""
-    if len(x) > 1 and classes > 1 and bool((x == x[:1]).all()):
+    if len(x) > 1 and classes > 1 and all(torch.equal(x[0], image) for image in x[1:]):
         raise DataError(
             f"{folder}: all {len(x):,} images are alike.",
             got=f"the same pixels in {classes} classes",
@@ -145,13 +146,13 @@ def _list_images(folder: Path) -> tuple[list[Path], list[str]]:
             expected=f"images in {', '.join(path.name for path in classes[:3])}",
             do="move them into the folders of their classes, or elsewhere",
         )
-    for path in classes:
-        if any(below.is_dir() and _has_images(below) for below in _entries(path)):
+    contents = {path: _entries(path) for path in classes}
+    for path, entries in contents.items():
+        if any(below.is_dir() and _has_images(below) for below in entries):
             raise _too_deep(folder, classes, path)
     images: list[Path] = []
     labels: list[str] = []
-    for below in classes:
-        files = _entries(below)
+    for below, files in contents.items():
         images_here = [file for file in files if _is_image(file)]
         if not images_here:
             raise DataError(
@@ -160,7 +161,7 @@ def _list_images(folder: Path) -> tuple[list[Path], list[str]]:
                 do="put the images of this class there; if it is no class, move it elsewhere",
             )
         known = (*IMAGE_SUFFIXES, *IGNORED_SUFFIXES)
-        unknown = [file for file in files if not file.is_dir() and file.suffix.lower() not in known]
+        unknown = [file for file in files if file.suffix.lower() not in known and not file.is_dir()]
         if unknown:
             raise DataError(
                 f"{below} has {counted(len(unknown), 'file')} of a kind that is not read.",
@@ -177,8 +178,8 @@ def _too_deep(folder: Path, classes: Sequence[Path], path: Path) -> DataError:
     """Return the error of a folder whose images lie below `path`, by what that may mean."""
     below = {child.name: [p.name for p in _entries(child) if p.is_dir()] for child in classes}
     common = set(below[path.name]).intersection(*below.values())
-    training = next((name for name in _TRAINING if name in below), None)
-    testing = next((name for name in _TESTING if name in below), None)
+    training = next((name for name in below if name.lower() in _TRAINING), None)
+    testing = next((name for name in below if name.lower() in _TESTING), None)
     deeper = next(p for p in _entries(path) if p.is_dir() and _has_images(p))
     got = f"images in {path.name}/{deeper.name}"
     expected = "images in the folders of the classes themselves"

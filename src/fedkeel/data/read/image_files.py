@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,16 +47,14 @@ def read_image_size(path: Path) -> ImageSize:
     Raises:
         DataError: not an image, one that is neither 8-bit grey nor colour, or one of several pages.
     """
-    if not path.is_file():
-        raise DataError(
-            f"{path} is no file.",
-            got="a named pipe, a device, or a link to nothing" if not path.is_dir() else "a folder",
-            expected="an image",
-            do="move it elsewhere",
-        )
     with _opened(path) as image:
-        mode, (width, height) = image.mode, image.size
-        pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+        return _checked_size(path, image)
+
+
+def _checked_size(path: Path, image: Any) -> ImageSize:  # noqa: ANN401 - Pillow has no types here
+    """Return the size of an image that is open, and refuse one that is not read."""
+    mode, (width, height) = image.mode, image.size
+    pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
     if width * height > MAX_PIXELS:
         raise DataError(
             f"{path} is too large.",
@@ -96,8 +95,8 @@ def read_image(path: Path, channels: int) -> Pixels:
     """
     from PIL import Image
 
-    read_image_size(path)
     with _opened(path) as image:
+        _checked_size(path, image)
         is_transparent = image.has_transparency_data
         full = image.convert("RGBA") if is_transparent or image.mode == "P" else image
         if is_transparent:
@@ -106,18 +105,34 @@ def read_image(path: Path, channels: int) -> Pixels:
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+@cache
+def _known_formats() -> tuple[str, ...]:
+    """Return those of the formats that this installation of Pillow reads."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """Open an image of a known kind; turn what a damaged one raises, here or later, into words."""
     from PIL import Image
 
+    if not path.is_file():
+        raise DataError(
+            f"{path} is no file.",
+            got="a named pipe, a device, or a link to nothing" if not path.is_dir() else "a folder",
+            expected="an image",
+            do="move it elsewhere",
+        )
     try:
         with warnings.catch_warnings():  # the size is checked by its reader
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            Image.init()
-            known = [name for name in _FORMATS if name in Image.OPEN]
-            with Image.open(path, formats=known) as image:
+            with Image.open(path, formats=_known_formats()) as image:
                 yield image
+    except DataError:
+        raise
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} is too large.", got=first_line(error)) from None
     except Exception as error:  # Pillow raises nearly anything at a damaged file

@@ -67,12 +67,12 @@ def load(
         DataError: a source is not known or not here, cannot be read, or does not fit the others.
     """
     _check_settings(settings)
-    is_one_of_many = is_one_of_many or len(settings.sources) > 1
-    sources = [_read(text, settings, seed, cache, is_one_of_many) for text in settings.sources]
+    may_be_small = is_one_of_many or len(settings.sources) > 1
+    sources = [_read(text, settings, seed, cache, may_be_small) for text in settings.sources]
     sources = [_limited(source, settings) for source in sources]
     if len(sources) > 1 or settings.test is not None:
         _check_dropped(sources, settings.drop)
-    if not any(len(source.test) for source in sources) and len(sources) > 1:
+    if not is_one_of_many and not any(len(source.test) for source in sources):
         raise DataError(
             "No source has enough examples to set some aside for testing.",
             got=f"{settings.test_fraction:g} of {max(len(s.train) for s in sources):,} at most",
