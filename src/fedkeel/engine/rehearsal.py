@@ -18,7 +18,7 @@ from fedkeel.errors import TrainingError
 from fedkeel.method import checks
 from fedkeel.method.context import ByPart, Message
 from fedkeel.method.local_loop import start_client_state
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.plugins import user_modules
 from fedkeel.method.round_values import reply_state
 from fedkeel.method.survey import add_mean_answers, with_answers
 from fedkeel.tree import State, map_tensors, substates, unwalk
@@ -46,7 +46,7 @@ def rehearse(setup: TrainingSetup, message: Message) -> dict[str, TensorSpec]:
         TrainingError: the model, the loss or a part raised an exception; or a user's part changed
             in place what it received or what it kept.
     """
-    user_parts = user_part_digests(setup.training.plan.parts)
+    user_parts = user_modules(setup.training.plan.parts)
     if not user_parts or setup.training.network.traits.writes_parameters:
         return specs_of(rehearse_client(setup, message))
     received, fault = message_state(message), f"was changed in place, in {', '.join(user_parts)}"

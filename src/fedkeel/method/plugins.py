@@ -15,7 +15,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
@@ -62,24 +62,32 @@ def user_part_digests(parts: Iterable[Part]) -> dict[str, str]:
     They change with the files there, with the user's files that these import, and with every value
     that the parts' code can reach, see `fedkeel.reached_values`.
     """
+    return digests_of_modules(describe_user_parts(parts))
+
+
+def digests_of_modules(descriptions: Mapping[str, Description]) -> dict[str, str]:
+    """Return a digest of each module that `describe_user_parts` has described, and of its file."""
     return {
         module: digest_of(f"{_digest(module)} {description.text}")
-        for module, description in _described(parts).items()
+        for module, description in descriptions.items()
     }
 
 
-def unseen_in_parts(parts: Iterable[Part]) -> list[str]:
-    """Return where values are, in reach of parts outside the package, that could not be read."""
-    return [place for description in _described(parts).values() for place in description.unseen]
+def describe_user_parts(parts: Iterable[Part]) -> dict[str, Description]:
+    """Return a description of the parts outside the package, by their modules.
+
+    It follows all values that they can reach; `user_modules` does not.
+    """
+    return {module: _description(kinds) for module, kinds in user_modules(parts).items()}
 
 
-def _described(parts: Iterable[Part]) -> dict[str, Description]:
-    """Return a description of the parts outside the package, by their modules."""
+def user_modules(parts: Iterable[Part]) -> dict[str, list[type[Part]]]:
+    """Return the classes of parts outside the package, by the modules in which they are written."""
     kinds = {kind for part in parts for kind in type(part).__mro__ if issubclass(kind, Part)}
     by_module: dict[str, list[type[Part]]] = {}
     for kind in sorted(filter(_is_user_class, kinds), key=lambda kind: kind.__qualname__):
         by_module.setdefault(kind.__module__, []).append(kind)
-    return {module: _description(by_module[module]) for module in sorted(by_module)}
+    return {module: by_module[module] for module in sorted(by_module)}
 
 
 def _description(kinds: Iterable[type[Part]]) -> Description:

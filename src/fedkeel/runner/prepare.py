@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -35,7 +36,7 @@ from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.part import Capability
-from fedkeel.method.plugins import unseen_in_parts, user_part_digests
+from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.records.score import MetricInfo
@@ -144,9 +145,12 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     except ModelError as error:  # where it is raised, the name of the method is unknown
         error.what = error.what.replace("The method ", f"{plan.expression!r} ", 1)
         raise
-    unseen = (*network.unseen, *metrics.unseen, *unseen_in_parts(plan.parts))
+    own = describe_user_parts(plan.parts)
+    in_parts = (place for module in own.values() for place in module.unseen)
+    unseen = (*network.unseen, *metrics.unseen, *in_parts)
     prepared = Prepared(settings, setup, server, spec, population, ingredients, unseen=unseen)
-    return replace(prepared, key=_key(prepared), state=choose_place(prepared))
+    key = _key(prepared, digests_of_modules(own))
+    return replace(prepared, key=key, state=choose_place(prepared))
 
 
 def _converted(federation: Federation, dtype: torch.dtype) -> Federation:
@@ -346,7 +350,7 @@ def _check_evaluation_memory(setup: TrainingSetup) -> None:
 
 
 def has_batch_of(local: config.Local, n: int, rounds: int, size: int) -> bool:
-    """Return whether a client of `n` examples has_batch_of a batch of `size` in so many rounds."""
+    """Return whether a client of `n` examples has a batch of `size` in so many rounds."""
     if size not in batches.batch_sizes(local, n):
         return False
     if n == size or local.batch_size == size or local.steps is None:
@@ -381,23 +385,17 @@ _DESCRIBED_OTHERWISE = (
 """Settings that decide no number, or that a key describes by what was made of them."""
 
 
-def _key(prepared: Prepared) -> str:
+def _key(prepared: Prepared, user_parts: Mapping[str, str]) -> str:
     """Return a digest of settings, data, initial model and version: of all that decides numbers.
 
     Where some of the user's values cannot be read in full, it is another one each time.
+
+    Args:
+        prepared: the run; its key is not used.
+        user_parts: digests of the modules of the user's own parts, by name.
     """
     settings = prepared.settings.model_dump(mode="json")
-    for name in (
-        "name",
-        "method",
-        "compare",
-        "tune",
-        "data",
-        "partition",
-        "model",
-        "task",
-        "flower",
-    ):
+    for name in _DESCRIBED_OTHERWISE:
         settings.pop(name, None)
     settings.pop("weights")  # those that are used are below
     engine = prepared.settings.engine
@@ -419,7 +417,7 @@ def _key(prepared: Prepared) -> str:
         "test": setup.test.fingerprint(),
         "network": setup.training.network.describe(),
         "metrics": setup.metrics.describe(),
-        "own": user_part_digests(prepared.plan.parts),
+        "own": user_parts,
     }
     if prepared.unseen:
         identity["only once"] = secrets.token_hex(16)

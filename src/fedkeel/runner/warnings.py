@@ -18,7 +18,7 @@ from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
 from fedkeel.method.parts.dpsgd import DPSGD
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
 from fedkeel.task.losses import OF_QUANTITIES
@@ -297,7 +297,7 @@ def _generator_that_is_set(prepared: Prepared) -> str:
 
 def _step_that_does_not_repeat(prepared: Prepared) -> str:
     """Return a warning where a step of the user's own method does not repeat."""
-    modules = user_part_digests(prepared.plan.parts)
+    modules = user_modules(prepared.plan.parts)
     if not modules:
         return ""
     lr = learning_rate(prepared.settings, prepared.setup.training, 0)

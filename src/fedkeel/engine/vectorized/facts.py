@@ -12,7 +12,7 @@ from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.compiler.dropout_masks import RandomDraws, random_draws
 from fedkeel.engine.vectorized.padding import method_obstacle, network_obstacle
 from fedkeel.method.context import Population
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.plugins import user_modules
 from fedkeel.task.network import Batch
 
 SHORT_ROUND = 8
@@ -67,7 +67,7 @@ def _padding_obstacle(setup: TrainingSetup, draws: RandomDraws | None) -> str:
     if draws is not None and plan.preparations:
         return "the model draws random numbers for prepared examples"
     obstacle = network_obstacle(network, batch, draws)
-    if obstacle or not user_part_digests(plan.parts):  # the package's own parts bear padding
+    if obstacle or not user_modules(plan.parts):  # the package's own parts bear padding
         return obstacle
     clients = len(setup.federation)
     population, classes = Population(clients, clients), setup.federation.data.classes
