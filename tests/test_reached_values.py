@@ -259,6 +259,20 @@ def test_values_in_the_user_s_modules_are_seen(here: Path, name: str, seen: bool
     assert (described[1] != described[2]) == seen
 
 
+@pytest.mark.parametrize("name", ["by_name", "by_dots", "late_from"])
+def test_empty_values_and_tensors_of_a_module_are_seen(here: Path, name: str) -> None:
+    """They are false, or neither true nor false, and differ nevertheless."""
+    (here / "scale.json").write_text("1.0")
+    function = getattr(importlib.import_module("net"), name)
+    module = importlib.import_module("inner.deep" if name != "by_name" else "settings")
+    digests = []
+    for value in (False, None, 0, torch.zeros(2), torch.ones(2), torch.ones(2)):
+        module.SCALE = value
+        digests.append(describe_value(function).digest)
+    assert len(set(digests)) == 5
+    assert digests[-2] == digests[-1]
+
+
 SCRIPT = """
 import enum, types, functools
 from torch import nn, relu

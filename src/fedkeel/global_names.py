@@ -94,7 +94,8 @@ def global_values(function: FunctionType) -> Iterator[tuple[str, object]]:
             if not isinstance(value, ModuleType) or not is_users_module(value.__name__):
                 break
             yield value.__name__, module_digest(value.__name__)
-            value = getattr(value, name, None) or _imported(f"{value.__name__}.{name}")
+            is_there = hasattr(value, name)
+            value = getattr(value, name) if is_there else _imported(f"{value.__name__}.{name}")
         yield ".".join(names).removeprefix("import "), value
 
 
