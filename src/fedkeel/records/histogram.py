@@ -48,11 +48,6 @@ class Histogram:
         client, label = np.nonzero(table)
         return cls(len(table), table.shape[1], client, label, table[client, label])
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it has a file of its own."""
-        return self.clients * self.classes > MAX_NUMBERS
-
     def classes_of_clients(self) -> Ints:
         """Return [C] how many classes each client has examples of."""
         return np.bincount(self.client, minlength=self.clients)
@@ -97,6 +92,11 @@ class Histogram:
         if not fits or not _within(client, clients) or not _within(label, classes):
             raise ValueError("counts of clients or classes that are not there")
         return cls(clients, classes, client, label, count)
+
+
+def is_large(clients: int, classes: int) -> bool:
+    """Return whether a histogram has a file of its own."""
+    return clients * classes > MAX_NUMBERS
 
 
 def _within(values: Ints, size: int) -> bool:

@@ -21,6 +21,7 @@ from fedkeel.method.docs.cite import bibtex, keys
 from fedkeel.method.docs.describe import describe
 from fedkeel.method.part import Part
 from fedkeel.method.plugins import user_part_digests
+from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import (
     DataRecord,
     EngineChoice,
@@ -48,7 +49,8 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
     settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
     network, federation = setup.training.network, setup.federation
     parts = plan.parts or ()
-    no_histogram = federation.how["kind"] == "nodes" or federation.class_counts().is_large
+    is_here = federation.how["kind"] != "nodes"
+    has_histogram = is_here and not is_large(len(federation), federation.data.classes)
     return RunRecord(
         name=settings.name,
         key=prepared.key,
@@ -79,7 +81,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
                 **federation.how,
                 "clients": len(federation),
                 "sizes": federation.sizes.tolist(),
-                "histogram": [] if no_histogram else federation.histogram().tolist(),
+                "histogram": federation.histogram().tolist() if has_histogram else [],
                 "names": list(federation.names),
             }
         ),

@@ -14,8 +14,9 @@ from fedkeel.engine.base import Engine
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.errors import RunError
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.plugins import user_modules
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
+from fedkeel.records.histogram import is_large
 from fedkeel.records.run_record import EngineChoice, RunRecord
 from fedkeel.runner.callbacks import Callback, RunInfo
 from fedkeel.runner.checkpoint import unpacked
@@ -100,8 +101,9 @@ def _start(
 def _save_histogram(folder: RunFolder, prepared: Prepared) -> None:
     """Write the histogram of the partition where it is too large for run.json."""
     federation = prepared.setup.federation
-    if federation.how["kind"] != "nodes" and (counts := federation.class_counts()).is_large:
-        folder.save_histogram(counts)
+    is_here = federation.how["kind"] != "nodes"
+    if is_here and is_large(len(federation), federation.data.classes):
+        folder.save_histogram(federation.class_counts())
 
 
 def check_settings(out: Path, settings: config.Run) -> None:
@@ -177,7 +179,7 @@ def _other_difference(record: RunRecord, prepared: Prepared) -> str:
         return f"the version is {__version__}, there {version}"
     if record.data.fingerprint != prepared.setup.federation.data.fingerprint():
         return "the training data differ"
-    files = [f"{module.replace('.', '/')}.py" for module in user_part_digests(prepared.plan.parts)]
+    files = [f"{module.replace('.', '/')}.py" for module in user_modules(prepared.plan.parts)]
     method = f"the method's own code ({', '.join(files)}), " if files else ""
     model = "the model, the loss, or a value that their code reaches"
     return f"{method}{model}, the division or the test data differ"
