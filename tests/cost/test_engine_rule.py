@@ -15,9 +15,11 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel import config
 from fedkeel.cost import engine_rule as module
-from fedkeel.cost.engine_rule import choose_engine, kept_engine, vectorization_obstacle
+from fedkeel.cost.engine_rule import EngineRule, choose_engine, kept_engine
 from fedkeel.cost.work import gradient_multiply_adds, run_work
+from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.prepared import Ingredients, Prepared
+from fedkeel.engine.vectorized.facts import SetupFacts
 from fedkeel.errors import RunError
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.runner.prepare import prepare
@@ -62,13 +64,20 @@ def run(
     rounds: int = 1000,
     method: str = "fedavg",
     loss: object = None,
+    uneven: bool = False,
     **engine: object,
 ) -> Prepared:
-    """Prepare a run of equal clients, all of which take part in each round."""
+    """Prepare a run whose clients all take part in each round.
+
+    They have equally many examples, or every other client has half as many.
+    """
     make, shape = network
     x = torch.randn(examples * cohort, *shape, generator=torch.Generator().manual_seed(0))
     data = fk.dataset(x, torch.arange(len(x)) % 10)
-    clients = fk.federation(data, torch.arange(len(x)).view(cohort, examples).numpy())
+    rows = list(torch.arange(len(x)).view(cohort, examples).numpy())
+    if uneven:
+        rows = [row[: examples // (1 + k % 2)] for k, row in enumerate(rows)]
+    clients = fk.federation(data, rows)
     settings = config.Run(
         method=method,
         rounds=rounds,
@@ -110,7 +119,7 @@ def test_multiply_adds_are_those_of_the_layers() -> None:
     ],
 )
 def test_the_rule(of_run: dict[str, object], expected: tuple[str, int, int]) -> None:
-    chosen = choose_engine(run(**of_run), obstacle="")
+    chosen = choose_engine(run(**of_run))
     assert (chosen.kind, chosen.workers, chosen.parallel_clients) == expected
     assert (chosen.asked, chosen.device, chosen.reasons) == ("auto", "cpu", [])
 
@@ -157,14 +166,28 @@ def test_a_model_that_cannot_be_compiled_is_trained_exactly() -> None:
     assert (chosen.kind, chosen.workers) == ("workers", 2)
     assert len(chosen.reasons) == 1
     assert chosen.reasons[0].startswith("steps are not compiled: ")
-    assert vectorization_obstacle(run(model)) == chosen.reasons[0]
-    assert vectorization_obstacle(run(MLP)) == ""
+    rule = EngineRule()
+    for method in ("fedprox", "fedavg"):
+        rule.add(run(model, method=method))
+    assert rule.choose() == replace(chosen, reasons=[f"fedprox: {chosen.reasons[0]}"])
 
 
-def test_one_method_that_cannot_be_compiled_decides_for_all() -> None:
-    obstacle = "mine: steps are not compiled"
-    chosen = choose_engine(run(), obstacle)
-    assert (chosen.kind, chosen.reasons) == ("workers", [obstacle])
+def test_the_order_of_methods_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be padded keeps all from training clients of other sizes side by side."""
+
+    def facts(setup: TrainingSetup) -> SetupFacts:
+        obstacle = "it looks at the padding" if setup.training.plan.expression != "fedavg" else ""
+        return SetupFacts("", None, obstacle, short_rounds=False)
+
+    monkeypatch.setattr(module, "establish", facts)
+    chosen = []
+    for methods in (("fedavg", "fedprox"), ("fedprox", "fedavg")):
+        rule = EngineRule()
+        for method in methods:
+            rule.add(run(method=method, uneven=True))
+        chosen.append(rule.choose())
+    assert chosen[0] == chosen[1]
+    assert chosen[0].parallel_clients == 1
 
 
 def test_a_gpu_is_left_alone_by_a_run_that_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:

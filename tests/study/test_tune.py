@@ -19,6 +19,7 @@ import fedkeel as fk
 from commands import experiment
 from fedkeel import config
 from fedkeel.config import Range, Space
+from fedkeel.cost import engine_rule
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import CompositionError, ConfigError, DataError, RunError, TrainingError
 from fedkeel.records.folder import RunFolder
@@ -315,6 +316,19 @@ def test_an_interrupt_in_the_last_round_of_a_wave_counts(tmp_path: Path, run: in
 
     found = tune(settings(), ingredients(), METHODS, TPE, tmp_path, display=Presses())
     assert (found.complete, len(found.trials)) == (run == 12, run)
+
+
+def test_a_search_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with other methods and points, and on a machine where the rule would take another."""
+    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_rule, "DISPATCHED_GROUP_SECONDS", 0.0)
+    auto = {"engine": fk.Engine(checkpoint_seconds=0), "rounds": 1}
+    for cores, methods, rates in ((1, ["fedavg"], (0.01,)), (3, ["scaffold"], (0.1, 0.2))):
+        monkeypatch.setattr(engine_rule, "core_count", lambda cores=cores: cores)
+        tuned(tmp_path, methods, Space(space={"local.lr": rates}), **auto)
+        engines = [RunFolder(p.parent).read_run().engine for p in tmp_path.glob("*/run.json")]
+        assert all(engine == engines[0] for engine in engines)
+    assert (len(engines), engines[0].kind, engines[0].workers) == (3, "vectorized", 1)
 
 
 def written(out: Path) -> dict[str, str]:

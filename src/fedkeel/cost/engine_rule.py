@@ -1,7 +1,8 @@
 """The engine that runs the clients: the requested one, or one by a rule that reads no clock.
 
-The rule looks at what all methods and seeds of a comparison share, so they get the same engine, and
-a repeated run gets it again. Its constants are measured: see ``docs/benchmarks``.
+The rule looks at what all methods and seeds of a comparison share, and at what each method allows.
+So all of them get the same engine, and a repeated run gets it again. Its constants are measured:
+see ``docs/benchmarks``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import with_empty_answers
 from fedkeel.engine.vectorized.facts import establish
 from fedkeel.errors import RunError
-from fedkeel.method.plugins import user_part_digests
+from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.task.models import MODELS
@@ -60,71 +61,114 @@ GPU_GROUP_SIZE, GPU_GROUP_ENTRIES = 512, 2**28
 """Clients of a group on a GPU, and their parameters (1 GB in float32), at most."""
 
 
-@one_at_a_time()
-def choose_engine(prepared: Prepared, obstacle: str | None = None) -> EngineChoice:
-    """Return the engine of a run.
+def choose_engine(prepared: Prepared) -> EngineChoice:
+    """Return the engine of a run."""
+    rule = EngineRule()
+    rule.add(prepared)
+    return rule.choose()
 
-    Args:
-        prepared: the run.
-        obstacle: why one of the methods that it is compared with cannot be compiled, from
-            `vectorization_obstacle`, "" where all can. None looks at the run alone.
+
+class EngineRule:
+    """Chooses one engine for runs that differ in nothing but the method and the seed.
+
+    What one of the methods does not allow, no run does; their order does not matter.
     """
-    requested, cohort = prepared.settings.engine, max(prepared.population.per_round, 1)
-    workers = min(requested.workers or core_count(), cohort)
-    choice = EngineChoice(
-        kind=requested.kind,
-        workers=workers,
-        parallel_clients=1,
-        device="cpu",
-        dtype=requested.dtype,
-        precision=requested.precision,
-        asked=requested.kind,
-    )
-    if requested.kind == "sequential":
-        return replace(choice, workers=1)
-    if requested.kind == "workers":
-        return choice
-    if requested.kind == "ray":
-        return _ray_choice(choice, requested, cohort)
-    work = run_work(prepared)
-    is_short = requested.kind == "auto" and work.seconds < SHORT_RUN_SECONDS
-    if is_short and requested.device == "auto":
-        return _exact_choice(choice, requested, work)
-    device, reasons = choose_device(requested, prepared.setup)
-    if requested.kind == "auto" and device == "cpu":
-        obstacle = vectorization_obstacle(prepared) if obstacle is None else obstacle
-        reasons = [*reasons, obstacle] if obstacle else reasons
-        if obstacle or is_short or work.multiply_adds > LONG_STEP:
-            return _exact_choice(replace(choice, reasons=reasons), requested, work)
-    if device == "cuda":  # one process keeps a GPU busy
-        workers = workers if requested.workers else 1
-    is_dispatched = requested.workers or work.round_seconds >= DISPATCHED_GROUP_SECONDS
-    workers = workers if is_dispatched else 1
-    size = min(requested.parallel_clients or _group_size(prepared, work, workers, device), cohort)
-    return replace(
-        choice,
-        kind="vectorized",
-        workers=workers if requested.workers else min(workers, math.ceil(cohort / size)),
-        parallel_clients=size,
-        device=device,
-        reasons=reasons,
-    )
+
+    def __init__(self) -> None:
+        self._first: Prepared | None = None
+        self._count = 0
+        self._work: Work | None = None
+        self._obstacle = self._hindered = ""  # why steps are not compiled, and of which method
+        self._pads = True
+
+    @one_at_a_time()
+    def add(self, prepared: Prepared) -> None:
+        """Add a run, and find out what its method and its model allow.
+
+        The package's own models and methods are known to be compiled. Others are tried.
+        """
+        requested = prepared.settings.engine
+        self._first, self._count = self._first or prepared, self._count + 1
+        if requested.kind not in ("auto", "vectorized"):
+            return
+        self._work = self._work or run_work(prepared)
+        if _is_exact(self._work, requested):
+            return
+        if requested.kind == "auto" and not self._obstacle:
+            self._obstacle, self._hindered = _obstacle(prepared), prepared.plan.expression
+        if not self._obstacle or _may_use_gpu(requested):
+            self._pads = self._pads and establish(prepared.setup).pads
+
+    @one_at_a_time()
+    def choose(self) -> EngineChoice:
+        """Return the engine of all runs that were added.
+
+        Raises:
+            ValueError: none was added.
+        """
+        prepared = self._first
+        if prepared is None:
+            raise ValueError("no run was added")
+        requested, cohort = prepared.settings.engine, max(prepared.population.per_round, 1)
+        workers = min(requested.workers or core_count(), cohort)
+        choice = EngineChoice(
+            kind=requested.kind,
+            workers=workers,
+            parallel_clients=1,
+            device="cpu",
+            dtype=requested.dtype,
+            precision=requested.precision,
+            asked=requested.kind,
+        )
+        if requested.kind == "sequential":
+            return replace(choice, workers=1)
+        if requested.kind == "workers":
+            return choice
+        if requested.kind == "ray":
+            return _ray_choice(choice, requested, cohort)
+        work = self._work or run_work(prepared)
+        if _is_exact(work, requested):
+            return _exact_choice(choice, requested, work)
+        device, reasons = choose_device(requested, prepared.setup)
+        if requested.kind == "auto" and device == "cpu":
+            who = "" if self._count == 1 else f"{self._hindered}: "
+            reasons = [*reasons, who + self._obstacle] if self._obstacle else reasons
+            if self._obstacle or work.seconds < SHORT_RUN_SECONDS or work.multiply_adds > LONG_STEP:
+                return _exact_choice(replace(choice, reasons=reasons), requested, work)
+        if device == "cuda":  # one process keeps a GPU busy
+            workers = workers if requested.workers else 1
+        is_dispatched = requested.workers or work.round_seconds >= DISPATCHED_GROUP_SECONDS
+        workers = workers if is_dispatched else 1
+        size = requested.parallel_clients
+        size = min(size or _group_size(prepared, work, workers, device, self._pads), cohort)
+        return replace(
+            choice,
+            kind="vectorized",
+            workers=workers if requested.workers else min(workers, math.ceil(cohort / size)),
+            parallel_clients=size,
+            device=device,
+            reasons=reasons,
+        )
 
 
-@one_at_a_time()
-def vectorization_obstacle(prepared: Prepared) -> str:
-    """Return why `auto` cannot train a run by compiled steps, "" where it can or need not.
+def _may_use_gpu(requested: config.Engine) -> bool:
+    return requested.device != "cpu" and torch.cuda.is_available()
 
-    The package's own models and methods are known to be compiled. Others are tried.
-    """
+
+def _is_exact(work: Work, requested: config.Engine) -> bool:
+    """Return whether the work alone decides that `auto` compiles no steps."""
+    if requested.kind != "auto" or requested.device == "cuda":
+        return False
+    is_short = work.seconds < SHORT_RUN_SECONDS
+    return is_short or (work.multiply_adds > LONG_STEP and not _may_use_gpu(requested))
+
+
+def _obstacle(prepared: Prepared) -> str:
+    """Return why a run's steps cannot be compiled, "" where they can."""
     setup = prepared.setup
-    if prepared.settings.engine.kind != "auto":
-        return ""
-    if facts := establish(setup).not_compilable:
-        return f"steps are not compiled: {facts}"
-    is_known = prepared.ingredients.model in MODELS and not user_part_digests(prepared.plan.parts)
-    work = None if is_known else run_work(prepared)
-    if work is None or work.seconds < SHORT_RUN_SECONDS or work.multiply_adds > LONG_STEP:
+    if reason := setup.training.network.traits.why_not_traceable:
+        return f"steps are not compiled: {reason}"
+    if prepared.ingredients.model in MODELS and not user_modules(prepared.plan.parts):
         return ""
     from fedkeel.engine.vectorized.trial import compile_obstacle  # slow to import
 
@@ -149,7 +193,7 @@ def kept_engine(previous: EngineChoice, requested: config.Engine) -> EngineChoic
         return None
     if previous.device == "cuda" and not torch.cuda.is_available():
         raise RunError(
-            "This was begun on a GPU, and torch finds none.",
+            "This run or comparison was begun on a GPU, and torch finds no GPU now.",
             why="without it the results differ by rounding, and dropout draws other numbers",
             do="set engine.device = 'cpu' to go on nevertheless",
         )
@@ -166,7 +210,7 @@ def _exact_choice(choice: EngineChoice, requested: config.Engine, work: Work) ->
     return replace(choice, kind="workers" if workers > 1 else "sequential", workers=workers)
 
 
-def _group_size(prepared: Prepared, work: Work, workers: int, device: str) -> int:
+def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads: bool) -> int:
     """Return how many clients are trained side by side.
 
     A worker's share of the cohort is cut into groups of about the same size: a share of 50 clients
@@ -174,7 +218,7 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str) -> in
     """
     setup, entries = prepared.setup, numel(prepared.setup.training.network.params)
     sizes = setup.federation.sizes
-    if not establish(setup).pads and len(np.unique(sizes[sizes > 0])) > 1:
+    if not pads and len(np.unique(sizes[sizes > 0])) > 1:
         return 1  # few clients of a round have the same batch sizes
     if device == "cpu" and _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS:
         return 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from fedkeel import config
 from fedkeel.config import Run as RunSettings
-from fedkeel.cost.engine_rule import choose_engine, kept_engine, vectorization_obstacle
+from fedkeel.cost.engine_rule import EngineRule, kept_engine
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
@@ -146,8 +146,8 @@ def compare(
     display.prepare()
     by_expression: dict[str, RunSettings] = {}  # one method may be written in several ways
     others: list[str] = []
-    folders: list[str] = []
-    obstacle = ""
+    own: list[str] = []  # names of the folders of the first runs
+    rule = EngineRule()
     for method in methods:
         of_method = settings.model_copy(update={"method": method})
         prepared = prepare(of_method, ingredients)  # refuse what is illegal before anything runs
@@ -155,11 +155,11 @@ def compare(
         by_expression.setdefault(prepared.plan.expression, of_method)
         if any(part.weights not in (None, prepared.plan.weights) for part in prepared.plan.parts):
             others.append(f"`{method}`")
-        folders.append(run_folder_name(prepared))
-        if not obstacle and (reason := vectorization_obstacle(prepared)):
-            obstacle = f"{prepared.plan.expression}: {reason}"
-    engine = None if out is None else _earlier_engine(out, folders, settings)
-    engine = engine or choose_engine(prepared, obstacle)
+        own.append(run_folder_name(prepared))
+        rule.add(prepared)
+    listed = runs_of(out) if out is not None and os.path.exists(out / INDEX) else []
+    folders = [] if out is None else [*(out / name for name in own), *listed]
+    engine = earlier_engine(folders, settings) or rule.choose()
     seed_range = range(settings.seed, settings.seed + seeds)
     for seed in seed_range[1:]:
         ingredients.clients(seed)  # the partition may be impossible for some seeds
@@ -195,22 +195,23 @@ def with_one_weighting(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"weights": settings.weights or "examples"})
 
 
-def _earlier_engine(
-    out: Path, folders: Sequence[str], settings: RunSettings
+def earlier_engine(
+    folders: Iterable[Path], settings: RunSettings, searched: Collection[str] = ()
 ) -> EngineChoice | None:
-    """Return the engine of earlier runs of this comparison, None where there are none.
+    """Return the engine of earlier runs of a comparison or a search, None where there are none.
 
     Args:
-        out: its folder.
-        folders: names of the folders of its first runs.
-        settings: everything but method and seed.
+        folders: where these runs may be.
+        settings: of any of its runs.
+        searched: dotted keys of the settings in which its runs differ, beside method and seed.
     """
-    if not os.path.exists(out):  # unlike Path.exists, it takes a name that is too long
-        return None
-    listed = runs_of(out) if (out / INDEX).exists() else []
-    common = _common(deciding(config.to_toml(settings)))
-    for folder in map(RunFolder, dict.fromkeys([*(out / name for name in folders), *listed])):
-        if not folder.exists() or _common(folder.deciding()) != common:
+
+    def common(values: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in values.items() if k not in ("method", "seed", *searched)}
+
+    expected = common(deciding(config.to_toml(settings)))
+    for folder in map(RunFolder, dict.fromkeys(folders)):
+        if not folder.exists() or common(folder.deciding()) != expected:
             continue
         try:
             record = folder.read_run()
@@ -218,10 +219,6 @@ def _earlier_engine(
             continue
         return kept_engine(record.engine, settings.engine)
     return None
-
-
-def _common(settings: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in settings.items() if k not in ("method", "seed")}
 
 
 class _Runs:

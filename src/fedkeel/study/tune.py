@@ -7,6 +7,7 @@ killed and repeated gives the same result as one that was not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from fedkeel.config import Run as RunSettings
 from fedkeel.config import Space
-from fedkeel.cost.engine_rule import choose_engine, kept_engine, vectorization_obstacle
+from fedkeel.cost.engine_rule import EngineRule
 from fedkeel.cost.memory import check_disk
 from fedkeel.engine.prepared import Ingredients, Prepared
 from fedkeel.engine.process.interrupts import interrupts
@@ -25,7 +26,12 @@ from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, WithoutScores
 from fedkeel.runner.start import start
-from fedkeel.study.compare import create_folder, run_folder_name, with_one_weighting
+from fedkeel.study.compare import (
+    create_folder,
+    earlier_engine,
+    run_folder_name,
+    with_one_weighting,
+)
 from fedkeel.study.pool import RunOutcome, RunRequest, can_fork, run_all, single_process
 from fedkeel.study.samplers import Sampler, make_sampler, sampler_name
 from fedkeel.study.search_space import (
@@ -153,7 +159,6 @@ class _TrialRuns:
     jobs: int
     display: ProgressDisplay
     engine: EngineChoice | None = None
-    has_begun: bool = False
     metric: MetricInfo = ACCURACY
 
     def settings(self, search: _Search, point: Point, seed: int) -> RunSettings:
@@ -165,16 +170,19 @@ class _TrialRuns:
         """Refuse what cannot run before anything runs, and choose the engine of all runs."""
         for seed in self.seeds:
             self.score.ingredients.clients(seed)
-        obstacle = ""
+        own: list[Path] = []  # folders that first trials may have
+        rule = EngineRule()
         for search in searches:
             point: Point = {axis.name: axis.examples[0] for axis in search.axes}
             settings = self.settings(search, point, self.seeds[0])
             prepared = prepare(settings, self.score.ingredients)
             check_disk(prepared, self.out)
             self.metric = prepared.setup.metrics.score
-            if not obstacle and (reason := vectorization_obstacle(prepared)):
-                obstacle = f"{prepared.plan.expression}: {reason}"
-        self.engine = choose_engine(prepared, obstacle)
+            own.append(self.out / run_folder_name(prepared))
+            rule.add(prepared)
+        others = sorted(self.out.iterdir()) if os.path.isdir(self.out) else []
+        searched = {axis.key for search in searches for axis in search.axes if axis.term is None}
+        self.engine = earlier_engine([*own, *others], settings, searched) or rule.choose()
 
     def make(self, wave: Sequence[tuple[_Search, Point]]) -> bool:
         """Try points and tell the samplers their scores; return false after an interrupt."""
@@ -205,10 +213,6 @@ class _TrialRuns:
         prepared = prepare(settings, self.score.ingredients)
         self.metric = prepared.setup.metrics.score
         folder = self.out / run_folder_name(prepared)
-        if not self.has_begun and RunFolder(folder).exists():  # the search was begun before
-            earlier = RunFolder(folder).read_run().engine
-            self.engine = kept_engine(earlier, settings.engine) or self.engine
-        self.has_begun = True
         values = ", ".join(f"{name} {_short(value)}" for name, value in point.items())
         name = f"{search.method}, {values}, seed {seed}"
         return RunRequest(name, folder, partial(_run, prepared, folder, self.engine))

@@ -10,6 +10,7 @@ from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.compiler.errors import first_line
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.vectorized.engine import VectorizedTrainer
+from fedkeel.engine.vectorized.facts import establish, has_short_rounds
 from fedkeel.errors import FedkeelError
 from fedkeel.method.context import Message
 
@@ -25,11 +26,13 @@ def compile_obstacle(setup: TrainingSetup, message: Message) -> str:
     """
     training = setup.training
     one_step = training.local.model_copy(update={"epochs": None, "steps": 1})
+    facts = establish(setup)
     setup = replace(setup, training=replace(training, local=one_step))
+    facts = replace(facts, short_rounds=has_short_rounds(setup))
     sizes = setup.federation.sizes
     smallest = sorted(np.flatnonzero(sizes).tolist(), key=lambda k: int(sizes[k]))[:2]
     jobs = [ClientJob(row=0, client=client, steps_done=0) for client in smallest]
-    trainer = VectorizedTrainer(setup, len(jobs))
+    trainer = VectorizedTrainer(setup, len(jobs), facts=facts)
     try:
         with use_numerics(setup.precision):
             for _ in trainer(message, jobs, lambda _: None):
