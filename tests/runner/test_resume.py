@@ -66,7 +66,8 @@ def dying(budget: Budget) -> Iterator[None]:
     """Put the budget between the records and the disk."""
     patch = pytest.MonkeyPatch()
     rename, sync, remove = os.replace, os.fsync, shutil.rmtree
-    save, append, text = files.save_file, RunFolder.append, folders.write_text
+    save, append = files.save_file, RunFolder.append
+    text, rows = folders.write_text, row_file.write_bytes
     place, write = DiskStore.restore, DiskStore._write_slots
 
     def half_removed(path: Path) -> None:
@@ -98,8 +99,8 @@ def dying(budget: Budget) -> Iterator[None]:
     patch.setattr(os, "fsync", spent(sync))
     patch.setattr(shutil, "rmtree", spent(remove, half_removed))
     patch.setattr(files, "save_file", spent(save, half_saved))
-    for module in (folders, row_file):
-        patch.setattr(module, "write_text", spent(text))
+    patch.setattr(folders, "write_text", spent(text))
+    patch.setattr(row_file, "write_bytes", spent(rows))
     patch.setattr(RunFolder, "append", spent(append, half_appended))
     patch.setattr(DiskStore, "_write_slots", spent(write, half_written))
     patch.setattr(DiskStore, "restore", spent(place))

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedkeel.records.files import (
+    SEAL,
     Arrays,
     file_digest,
     is_intact,
@@ -102,7 +103,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = parse_json((path / STATE).read_bytes())
         if not is_intact(state):
             raise ValueError(f"{STATE} has changed since it was written")
-        state.pop("digest", None)
+        state.pop(SEAL, None)
         digests = state.pop(_DIGESTS, {})
         if digests and file_digest(path / ARRAYS) != digests[ARRAYS]:
             raise ValueError(f"{ARRAYS} has changed since it was written")

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 Arrays = dict[str, NDArray[Any]]
 
-_SEAL = "digest"
+SEAL = "digest"
 """Key of a sealed JSON object that has the digest of all the others."""
 
 
@@ -92,21 +92,21 @@ def file_digest(path: Path) -> str:
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON object with a digest of its values."""
-    return {**values, _SEAL: _values_digest(values)}
+    return {**values, SEAL: _values_digest(values)}
 
 
 def is_intact(values: Mapping[str, Any]) -> bool:
     """Return whether a sealed object has the values that it was sealed with.
 
-    One without a seal, as version 0.1 wrote it, is taken as it is.
+    Versions before 0.2 wrote no digests: what they wrote is taken as it is.
     """
-    if _SEAL not in values:
+    if SEAL not in values:
         return True
     try:
-        digest = _values_digest({k: v for k, v in values.items() if k != _SEAL})
+        digest = _values_digest({k: v for k, v in values.items() if k != SEAL})
     except RecursionError:
         return False
-    return bool(values[_SEAL] == digest)
+    return bool(values[SEAL] == digest)
 
 
 def _values_digest(values: Mapping[str, Any]) -> str:

@@ -284,7 +284,7 @@ class RunFolder:
     ) -> list[str]:
         """Return what is not as the run has left it, one sentence each.
 
-        A run of a version before 0.2 has no digests: of it, only the numbers of the rows are known.
+        Versions before 0.2 wrote no digests: of their runs, only the rows are looked at.
 
         Args:
             record: what `read_run` returned.

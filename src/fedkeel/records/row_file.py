@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedkeel.errors import RunError
-from fedkeel.records.files import file_digest, parse_json, write_text
+from fedkeel.records.files import file_digest, parse_json, write_bytes
 from fedkeel.records.rows import RoundRecord
 
 ROWS = "rounds.jsonl"
@@ -40,7 +40,7 @@ class RowFile:
     def write(self, rows: Sequence[RoundRecord]) -> None:
         """Write the file anew with these rows."""
         lines = [row.line().encode() for row in rows]
-        write_text(self.path, b"".join(lines).decode())
+        write_bytes(self.path, b"".join(lines))
         self._rows, self._size, self._digest = list(rows), 0, hashlib.sha256()
         for line in lines:
             self._take(line)

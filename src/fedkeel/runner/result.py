@@ -78,7 +78,8 @@ class Result:
                 "The run has no best model.",
                 got="no scored round" if path is None else f"no {path}",
             )
-        if self.record.digests.get(BEST_MODEL, digest := file_digest(path)) != digest:
+        digest = self.record.digests.get(BEST_MODEL)  # versions before 0.2 wrote none
+        if digest is not None and file_digest(path) != digest:
             raise RunError(f"{path} has changed since the run ended.")
         return dict(load_file(path))
 
