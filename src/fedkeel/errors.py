@@ -26,7 +26,8 @@ class FedkeelError(Exception):
         expected: what would have been accepted.
         why: why it matters, where that is not obvious.
         do: what to do about it.
-        mark: a place in `got`, in characters from 0, with a mark below it in the line of `why`.
+        mark: place of a mistake in `got`, in characters from 0. A "^" below it is shown in place of
+            `why`.
     """
 
     def __init__(

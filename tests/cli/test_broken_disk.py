@@ -42,7 +42,7 @@ def test_a_finished_run_is_shown_and_the_missing_report_is_said(folder: Path) ->
         elsewhere = call("report", "run", "--out", "no/where.html")
     assert (run.code, report.code, elsewhere.code) == (0, 2, 2), run.err
     assert run.out == whole.out
-    assert "report  not written ([Errno 27] File too large" in run.err
+    assert "report  not written: " in run.err
     assert "fedavg" in report.out
     assert "RunError: The report run/report.html cannot be written." in report.err
     assert page.read_bytes() == before
@@ -59,7 +59,7 @@ def test_a_table_is_shown_and_the_missing_page_is_said(
         done = call("reproduce", "tiny.toml", "--show")
     assert done.code == 0, done.err
     assert "Tiny: a table for tests" in done.out
-    assert "not written (" in done.err
+    assert "not written: " in done.err
 
 
 @pytest.mark.parametrize("name", ["n" * 300, "runs/" + "n" * 300 + "/x"])
@@ -75,7 +75,7 @@ def test_a_folder_whose_name_is_too_long(folder: Path, name: str) -> None:
     tiny(folder)
     done = call("reproduce", "tiny.toml", "--show", "--out", name)
     assert done.code == 0, done.err
-    assert "not written ([Errno 36] File name too long" in done.err
+    assert "([Errno 36] File name too long" in done.err
 
 
 def test_files_that_no_run_writes_are_said_by_the_report(folder: Path) -> None:

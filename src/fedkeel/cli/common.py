@@ -119,7 +119,8 @@ def page_written(write: Callable[[], Path]) -> str:
     try:
         return str(write())
     except RunError as error:
-        return f"not written ({error.got or error.what}); {error.do}"
+        reason = error.what if error.got is None else f"{error.what} ({error.got})"
+        return f"not written: {reason}" + ("" if error.do is None else f" Do: {error.do}")
 
 
 def say(console: Console, text: str) -> None:

@@ -17,8 +17,10 @@ from fedkeel.config.task import TaskSettings
 from fedkeel.errors import ConfigError
 
 Weights = Literal["examples", "processed", "uniform"]
-ChosenWeights = Literal["examples", "processed", "uniform", "method"]
 """How clients count: by examples owned, by examples processed this round, or equally."""
+
+ChosenWeights = Literal["examples", "processed", "uniform", "method"]
+"""What a user may set: one of `Weights`, or what the method's parts state."""
 
 Precision = Literal["float32", "tf32", "bf16"]
 """What the factors of products are rounded to: nothing, 10 bits or 7."""

@@ -28,7 +28,10 @@ from fedkeel.runner.result import Result
 FINISHED = "finished"
 REUSED = "taken from an earlier run"
 PREPARING = "preparing data, model and engine"
-WAITING = "waiting for a run in another thread: one at a time has the bits that it has alone"
+WAITING = (
+    "waiting: another thread of this process is making a run, and they share torch's random "
+    "numbers, so one goes at a time"
+)
 STOPPING = "stopping after this round; a second interrupt stops at once and loses it"
 
 

@@ -107,7 +107,7 @@ def _receive(reader: Connection, child: int, message: Message, context: Context)
         ended, code = os.waitpid(child, os.WNOHANG)
         status = code if ended else None
     sent = b""
-    with suppress(EOFError):
+    with suppress(EOFError, OSError):  # the latter where it ended in the middle
         sent = reader.recv_bytes() if reader.poll() else b""
     if status is None:
         _, status = os.waitpid(child, 0)

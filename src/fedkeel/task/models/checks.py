@@ -61,9 +61,10 @@ def positive_int(name: str, value: object) -> int:
 
 def depth(name: str, value: object) -> int:
     """Return an argument that is a number of layers, of which each takes time to make."""
-    if positive_int(name, value) > _DEEPEST:
+    layers = positive_int(name, value)
+    if layers > _DEEPEST:
         raise ModelError(f"`{name}` must be at most {_DEEPEST}", got=repr(value))
-    return positive_int(name, value)
+    return layers
 
 
 def positive_ints(name: str, value: object) -> tuple[int, ...]:
