@@ -224,6 +224,7 @@ class Evaluation(Settings):
     Args:
         every: evaluate after every so many rounds; the last round is always evaluated.
         batch_size: examples in one forward pass, at most: convolutions on a processor take 100.
+            None takes as many as keep what lies between the layers within 256 MB, at most 1,000.
         clients_every: evaluate every client's own examples (those held out, where the partition
             holds some out) after every so many rounds; 0 does so after the last round only.
         target: score for "rounds to target", a share in (0, 1] of accuracy; None takes
@@ -231,7 +232,7 @@ class Evaluation(Settings):
     """
 
     every: int = Field(1, ge=1)
-    batch_size: int = Field(1000, ge=1)
+    batch_size: int | None = Field(None, ge=1)
     clients_every: int = Field(0, ge=0)
     target: float | None = Field(None, allow_inf_nan=False)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedkeel import tree
 from fedkeel.config import Weights
 from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, SmallFederation
+from fedkeel.conformance.tasks import TASKS
 from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import as_state
 from fedkeel.engine.base import ClientJob
@@ -32,6 +33,7 @@ from fedkeel.engine.trainer import TrainedClients
 from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.context import ByPart
 from fedkeel.method.docs.docstring import read
+from fedkeel.method.legality import task_kinds
 from fedkeel.method.local_loop import LocalState
 from fedkeel.method.round_values import Server, reply_state, uploaded_state
 from fedkeel.records.rows import RoundRecord
@@ -365,6 +367,31 @@ def _check_learning(federation: SmallFederation) -> str:
     return ""
 
 
+def _check_tasks(federation: SmallFederation) -> str:
+    """Check that the method trains on every kind of task that it accepts, and on no other."""
+    accepted = task_kinds(federation.expression)
+    for kind, small in TASKS.items():
+        try:
+            prepared = federation.prepare_task(small)
+        except CompositionError as error:
+            if kind in accepted:
+                return f"{kind}: {error.what}"
+            continue
+        if kind not in accepted:
+            return f"{kind}: it is accepted, and its needs say otherwise"
+        result = start(prepared)
+        if not all(bool(t.isfinite().all()) for t in result.params.values()):
+            return f"{kind}: the model is not finite"
+        if all(torch.equal(t, prepared.server.params[k]) for k, t in result.params.items()):
+            return f"{kind}: the model has not changed"
+        grouped = start(
+            federation.prepare_task(small, kind="vectorized", parallel_clients=PER_ROUND, workers=1)
+        )
+        if difference := _difference(result.params, grouped.params, RUN_TOLERANCE):
+            return f"{kind}, side by side: {difference}"
+    return ""
+
+
 def _check_docstrings(federation: SmallFederation) -> str:
     for part in federation.plan.parts:
         try:
@@ -387,6 +414,7 @@ CHECKS: dict[str, Callable[[SmallFederation], str]] = {
     "a killed run goes on as if it had not been": _check_resuming,
     "recorded bytes are the bytes on the wire": _check_bytes,
     "loss falls on a convex problem": _check_learning,
+    "it trains on every kind of task that it accepts": _check_tasks,
     "its docstring says what it is": _check_docstrings,
 }
 """Every check by what must hold. A check returns what does not hold, or ""."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from fedkeel import config
 from fedkeel.config import Weights
+from fedkeel.conformance.tasks import SmallTask
 from fedkeel.data import batches
-from fedkeel.data.dataset import Federation, dataset, federation
+from fedkeel.data.dataset import Dataset, Federation, dataset, federation
 from fedkeel.data.values import rows_of
 from fedkeel.engine import client_inputs
 from fedkeel.engine.prepared import Ingredients, Prepared
@@ -117,6 +119,30 @@ class SmallFederation:
     ) -> Prepared:
         """Return a run of the method on this federation."""
         training_data, test = _data(clients)
+        return self._prepare(
+            Task(model), training_data, dataset(*test, classes=3), rounds, lr, **engine
+        )
+
+    def prepare_task(self, small: SmallTask, rounds: int = 2, **engine: object) -> Prepared:
+        """Return a run of the method on another kind of task, with clients of the same sizes."""
+        random = generator(0, "conformance.task")
+        sizes = [5 + 3 * k for k in range(CLIENTS)]
+        starts = np.cumsum([0, *sizes])
+        clients = federation(
+            small.draw(random, int(starts[-1])),
+            [np.arange(a, b) for a, b in pairwise(starts)],
+        )
+        return self._prepare(small.task, clients, small.draw(random, 20), rounds, 0.05, **engine)
+
+    def _prepare(
+        self,
+        task: Task,
+        clients: Federation,
+        test: Dataset,
+        rounds: int,
+        lr: float,
+        **engine: object,
+    ) -> Prepared:
         values = {"kind": "sequential", "dtype": "float64", "checkpoint_seconds": 0.0, **engine}
         settings = config.Run(
             method=self.expression,
@@ -126,10 +152,7 @@ class SmallFederation:
             cohort=config.Cohort(clients=PER_ROUND),
             engine=config.build(config.Engine, values, "conformance"),
         )
-        test_data = dataset(*test, classes=3)
-        return prepare(
-            settings, Ingredients(Task(model), lambda _: training_data, test_data, "toy")
-        )
+        return prepare(settings, Ingredients(task, lambda _: clients, test, "toy"))
 
     @property
     def plan(self) -> Plan:

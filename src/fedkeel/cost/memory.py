@@ -8,8 +8,14 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel import config
+from fedkeel.data.values import Values, rows_of
 from fedkeel.engine.prepared import Place, Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, client_state_spec, with_empty_answers
 from fedkeel.engine.spec import TensorSpec
@@ -23,11 +29,60 @@ from fedkeel.method.server_memory import initial_memory
 from fedkeel.method.server_round import server_message
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.run_record import Estimate
+from fedkeel.task.network import Network
 from fedkeel.tree import Tree, nbytes
 
 COMFORTABLE_BYTES = 10**9
 """By default at most so many bytes of client state are kept in memory, because each checkpoint
 writes them all. A larger server state is computed before it is allocated."""
+
+
+EVALUATION_BYTES, EVALUATION_BATCH = 2**28, 1000
+"""Bytes of what lies between the layers in one forward pass of an evaluation, and its examples, at
+most."""
+
+
+def evaluation_batch(network: Network, x: Values) -> int:
+    """Return how many examples an evaluation takes at once.
+
+    It depends on the model and on the form of its inputs alone, so that results repeat anywhere.
+
+    Args:
+        network: the model.
+        x: [B, ...] a few inputs.
+    """
+    if network.batch_statistics:  # the batch decides the statistics
+        return EVALUATION_BATCH
+
+    def total(count: int) -> int:
+        counter = _OutputBytes()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
+            network.test_output(network.params, network.buffers, rows_of(x, [0] * count))
+        return counter.total
+
+    size = total(3) - total(2)  # without what is made of the parameters alone
+    return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // max(1, size)))
+
+
+class _OutputBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of what operations return, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's own signature
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> object:
+        """Count an output, and return it."""
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not out._is_view():
+            self.total += out.nbytes
+        return out
 
 
 def estimate_run(prepared: Prepared) -> Estimate:

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 from fedkeel.errors import CompositionError
 from fedkeel.method.grammar import parse
-from fedkeel.method.part import Part
+from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
+
+TaskKind = Literal[
+    "classification", "several labels", "regression", "segmentation", "tokens", "survival"
+]
+
+_EVERYWHERE = frozenset(Capability) - {
+    Capability.CLASSES,
+    Capability.CLASS_COUNTS,
+    Capability.SOFT_TARGETS,
+    Capability.INPUT_GRADIENT,
+}
+TASK_KINDS: dict[TaskKind, frozenset[Capability]] = {
+    "classification": frozenset(Capability),
+    "several labels": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
+    "regression": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
+    "segmentation": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
+    "tokens": _EVERYWHERE | {Capability.SOFT_TARGETS},
+    "survival": _EVERYWHERE | {Capability.INPUT_GRADIENT},
+}
+"""What each kind of task provides, with a model that has a head and no batch normalisation."""
+
+
+def task_kinds(expression: str) -> list[TaskKind]:
+    """Return the kinds of tasks that a method can be used on.
+
+    >>> task_kinds("fedlc"), task_kinds("fedreg")[:2]
+    (['classification'], ['classification', 'several labels'])
+    """
+    needs = frozenset().union(*(part.needs for part in parse(expression).parts))
+    return [kind for kind, provided in TASK_KINDS.items() if needs <= provided]
+
 
 LEGAL, WEIGHTS, TWICE, BREAKS = "+", "w", "=", "B"
 SLOT_CODES = dict(zip(SLOTS, "DLCGERS", strict=True))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedkeel import tree
@@ -37,7 +38,8 @@ def map_examples(function: Callable[[Values, Values], _T], batch: Batch) -> _T:
             the backward pass.
     """
     try:
-        return torch.func.vmap(function)(batch.x, batch.y)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attentions do not have a further axis
+            return torch.func.vmap(function)(batch.x, batch.y)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import config
-from fedkeel.cost.memory import check_server, choose_place
+from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
 from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
@@ -132,7 +132,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         settings.seed,
         metrics,
         ingredients.augment,
-        settings.evaluation.batch_size,
+        settings.evaluation.batch_size
+        or evaluation_batch(network, rows_of(federation.data.x, slice(2))),
         settings.engine.precision,
     )
     _check_evaluation_of_one(setup)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedkeel.config import Precision
 from fedkeel.data.values import Values
@@ -84,7 +85,15 @@ class SharedInputs:
         """Return a function of one client as a function of all clients."""
         if self.is_single:
             return function
-        return torch.func.vmap(function, in_dims=axes, randomness="different")
+        of_all = torch.func.vmap(function, in_dims=axes, randomness="different")
+
+        def side_by_side(*states: State) -> State:
+            # attention as products, which have a batch of clients; the fused ones do not
+            with sdpa_kernel(SDPBackend.MATH):
+                result: State = of_all(*states)
+            return result
+
+        return side_by_side
 
 
 class CompiledLoop:
