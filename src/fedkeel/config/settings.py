@@ -224,7 +224,7 @@ class Evaluation(Settings):
     Args:
         every: evaluate after every so many rounds; the last round is always evaluated.
         batch_size: examples in one forward pass, at most: convolutions on a processor take 100.
-            None takes as many as keep what lies between the layers within 256 MB, at most 1,000.
+            None takes as many as keep what lies between the layers within 512 MB, at most 1,000.
         clients_every: evaluate every client's own examples (those held out, where the partition
             holds some out) after every so many rounds; 0 does so after the last round only.
         target: score for "rounds to target", a share in (0, 1] of accuracy; None takes

@@ -37,7 +37,7 @@ COMFORTABLE_BYTES = 10**9
 writes them all. A larger server state is computed before it is allocated."""
 
 
-EVALUATION_BYTES, EVALUATION_BATCH = 2**28, 1000
+EVALUATION_BYTES, EVALUATION_BATCH = 2**29, 1000
 """Bytes of what lies between the layers in one forward pass of an evaluation, and its examples, at
 most."""
 
@@ -65,7 +65,7 @@ def evaluation_batch(network: Network, x: Values) -> int:
 
 
 class _OutputBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes of what operations return, views left out."""
+    """Adds up the bytes of what operations return, views included."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class _OutputBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         """Count an output, and return it."""
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and not out._is_view():
+        if isinstance(out, Tensor):
             self.total += out.nbytes
         return out
 
