@@ -41,9 +41,11 @@ from fedkeel.method.legality import (
     LEGAL,
     REASONS,
     SLOT_CODES,
+    TASK_KINDS,
     TWICE,
     WEIGHTS,
     Verdict,
+    task_kinds,
     verdict,
 )
 from fedkeel.method.part import Capability, Part
@@ -60,8 +62,8 @@ COMMAND = "python docs/generate.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"
 
 TABLES = (
-    *("data", "partition", "model", "local", "local.schedule", "cohort", "evaluation", "stop"),
-    *("engine", "compare", "tune", "flower"),
+    *("data", "partition", "model", "task", "local", "local.schedule", "cohort", "evaluation"),
+    *("stop", "engine", "compare", "tune", "flower"),
 )
 """Tables of an experiment file, in the order of the page."""
 
@@ -98,6 +100,9 @@ alpha = 0.1
 [model]
 name = "mlp"                      # or a class of your own: "my_net:Net"
 args = { hidden = [64] }
+
+[task]
+metrics = ["accuracy", "macro_f1"]
 
 [local]
 lr = 0.1
@@ -173,11 +178,11 @@ import pandas as pd
 
 lines = Path("runs/x/rounds.jsonl").read_text().splitlines()
 rows = pd.json_normalize([json.loads(line) for line in lines])
-print(rows[["round", "test.top1", "train_loss", "bytes_up.model"]])
+print(rows[["round", "test.accuracy", "train_loss", "bytes_up.model"]])
 ```
 
-Nested objects become columns with dots: `test.top1`, `seconds.evaluation`. Where a round was not
-evaluated these are NaN. All runs of a comparison in one table:
+Nested objects become columns with dots: `test.accuracy`, `seconds.evaluation`. Where a round was
+not evaluated these are NaN. All runs of a comparison in one table:
 
 ```python
 import json
@@ -192,7 +197,7 @@ for run in json.loads((folder / "comparison.json").read_text())["runs"]:
     table = pd.json_normalize([json.loads(line) for line in lines])
     tables.append(table.assign(method=run["method"], seed=run["seed"]))
 rows = pd.concat(tables, ignore_index=True)
-print(rows.groupby(["method", "round"])["test.top1"].agg(["mean", "std"]))
+print(rows.groupby(["method", "round"])["test.accuracy"].agg(["mean", "std"]))
 ```
 
 In Python the rows are `result.rows`, and what stands in `run.json` is `result.record`.
@@ -339,7 +344,28 @@ def legality() -> str:
         if code != LEGAL and _used(verdicts, code):
             out += ["", f"## {TITLES[code]}", "", f"{why[0].upper()}{why[1:]}", ""]
             out += _listed(names, verdicts, code)
+    out += ["", "## On which tasks", "", *_task_table(names)]
     return "\n".join([*out, ""])
+
+
+def _task_table(names: list[str]) -> list[str]:
+    """Return the table of methods and the kinds of tasks that they accept."""
+    everywhere = [name for name in names if len(task_kinds(name)) == len(TASK_KINDS)]
+    lines = [
+        "The names of methods that run on every kind of task stand under the table; a model needs "
+        "named layers for some of them (see each method's page). Combinations accept what all of "
+        "their methods accept. `check_method` trains every method on classification, regression, "
+        "segmentation and tokens, where it accepts them.",
+        "",
+        f"| method | {' | '.join(TASK_KINDS)} |",
+        f"| --- |{' --- |' * len(TASK_KINDS)}",
+    ]
+    for name in names:
+        if name not in everywhere:
+            accepted = task_kinds(name)
+            marks = ["yes" if kind in accepted else "no" for kind in TASK_KINDS]
+            lines.append(f"| `{name}` | {' | '.join(marks)} |")
+    return [*lines, "", f"On every kind of task: {', '.join(f'`{name}`' for name in everywhere)}."]
 
 
 def _used(found: dict[tuple[str, str], Verdict], code: str) -> bool:

@@ -9,6 +9,9 @@ from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError
 from fedkeel.runner.prepare import task
 
+CLASSES_LOSS = "cross_entropy"
+"""The loss that needs names of labels, which every node numbers in the same way."""
+
 NODES = "nodes"
 """The value of ``data.source`` and ``partition.kind`` where data stays on the nodes."""
 
@@ -27,11 +30,12 @@ def is_on_nodes(experiment: Experiment) -> bool:
             got=f"{experiment.data.source!r} and {experiment.partition.kind!r}",
         )
     labels = experiment.data.labels
-    if source and not labels:
+    if source and not labels and experiment.task.loss == CLASSES_LOSS:
         raise DataError(
             "Data on the nodes needs data.labels, the names of the labels in their order.",
             why="every node has to number the classes in the same way, also those it does not have",
-            do='set data.labels = ["benign", "malignant"], or ["0", "1", ...] for numbers',
+            do='set data.labels = ["benign", "malignant"], or ["0", "1", ...] for numbers; where '
+            "no classes are learned, name the loss: task.loss = 'mse'",
         )
     if len(set(labels)) < len(labels):
         repeated = next(name for name in labels if labels.count(name) > 1)

@@ -28,7 +28,7 @@ TASK_KINDS: dict[TaskKind, frozenset[Capability]] = {
     "regression": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
     "segmentation": _EVERYWHERE | {Capability.SOFT_TARGETS, Capability.INPUT_GRADIENT},
     "tokens": _EVERYWHERE | {Capability.SOFT_TARGETS},
-    "survival": _EVERYWHERE | {Capability.INPUT_GRADIENT},
+    "survival": _EVERYWHERE - {Capability.EXAMPLE_LOSSES} | {Capability.INPUT_GRADIENT},
 }
 """What each kind of task provides, with a model that has a head and no batch normalisation."""
 

@@ -38,7 +38,8 @@ class Scores:
 
     Args:
         examples: how many were evaluated.
-        values: each metric by its name, NaN where it is not defined.
+        values: each metric by its name, NaN where it is not defined. In rounds.jsonl they stand
+            beside ``examples``.
     """
 
     examples: Count

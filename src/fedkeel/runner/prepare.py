@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fedkeel.data import batches
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
-from fedkeel.data.values import only_tensor, rows_of, shape_of, shape_text
+from fedkeel.data.values import rows_of, shape_of, shape_text
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.evaluation import count_examples
 from fedkeel.engine.prepared import Ingredients, Prepared, learning_rate
@@ -40,7 +41,7 @@ from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.records.score import MetricInfo
-from fedkeel.task.losses import cross_entropy
+from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import blocks
@@ -83,8 +84,12 @@ def task(experiment: config.Experiment, train: Dataset) -> Task:
         ModelError: there is no such model.
     """
     settings = experiment.model
-    shape = only_tensor(train.x, "a model by its name").shape[1:]
-    build = partial(make, settings.name, tuple(shape), train.classes, settings.args)
+    shape = train.shape if isinstance(train.shape, tuple) else ()
+    outputs = train.classes
+    if make_loss(experiment.task.loss) in OF_QUANTITIES or not outputs:
+        width = shape_of(train.y)
+        outputs = math.prod(width) if isinstance(width, tuple) else 1
+    build = partial(make, settings.name, shape, outputs, settings.args)
     wanted = experiment.task
     return Task(
         build,
@@ -169,7 +174,7 @@ def _capabilities(network: Network, federation: Federation) -> frozenset[Capabil
         capabilities |= {Capability.HEAD, Capability.FEATURES}
     if len(blocks(network.names)) > 1:
         capabilities.add(Capability.BLOCKS)
-    if not network.mixes_examples:
+    if not network.mixes_examples and network.task_loss is not cox:
         capabilities.add(Capability.EXAMPLE_LOSSES)
     x = federation.data.x
     if isinstance(x, Tensor) and x.is_floating_point():
@@ -273,7 +278,7 @@ def _check_round_length(local: config.Local, federation: Federation) -> None:
 def _check_batches_of_one(training: LocalTraining, federation: Federation, rounds: int) -> None:
     """Refuse batches of one example where batch normalisation cannot take them."""
     network, local = training.network, training.local
-    if not network.mixes_examples:
+    if not network.mixes_examples and network.task_loss is not cox:
         return
     sizes = [n for n in np.unique(federation.sizes) if n and has_batch_of(local, int(n), rounds, 1)]
     error = error_on_one_example(network, federation.data) if sizes else ""

@@ -14,11 +14,12 @@ from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import stratified_split
 from fedkeel.data.user_arrays import as_array
-from fedkeel.data.values import joined
+from fedkeel.data.values import joined, shape_text, tensors_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients
 from fedkeel.rng import generator
+from fedkeel.task.losses import OF_QUANTITIES, make_loss
 from fedkeel.user_code import ImportTarget, import_object, one_line
 
 _FUNCTION = ImportTarget(
@@ -103,31 +104,49 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
     else:
         data = result if isinstance(result, Dataset) else _from_arrays(path, result, experiment)
         random = generator(experiment.seed, f"data.test/{path}")
-        train_rows, test_rows = stratified_split(data.labels, experiment.data.test_fraction, random)
+        share = experiment.data.test_fraction
+        groups = data.labels if data.has_labels else np.zeros(len(data), dtype=np.int64)
+        train_rows, test_rows = stratified_split(groups, share, random)
         train, test = data.take(train_rows), data.take(test_rows)
         if not len(test):
             train = replace(train, warnings=(all_trained_on(f"data {path!r}", len(train)),))
-    if (train.shape, train.x.dtype) != (test.shape, test.x.dtype):
+    if _form(train) != _form(test):
         raise DataError(
-            f"The training and test inputs of data {path!r} differ in shape or type.",
-            got=f"{list(train.shape)} {train.x.dtype} and {list(test.shape)} {test.x.dtype}",
+            f"The training and test examples of data {path!r} differ in shape or type.",
+            got=f"{shape_text(train.x)} and {shape_text(test.x)}",
         )
-    labels = experiment.data.labels
-    train, test = (part.with_label_names(labels, f"data {path!r}") for part in (train, test))
     if not len(train):
         raise DataError(f"data {path!r} holds no training example.")
-    if int(torch.cat([train.y, test.y]).max()) >= len(labels):
-        raise DataError(f"data {path!r} holds a label beyond the {len(labels)} of data.labels.")
+    labels = experiment.data.labels
+    more: dict[str, Any] = {"sources": (NODES,)}
+    if labels:
+        train, test = (part.with_label_names(labels, f"data {path!r}") for part in (train, test))
+        if not train.has_labels:
+            raise DataError(
+                f"data {path!r} holds no labels, and data.labels names some.",
+                got=f"targets {shape_text(train.y)}",
+            )
+        if max(train.labels.max(), test.labels.max(initial=0)) >= len(labels):
+            raise DataError(f"data {path!r} holds a label beyond the {len(labels)} of data.labels.")
+        more |= {"classes": len(labels), "label_names": labels}
+    if isinstance(train.x, dict) or isinstance(test.x, dict):
+        return replace(train, **more), replace(test, **more)
     inputs = tuple(x.clone(memory_format=torch.contiguous_format) for x in (train.x, test.x))
     scale = train.scale
     if inputs[0].is_floating_point():
         normalised = normalise(inputs[0], inputs[1], experiment.data.normalize)
         scale = train.scale if normalised is None else normalised.recorded()
     train, test = (
-        replace(part, x=x, classes=len(labels), label_names=labels, sources=(NODES,), scale=scale)
+        replace(part, x=x, scale=scale, **more)
         for part, x in zip((train, test), inputs, strict=True)
     )
     return train, test
+
+
+def _form(data: Dataset) -> list[tuple[object, ...]]:
+    """Return shape and type of each tensor of inputs and targets."""
+    tensors = (*tensors_of(data.x), *tensors_of(data.y))
+    return [(tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors]
 
 
 def _from_arrays(path: str, result: object, experiment: Experiment) -> Dataset:
@@ -139,6 +158,9 @@ def _from_arrays(path: str, result: object, experiment: Experiment) -> Dataset:
             expected="a Dataset, a pair (x, y), or a training and a test set",
         )
     x, y = result
+    if not experiment.data.labels:
+        of_quantities = make_loss(experiment.task.loss) in OF_QUANTITIES
+        return dataset(x, y, classes=0 if of_quantities else None, name=path)
     labels = as_array(y, f"{path}: labels")
     if labels.ndim == 1 and all(isinstance(label, str) for label in labels.tolist()):
         names, numbers = np.unique(labels.astype(str), return_inverse=True)

@@ -38,6 +38,8 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
     """
     nodes = [descriptions[client] for client in sorted(descriptions)]
     first = nodes[0]
+    if not first.labels:  # the largest number that any node has seen
+        first = first.model_copy(update={"classes": max(node.classes for node in nodes)})
     for client, node in enumerate(nodes):
         if _form(node) != _form(first):
             raise DataError(
@@ -112,7 +114,8 @@ def _blank(
 
 def _form(node: NodeDescription) -> tuple[object, ...]:
     """Return what has to be the same of the data of all nodes."""
-    return (node.inputs, node.targets, node.classes)
+    classes = node.classes if node.labels else bool(node.classes)
+    return (node.inputs, node.targets, classes)
 
 
 def _form_text(node: NodeDescription) -> str:
