@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_like_the_others_is_left_out(tmp_path: Path, lie: flo
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "evaluate":
-            reply["scores-0"]["loss"] = lie
+            reply["scores-0"]["states"] = [3.0, 6.0, 6 * lie]
         return reply
 
     grid.edits[100] = lies
@@ -214,14 +214,14 @@ def test_a_score_that_cannot_be_is_left_out(tmp_path: Path, lie: float) -> None:
 
     def lies(kind: str, reply: RecordDict) -> RecordDict:
         if kind == "evaluate":
-            reply["scores-0"]["states"] = [lie, 0.0, 0.0]
+            reply["scores-0"]["states"] = [6 * lie, 6.0, 3.0]
         return reply
 
     grid.edits[100] = lies
     last = serve(grid, own(), RunOptions(tmp_path / "run")).rows[-1]
     assert last.test is not None
     assert last.test.examples == 8
-    assert [who for words, who in last.faults.items() if "no share of hits" in words] == [[0]]
+    assert [who for words, who in last.faults.items() if "no share" in words] == [[0]]
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_settings_of_the_data_hold_for_functions_too(
 
 
 def test_halves_that_a_function_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="training and test inputs of data 'functions:halves'"):
+    with pytest.raises(DataError, match="training and test examples of data 'functions:halves'"):
         called(tmp_path, monkeypatch, "halves")
     federation = called(tmp_path, monkeypatch, "no_test").setup.federation
     assert federation.holdout_rows is not None

@@ -172,10 +172,11 @@ def read_states(
     scores = metrics.scores(
         states[None], torch.tensor([count]), torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64)
     )[0]
-    for info in metrics.infos:
-        value = scores[info.name]
-        if info.unit == "%" and not (math.isnan(value) or -1e-9 <= value <= 1 + 1e-9):
-            raise WireError("A score is no share.", got=f"{info.name} {value}")
+    for metric, part in zip(metrics.summed, torch.split(states, list(metrics.sizes)), strict=True):
+        value = scores[metric.name]
+        in_range = math.isnan(value) or -1e-9 <= value <= 1 + 1e-9
+        if metric.unit == "%" and not (in_range and bool(part.isfinite().all())):
+            raise WireError("A score is no share.", got=f"{metric.name} {value}")
     return states, scores[LOSS]
 
 
