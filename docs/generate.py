@@ -28,13 +28,15 @@ from pydantic.fields import FieldInfo
 import fedkeel
 from fedkeel.cli import app
 from fedkeel.config.base import Settings
+from fedkeel.config.local import Local
 from fedkeel.config.search_space import Range, Value
 from fedkeel.config.settings import Experiment
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import CompositionError, FedkeelError
 from fedkeel.method.checks import INTERNAL_MEMBERS
 from fedkeel.method.context import ClientInfo, Cohort, Outcome, Population, Round, Step
 from fedkeel.method.docs.bibliography import reference
 from fedkeel.method.docs.page import markdown, page
+from fedkeel.method.grammar import parse
 from fedkeel.method.index import ALIASES
 from fedkeel.method.legality import (
     BREAKS,
@@ -45,6 +47,7 @@ from fedkeel.method.legality import (
     TWICE,
     WEIGHTS,
     Verdict,
+    check_optimiser,
     task_kinds,
     verdict,
 )
@@ -264,6 +267,11 @@ TITLES = {
 }
 """Heading of each reason."""
 
+BESIDE_ADAM = """\
+A method that divides by the length of the local path needs a path that is a weighted sum of
+gradients. With `local.optimiser = "adam"` or `"adamw"` it is none, and neither with momentum that
+`local.keep_state` keeps from round to round. These are refused then:"""
+
 COMMAND_PAGE = """\
 # The command
 
@@ -345,6 +353,9 @@ def legality() -> str:
             out += ["", f"## {TITLES[code]}", "", f"{why[0].upper()}{why[1:]}", ""]
             out += _listed(names, verdicts, code)
     out += ["", "## On which tasks", "", *_task_table(names)]
+
+    out += ["", "## Local optimisers", "", BESIDE_ADAM, ""]
+    out += [f"- `{name}`: {do}" for name in names if (do := _remedy_beside_adam(name))]
     return "\n".join([*out, ""])
 
 
@@ -366,6 +377,15 @@ def _task_table(names: list[str]) -> list[str]:
             marks = ["yes" if kind in accepted else "no" for kind in TASK_KINDS]
             lines.append(f"| `{name}` | {' | '.join(marks)} |")
     return [*lines, "", f"On every kind of task: {', '.join(f'`{name}`' for name in everywhere)}."]
+
+
+def _remedy_beside_adam(name: str) -> str:
+    """Return what to do where a method cannot be run beside Adam, "" where it can."""
+    try:
+        check_optimiser(parse(name), Local(lr=1.0, epochs=1, optimiser="adam"))
+    except CompositionError as error:
+        return error.do or ""
+    return ""
 
 
 def _used(found: dict[tuple[str, str], Verdict], code: str) -> bool:
@@ -680,9 +700,9 @@ def _row(cells: list[str]) -> str:
 
 def write(folder: Path) -> list[Path]:
     """Write the pages into a folder, and remove pages of methods that are no more."""
+    texts, written = pages(), []  # before anything is removed
     shutil.rmtree(folder / "methods", ignore_errors=True)
-    written = []
-    for path, text in pages().items():
+    for path, text in texts.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

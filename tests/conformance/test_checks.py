@@ -236,6 +236,23 @@ class BySize(Gradient, UpdateTransform):
         }
 
 
+class ReadsPath(Broken, UpdateTransform):
+    """Divides by the length of the path, and does not say that it needs one."""
+
+    update_stage: ClassVar[Stage] = Stage.CORRECT
+
+    def transform_update(self, update: Tree, round: Round) -> Tree:
+        return {k: v / round.path_length for k, v in update.items()}
+
+
+class TakesMeanGradient(Broken, ClientState):
+    def init_client(self, start: Tree) -> State:
+        return {"g": torch.zeros_like(start["fc1.bias"])}
+
+    def next_client(self, round: Round) -> State:
+        return {"g": round.mean_grad()["fc1.bias"]}
+
+
 def entered(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> None:
     """Enter a part under the name ``broken``."""
     recipes = {**registry.REGISTRY, "broken": Recipe("mcmahan2017", "broken", {"": kind})}
@@ -267,6 +284,8 @@ def failure(monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str) -> st
         (Forgets, "a killed run goes on as if it had not been"),
         (MoreWhenFull, "recorded bytes are the bytes on the wire"),
         (DefaultType, "all numbers are of the run's type"),
+        (ReadsPath, "it bears AdamW, clipping and accumulation, or says why not"),
+        (TakesMeanGradient, "it bears AdamW, clipping and accumulation, or says why not"),
     ],
 )
 def test_a_broken_part_is_caught(
@@ -341,7 +360,7 @@ def test_a_check_that_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(CHECKS, "the order of replies does not matter", breaks)
     with pytest.raises(ConformanceError, match="LookupError: nothing there") as error:
         check_method("fedavg")
-    assert "'fedavg' fails 1 of 13 checks." in error.value.what
+    assert "'fedavg' fails 1 of 14 checks." in error.value.what
 
 
 def test_nan_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:

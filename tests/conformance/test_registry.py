@@ -65,6 +65,7 @@ a survey, extra passes through the network, a codec."""
 SLOW_CHECKS = {
     "a seed repeats bit for bit",
     "clients run side by side as one by one",
+    "it bears AdamW, clipping and accumulation, or says why not",
     "loss falls on a convex problem",
     "it trains on every kind of task that it accepts",
 }

@@ -16,7 +16,8 @@ from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, PartStates, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import client_start
-from fedkeel.method.local_optimiser import LocalSGD, path_length
+from fedkeel.method.local_optimiser import LocalSGD
+from fedkeel.method.local_path import path_length
 from fedkeel.method.parts.gradma import GradMAW
 from fedkeel.method.server_round import server_message
 from fedkeel.solve.projections import centralise

@@ -15,7 +15,8 @@ import torch
 from fedkeel.config import Local
 from fedkeel.method.context import Round
 from fedkeel.method.grammar import parse
-from fedkeel.method.local_optimiser import LocalSGD, path_length
+from fedkeel.method.local_optimiser import LocalSGD
+from fedkeel.method.local_path import path_length
 from fedkeel.method.parts.feddyn import FedDyn
 from fedkeel.task.network import Network
 from fedkeel.tree import State

@@ -10,6 +10,7 @@ from fedkeel.config.data import Data, Partition
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.error_messages import meant, paths
 from fedkeel.config.flower import Flower
+from fedkeel.config.local import Local, Schedule
 from fedkeel.config.search_space import Choices, Metric, Range, Space, Value
 from fedkeel.config.settings import (
     Buffers,
@@ -19,11 +20,9 @@ from fedkeel.config.settings import (
     Engine,
     Evaluation,
     Experiment,
-    Local,
     Model,
     Precision,
     Run,
-    Schedule,
     Weights,
 )
 from fedkeel.config.task import TaskSettings

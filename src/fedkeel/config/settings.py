@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedkeel.config.base import Kinds, Settings
+from fedkeel.config.base import Settings
 from fedkeel.config.data import Data, Partition
 from fedkeel.config.early_stopping import Stop
 from fedkeel.config.flower import Flower
+from fedkeel.config.local import Local
 from fedkeel.config.search_space import Space
 from fedkeel.config.task import TaskSettings
 from fedkeel.errors import ConfigError
@@ -70,102 +71,6 @@ class Model(Settings):
                     "or lists and tables of these"
                 )
         return args
-
-
-class Schedule(Kinds):
-    """How the local learning rate changes over rounds; r counts from 0, T rounds in all.
-
-    Args:
-        kind: ``constant``; ``cosine`` lr * (f + (1 - f) (1 + cos(pi r / T)) / 2);
-            ``exponential`` lr * decay^r; ``piecewise`` lr * factors[i] from round milestones[i] on.
-        final: f of ``cosine``.
-        decay: factor for each round of ``exponential``.
-        milestones: rounds at which ``piecewise`` changes, ascending.
-        factors: factor on lr from that round on, one for each entry of `milestones`.
-    """
-
-    kind: Literal["constant", "cosine", "exponential", "piecewise"] = "constant"
-    final: float = Field(0.0, ge=0.0)
-    decay: float = Field(1.0, gt=0.0, le=1.0)
-    milestones: tuple[int, ...] = ()
-    factors: tuple[float, ...] = ()
-
-    belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "final": ("cosine",),
-        "decay": ("exponential",),
-    }
-    renamed: ClassVar[Mapping[str, str]] = {"at": "milestones"}
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if len(self.milestones) != len(self.factors):
-            raise ValueError("'milestones' and 'factors' must have the same length")
-        if list(self.milestones) != sorted(self.milestones):
-            raise ValueError("'milestones' must ascend")
-        if any(f <= 0 for f in self.factors):
-            raise ValueError("'factors' must be > 0")
-        if (self.kind == "piecewise") != bool(self.milestones):
-            raise ValueError(
-                "'milestones' and 'factors' belong to kind = 'piecewise', which needs them"
-            )
-        return self
-
-    def factor(self, round: int, rounds: int) -> float:
-        """Return what lr is multiplied with in a round."""
-        if self.kind == "cosine":
-            return self.final + (1 - self.final) * (1 + math.cos(math.pi * round / rounds)) / 2
-        if self.kind == "exponential":
-            return self.decay**round
-        if self.kind == "piecewise":
-            steps = zip(self.milestones, self.factors, strict=True)
-            passed = [factor for milestone, factor in steps if round >= milestone]
-            return passed[-1] if passed else 1.0
-        return 1.0
-
-
-class Local(Settings):
-    """Local training: stochastic gradient descent, in epochs or in steps.
-
-    Args:
-        lr: learning rate, > 0.
-        epochs: passes over the client's examples; give this or `steps`.
-        steps: number of mini-batches; give this or `epochs`.
-        batch_size: B, or ``"all"`` for one batch of all local examples.
-        sampling: for `steps`: ``continue`` goes on where the client's last round stopped,
-            reshuffling after each pass (GradMA's I); ``random`` draws each batch anew without
-            replacement (FedGC's B).
-        drop_last: drop a pass's short last batch ``never``, ``always``, or only if it has a
-            ``single`` example, which batch normalisation cannot take. A client's only batch stays.
-        momentum: rho in [0, 1), as in torch.optim.SGD; starts from zero in every round.
-        nesterov: Nesterov's form of the momentum.
-        weight_decay: added to the gradient as weight_decay * parameter, before momentum; not where
-            no gradient ever reaches a parameter, as in torch.optim.SGD. A step that leaves out a
-            layer that others go through has a gradient of 0 for it; torch leaves that layer alone.
-        schedule: change of lr over rounds.
-    """
-
-    lr: float = Field(gt=0.0)
-    epochs: int | None = Field(None, ge=1)
-    steps: int | None = Field(None, ge=1)
-    batch_size: int | Literal["all"] = 32
-    sampling: Literal["continue", "random"] = "continue"
-    drop_last: Literal["never", "single", "always"] = "never"
-    momentum: float = Field(0.0, ge=0.0, lt=1.0)
-    nesterov: bool = False
-    weight_decay: float = Field(0.0, ge=0.0)
-    schedule: Schedule = Schedule()
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give either 'epochs' or 'steps'")
-        if self.steps is None and self.sampling == "random":
-            raise ValueError("sampling = \"random\" is for 'steps', and these are 'epochs'")
-        if self.batch_size != "all" and self.batch_size < 1:
-            raise ValueError("'batch_size' must be >= 1 or \"all\"")
-        if self.nesterov and self.momentum == 0.0:
-            raise ValueError("'nesterov' needs 'momentum' > 0")
-        return self
 
 
 class Cohort(Settings):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedkeel import tree
 from fedkeel.config import Weights
-from fedkeel.conformance.small_federation import PER_ROUND, ROUNDS, Linear, SmallFederation
+from fedkeel.conformance.small_federation import ADAMW, PER_ROUND, ROUNDS, Linear, SmallFederation
 from fedkeel.conformance.tasks import TASKS
 from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import as_state
@@ -35,6 +35,7 @@ from fedkeel.method.context import ByPart
 from fedkeel.method.docs.docstring import read
 from fedkeel.method.legality import task_kinds
 from fedkeel.method.local_loop import LocalState
+from fedkeel.method.part import Capability
 from fedkeel.method.round_values import Server, reply_state, uploaded_state
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
@@ -320,6 +321,16 @@ def _payload_bytes(state: State) -> int:
 
 def _check_vectorized(federation: SmallFederation) -> str:
     """Train a client group by compiled steps for a round, then run groups of one client."""
+    if difference := _check_group(federation):
+        return difference
+    result = start(federation.prepare(kind="vectorized", workers=1, parallel_clients=1))
+    if reasons := result.record.engine.reasons:
+        return str(reasons[0])
+    return _difference(federation.reference.params, result.params, RUN_TOLERANCE)
+
+
+def _check_group(federation: SmallFederation) -> str:
+    """Train a client group by compiled steps for a round."""
     from fedkeel.engine.vectorized.engine import VectorizedTrainer  # a slow import
 
     server, setup = federation.prepared.server, federation.prepared.setup
@@ -330,12 +341,19 @@ def _check_vectorized(federation: SmallFederation) -> str:
         for trained in trainer(message, jobs, lambda _: None):
             if difference := _group_difference(federation, server, trained):
                 return f"{len(jobs)} side by side: {difference}"
-    if trainer.reasons:
-        return trainer.reasons[0]
-    result = start(federation.prepare(kind="vectorized", workers=1, parallel_clients=1))
-    if reasons := result.record.engine.reasons:
-        return str(reasons[0])
-    return _difference(federation.reference.params, result.params, RUN_TOLERANCE)
+    return trainer.reasons[0] if trainer.reasons else ""
+
+
+def _check_adamw(federation: SmallFederation) -> str:
+    """Train with AdamW and with all else that local training has; a refusal needs its reason."""
+    try:
+        other = SmallFederation(federation.expression, federation.weights, ADAMW)
+    except CompositionError as error:
+        is_known = Capability.LINEAR_ACCUMULATION in federation.plan.needs
+        return "" if is_known else f"{error.what} {error.do}"
+    if not other.reply(other.prepared.server, 3).finite:
+        return "numbers are not finite: who reads round.path_length needs LINEAR_ACCUMULATION"
+    return _check_padding(other) or _check_group(other)
 
 
 def _group_difference(federation: SmallFederation, server: Server, trained: TrainedClients) -> str:
@@ -405,6 +423,7 @@ CHECKS: dict[str, Callable[[SmallFederation], str]] = {
     "a seed repeats bit for bit": _check_repetition,
     "engines agree bit for bit": _check_workers,
     "clients run side by side as one by one": _check_vectorized,
+    "it bears AdamW, clipping and accumulation, or says why not": _check_adamw,
     "all numbers are of the run's type": _check_types,
     "the order of replies does not matter": _check_reply_order,
     "padded steps change nothing": _check_padding,

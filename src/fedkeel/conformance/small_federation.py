@@ -43,6 +43,13 @@ CLIENTS = 6
 PER_ROUND = 3
 ROUNDS = 4
 
+SGD = config.Local(lr=0.05, epochs=2, batch_size=4, momentum=0.5)
+"""Local training of all other checks."""
+ADAMW = config.Local(
+    lr=0.02, epochs=1, batch_size=2, accumulate=2, optimiser="adamw", clip_norm=0.5
+)
+"""Local training of the check that a method bears all of it."""
+
 
 class MLP(nn.Module):
     """Two layers, smooth everywhere."""
@@ -98,10 +105,11 @@ class SmallFederation:
     Args:
         expression: the method.
         weights: how clients count; None for the weights that the parts state.
+        local: local training.
     """
 
-    def __init__(self, expression: str, weights: Weights | None) -> None:
-        self.expression, self.weights = expression, weights
+    def __init__(self, expression: str, weights: Weights | None, local: config.Local = SGD) -> None:
+        self.expression, self.weights, self.local = expression, weights, local
         self.prepared = self.prepare()
 
     @cached_property
@@ -114,7 +122,7 @@ class SmallFederation:
         model: type[nn.Module] = MLP,
         clients: int = CLIENTS,
         rounds: int = ROUNDS,
-        lr: float = 0.05,
+        lr: float | None = None,
         **engine: object,
     ) -> Prepared:
         """Return a run of the method on this federation."""
@@ -140,7 +148,7 @@ class SmallFederation:
         clients: Federation,
         test: Dataset,
         rounds: int,
-        lr: float,
+        lr: float | None,
         **engine: object,
     ) -> Prepared:
         values = {"kind": "sequential", "dtype": "float64", "checkpoint_seconds": 0.0, **engine}
@@ -148,7 +156,7 @@ class SmallFederation:
             method=self.expression,
             rounds=rounds,
             weights=self.weights,
-            local=config.Local(lr=lr, epochs=2, batch_size=4, momentum=0.5),
+            local=self.local if lr is None else self.local.model_copy(update={"lr": lr}),
             cohort=config.Cohort(clients=PER_ROUND),
             engine=config.build(config.Engine, values, "conformance"),
         )

@@ -2,8 +2,9 @@
 
 A plan is a pure function of (settings, number of examples, seed, round, client, steps done): it is
 the same for every method and engine and after any restart, and what a client remembers from round
-to round is one number, the steps it has done. N is the client's number of examples, B the batch
-size, S the number of steps.
+to round is one number, the steps it has done. N is the client's number of examples, B the number of
+examples of a step, S the number of steps. Where gradients are accumulated, B is that many times the
+batch size: the mini-batches of a step lie side by side in one.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _steps(local: Local, cut: _Pass) -> int:
 def _cut(local: Local, n: int) -> _Pass:
     if n < 1:
         raise DataError("A client without examples cannot train.", got=f"{n} examples")
-    size = n if local.batch_size == "all" else min(local.batch_size, n)
+    size = n if local.examples_per_step == "all" else min(local.examples_per_step, n)
     full, rest = divmod(n, size)
     short = (
         rest > 0 and local.drop_last != "always" and not (local.drop_last == "single" and rest == 1)

@@ -100,6 +100,7 @@ def train_client(
             augment = generator(setup.seed, "augment", message.round, job.client)
             noise = noise_source(setup, message, job.client)
             pass_length = first_pass_length(setup, job, batch_positions)
+            factors = setup.training.step_factors(message.round, len(batch_positions))
             clock.lap("steps")
             for step, positions in enumerate(batch_positions, start=1):
                 batch = take_examples(setup, rows[positions])
@@ -115,6 +116,7 @@ def train_client(
                     rows=_index_in(distinct, positions),
                     first_pass=_index_in(distinct, first_pass),
                     noise=noise(),
+                    lr=message.lr * factors[step - 1] if factors else None,
                 )
                 clock.lap("steps")
             reply = client_finish(client, local, len(batch_positions))

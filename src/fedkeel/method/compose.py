@@ -330,7 +330,7 @@ def _check_breaks(parts: Sequence[Part], expression: str) -> None:
                     f"'{expression}': {part.name} needs {broken.name}, "
                     f"which {breaker.name} breaks.",
                     expected=broken.value,
-                    why=f"{part.name} {_WHY.get(broken, 'counts on it')}; {_summary(breaker)}",
+                    why=f"{part.name} {WHY.get(broken, 'counts on it')}; {_summary(breaker)}",
                     do=f"drop {part.name} or {breaker.name}" + _break_hint(part, breaker),
                 )
 
@@ -345,7 +345,7 @@ def _broken(part: Part) -> frozenset[Capability]:
     return part.breaks | ({Capability.EXAMPLE_LOSSES, Capability.SURVEYS} if prepares else set())
 
 
-_WHY = {
+WHY = {
     Capability.LINEAR_ACCUMULATION: "divides by the length of that path",
     Capability.WHOLE_UPDATES: "uses how far clients have moved",
     Capability.EXAMPLE_LOSSES: "takes the gradient of each example by itself",
@@ -355,9 +355,14 @@ _WHY = {
 
 
 def _break_hint(part: Part, breaker: Part) -> str:
+    path_alone = part.needs & breaker.breaks == {Capability.LINEAR_ACCUMULATION}
+    return length_hint(part) if path_alone else ""
+
+
+def length_hint(part: Part) -> str:
+    """Return what else a part can do without LINEAR_ACCUMULATION; "" where it can do nothing."""
     named = "length" in {f.name for f in dataclasses.fields(part)}
-    paths = part.needs & breaker.breaks == {Capability.LINEAR_ACCUMULATION}
-    return ", or use fednova(length='steps')" if named and paths else ""
+    return ", or use fednova(length='steps')" if named else ""
 
 
 def _stated_weights(parts: Sequence[Part], expression: str) -> Weights:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -168,6 +169,7 @@ class Step:
         declared_noise: what `noise` returns; None where no part of the method declares NOISE.
         states: what all parts have in this step, for `view`.
         recorded_losses: the loss of the first gradient of this step, which is recorded.
+        piece_size: examples of which the gradient is taken at a time; 0 for all at once.
     """
 
     batch: Batch
@@ -185,6 +187,7 @@ class Step:
     carry: State = field(default_factory=dict)
     prepared: State = field(default_factory=dict)
     recorded_losses: list[Tensor] = field(default_factory=list)
+    piece_size: int = 0
 
     @property
     def noise(self) -> Tree:
@@ -211,13 +214,33 @@ class Step:
         """
         first = not self.recorded_losses
         buffers = self.buffers if first else self.network.copy_buffers(self.buffers)
-        objective = None if self.objective.is_task_loss else self._objective
-        loss, grads = self.network.value_and_grad(
-            params, buffers, self.batch, self.autograd, objective
-        )
+        is_whole = not 0 < self.piece_size < len(self.batch)
+        loss, grads = (self._value_and_grad if is_whole else self._accumulated)(params, buffers)
         if first:
             self.recorded_losses.append(loss)
         return self._with_penalties(grads, params)
+
+    def _value_and_grad(self, params: Tree, buffers: Tree) -> tuple[Tensor, Tree]:
+        """Return the task loss [] and the gradient of the objective without its penalties."""
+        objective = None if self.objective.is_task_loss else self._objective
+        return self.network.value_and_grad(params, buffers, self.batch, self.autograd, objective)
+
+    def _accumulated(self, params: Tree, buffers: Tree) -> tuple[Tensor, Tree]:
+        """Return the same, a piece at a time: the mean over the examples of all pieces."""
+        losses, grads, weights = [], tree.zeros_like(params), []
+        for piece, weight in self.pieces(self.piece_size):
+            before = tree.clone(buffers)
+            loss, of_piece = piece._value_and_grad(params, buffers)
+            is_real = weight > 0  # of a piece of nothing but padding it is no number
+            for name, buffer in buffers.items():
+                buffer.copy_(torch.where(is_real, buffer, before[name]))
+            grads = {
+                k: g + torch.where(is_real, weight * of_piece[k], 0.0) for k, g in grads.items()
+            }
+            losses.append(torch.where(is_real, weight * loss, 0.0))
+            weights.append(weight)
+        count = torch.stack(weights).sum()
+        return torch.stack(losses).sum() / count, {k: g / count for k, g in grads.items()}
 
     def _objective(self, output: Output, params: Tree) -> Tensor:
         """Return the loss with all terms, without the penalties, []."""
@@ -329,13 +352,19 @@ class Step:
         if self.network.mixes_examples and len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
             del cuts[-2]
         for start, stop in pairwise(cuts):
-            batch = self.batch.part(slice(start, stop))
-            out.append(
-                (
-                    replace(self, batch=batch, recorded_losses=[]),
-                    batch.real(self.network.dtype).sum(),
-                )
+            rows = slice(start, stop)
+            prepared = {
+                part: tree.map_tensors(itemgetter(rows), state)
+                for part, state in self.states.prepared.items()
+            }
+            piece = replace(
+                self,
+                batch=self.batch.part(rows),
+                states=replace(self.states, prepared=prepared),
+                recorded_losses=[],
+                piece_size=0,
             )
+            out.append((piece, piece.batch.real(self.network.dtype).sum()))
         return out
 
 
@@ -350,7 +379,7 @@ class Round:
         steps: [] S, the number of steps, of the run's type.
         path_length: displacement of the local model over -lr for a constant gradient of 1, so S
             for plain gradient descent. Momentum and penalties are in it. [] where clients train
-            side by side.
+            side by side. nan where the local optimiser's path is no sum of gradients.
         lr: local learning rate of the round; [] where the end of a round is recorded for many.
         make_all_examples_step: makes a step whose batch is all examples of the client.
         broadcast: what this part's server half sent.
@@ -360,8 +389,8 @@ class Round:
         update: the update as the update transforms left it, before a codec; only what comes after
             them sees it.
         part: name of the part.
-        nonlinear_part: name of a part that makes the local path something else than a weighted sum
-            of gradients; "" for none.
+        nonlinear_part: name of a part, or of the local optimiser, that makes the local path
+            something else than a weighted sum of gradients; "" for none.
     """
 
     start: Tree

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from fedkeel.config import Local
 from fedkeel.errors import CompositionError
+from fedkeel.method.compose import WHY, Plan, length_hint
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_path import nonlinear_optimiser
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import REGISTRY
 from fedkeel.method.roles import ROLES, SLOTS
@@ -101,6 +104,32 @@ def verdict(one: str, other: str) -> Verdict:
     if _refusal(expression, weighed=True) is None:
         return Verdict(WEIGHTS, error)
     return Verdict(_code(parse(one).parts, parse(other).parts), error)
+
+
+def check_optimiser(plan: Plan, local: Local) -> None:
+    """Refuse a method that counts on a path that the local optimiser does not make.
+
+    Raises:
+        CompositionError: a part needs LINEAR_ACCUMULATION, which the optimiser breaks.
+    """
+    if not nonlinear_optimiser(local):
+        return
+    need = Capability.LINEAR_ACCUMULATION
+    part = next((part for part in plan.parts if need in part.needs), None)
+    if part is None:
+        return
+    if local.optimiser == "sgd":
+        setting, remedy = "keep_state = True", "drop local.keep_state"
+        reason = "momentum that is kept moves by the gradients of earlier rounds"
+    else:
+        setting, remedy = f"optimiser = {local.optimiser!r}", "set local.optimiser = 'sgd'"
+        reason = f"{local.optimiser} divides each entry of a gradient by its own size"
+    raise CompositionError(
+        f"{part.name} cannot be run with local.{setting}.",
+        expected=need.value,
+        why=f"{part.name} {WHY[need]}, and {reason}",
+        do=f"{remedy}, or drop {part.name}{length_hint(part)}",
+    )
 
 
 def all_pairs() -> list[tuple[str, str]]:

@@ -26,13 +26,17 @@ from fedkeel.method.context import (
     Step,
     part_state,
 )
-from fedkeel.method.local_optimiser import LocalSGD, path_length
+from fedkeel.method.local_optimiser import OPTIMISERS, LocalOptimiser, clipped
+from fedkeel.method.local_path import nonlinear_optimiser, path_length
 from fedkeel.method.round_values import Reply
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
 
 BUFFERS = "buffers"
 """Name of the buffers in a client's state, where they stay local."""
+
+OPTIMISER = "optimiser"
+"""Name of the local optimiser's state in a client's state, where it is kept."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class LocalTraining:
         local: local training, as the method means it (`Plan.work`).
         buffers: what happens to the model's buffers.
         autograd: how gradients are taken.
+        rounds: T, of the run.
     """
 
     plan: Plan
@@ -52,16 +57,21 @@ class LocalTraining:
     local: Local
     buffers: Buffers = "refuse"
     autograd: Autograd = "eager"
+    rounds: int = 1
 
     @property
-    def optimiser(self) -> LocalSGD:
+    def optimiser(self) -> LocalOptimiser:
         """The local optimiser."""
-        return LocalSGD.of(self.local, self.network.traits.without_gradient)
+        return OPTIMISERS[self.local.optimiser].of(self.local, self.network.traits.without_gradient)
+
+    def step_factors(self, round: int, steps: int) -> tuple[float, ...]:
+        """Return the learning rates of the S steps of a round over the round's; () for 1 in all."""
+        return self.local.schedule.step_factors(round, steps, self.rounds)
 
     @property
     def stateful(self) -> bool:
         """Whether clients keep anything from round to round."""
-        return bool(self.plan.client_states) or self.buffers == "local"
+        return bool(self.plan.client_states) or self.buffers == "local" or self.local.keep_state
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ def client_start(
     return client, LocalState(
         params=tree.clone(start) if training.network.traits.writes_parameters else start,
         buffers=tree.clone(buffers),
-        optimiser=training.optimiser.init(start),
+        optimiser=part_state(client_state, OPTIMISER) or training.optimiser.init(start),
         carry=start_carry(plan, start, client_state),
         loss=next(iter(start.values())).new_zeros(()),
     )
@@ -159,6 +169,8 @@ def start_client_state(
         }
         if training.buffers == "local":
             client_state[BUFFERS] = dict(tree.clone(buffers))
+        if training.local.keep_state:
+            client_state[OPTIMISER] = training.optimiser.init(message.params)
     if training.buffers == "local":
         buffers = tree.tensors(part_state(client_state, BUFFERS))
     return client_state, buffers
@@ -180,7 +192,7 @@ def client_step(
     first_pass: Tensor | None = None,
     active: Tensor | None = None,
     noise: Tree | None = None,
-    lr: Tensor | None = None,
+    lr: float | Tensor | None = None,
 ) -> LocalState:
     """Make one local step.
 
@@ -192,7 +204,8 @@ def client_step(
         first_pass: [B'] rows of the batch that had the same place in the round's first pass.
         active: [] false for a padded step, which changes nothing; None for a real one.
         noise: standard normal numbers of the model's shapes, for methods that need NOISE.
-        lr: [] the learning rate, where a step is compiled once for many; None is the message's.
+        lr: [] the learning rate, where it is not the message's, or where a step is compiled once
+            for many.
     """
     training, plan, params = client.training, client.training.plan, local.params
     prepared = _prepared_rows(client, rows, first_pass)
@@ -200,6 +213,7 @@ def client_step(
     step = make_step(
         training, client.message, client.client_info, batch, local.buffers, states, noise
     )
+    step = replace(step, piece_size=training.local.piece_size)
     rule = plan.gradient_rule
     if rule is None:
         grads = step.grad(params)
@@ -208,6 +222,7 @@ def client_step(
     for part in plan.gradient_transforms:
         grads = call(part.transform_gradient, grads, params, step.view(part.name))
         grads = check_tree(part, grads, params)
+    grads = clipped(grads, training.local.clip_norm)
     rate = client.message.lr if lr is None else lr
     moved, optimiser = training.optimiser.step(params, grads, local.optimiser, rate)
     for correction in plan.corrections:
@@ -252,12 +267,12 @@ def client_finish(
         end=local.params,
         client_info=client.client_info,
         steps=torch.as_tensor(steps, dtype=like.dtype, device=like.device),
-        path_length=local_path_length(training, int(steps), message.lr)
+        path_length=local_path_length(training, message, int(steps))
         if path_length is None
         else path_length,
         lr=message.lr if lr is None else lr,
         make_all_examples_step=all_examples_step,
-        nonlinear_part=plan.nonlinear_part,
+        nonlinear_part=plan.nonlinear_part or nonlinear_optimiser(training.local),
     )
 
     def view(part: str) -> Round:
@@ -283,6 +298,8 @@ def client_finish(
     }
     if training.buffers == "local":
         client_state[BUFFERS] = dict(local.buffers)
+    if training.local.keep_state:
+        client_state[OPTIMISER] = local.optimiser
     buffers = local.buffers if training.buffers == "average" else {}
     uploads: ByPart = {}
     for sender in plan.uploads:
@@ -303,9 +320,14 @@ def client_finish(
     )
 
 
-def local_path_length(training: LocalTraining, steps: int, lr: float) -> float:
-    """Return the length of the local path of `steps` steps, see `Round.path_length`."""
-    return path_length(training.optimiser, steps, lr, training.plan.pull)
+def local_path_length(training: LocalTraining, message: Message, steps: int) -> float:
+    """Return the length of the local path of S steps, see `Round.path_length`.
+
+    The effect of clipping on the pull of the penalties is not known, and is left out.
+    """
+    pull = training.plan.pull if training.local.clip_norm is None else 0.0
+    factors = training.step_factors(message.round, steps)
+    return path_length(training.optimiser, steps, message.lr, pull, factors)
 
 
 def all_finite(state: State) -> Tensor:

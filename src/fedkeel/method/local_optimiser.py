@@ -1,26 +1,69 @@
-"""The local optimiser, and the length of the local path."""
+"""The local optimisers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from fedkeel import tree
 from fedkeel.config import Local
-from fedkeel.tree import State, Tree, substate, tensors
+from fedkeel.tree import State, Tree, leaf, leaves, substate, tensors
+
+
+class LocalOptimiser(ABC):
+    """Turns the gradients of a client's round into steps."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, local: Local, no_decay: frozenset[str] = frozenset()) -> Self:
+        """Return the optimiser of some settings.
+
+        Args:
+            local: the settings.
+            no_decay: parameters without weight decay: those that no gradient reaches, as in torch.
+        """
+
+    @abstractmethod
+    def init(self, params: Tree) -> State:
+        """Return the state before the first step."""
+
+    @abstractmethod
+    def step(
+        self, params: Tree, grads: Tree, state: State, lr: float | Tensor
+    ) -> tuple[Tree, State]:
+        """Return parameters and state after one step."""
+
+
+def _descend(params: Tree, direction: Tree, lr: float | Tensor) -> Tree:
+    """Return params - lr * direction."""
+    if isinstance(lr, Tensor):
+        return {k: v - lr * direction[k] for k, v in params.items()}
+    return {k: torch.sub(v, direction[k], alpha=lr) for k, v in params.items()}
+
+
+def _decayed(grads: Tree, params: Tree, decay: float, no_decay: frozenset[str]) -> Tree:
+    """Return grads + decay * params."""
+    if decay == 0.0:
+        return grads
+    return {
+        k: g if k in no_decay else torch.add(g, params[k], alpha=decay) for k, g in grads.items()
+    }
 
 
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(LocalOptimiser):
     r"""Stochastic gradient descent, in the conventions of torch.optim.SGD.
 
     .. math::
         g \leftarrow g + \lambda\theta,\quad m \leftarrow \rho m + g,\quad
         \theta \leftarrow \theta - \eta m
 
-    with g + rho m in place of m for Nesterov's form. The buffer m starts at 0 in every round.
+    with g + rho m in place of m for Nesterov's form. The buffer m starts at 0.
 
     Args:
         momentum: rho.
@@ -35,7 +78,7 @@ class LocalSGD:
     no_decay: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, local: Local, no_decay: frozenset[str] = frozenset()) -> LocalSGD:
+    def of(cls, local: Local, no_decay: frozenset[str] = frozenset()) -> Self:
         """Return the optimiser of some settings."""
         return cls(local.momentum, local.nesterov, local.weight_decay, no_decay)
 
@@ -43,17 +86,13 @@ class LocalSGD:
         """Return the state before the first step."""
         if self.momentum == 0.0:
             return {}
-        return {"momentum": {k: torch.zeros_like(v) for k, v in params.items()}}
+        return {"momentum": dict(tree.zeros_like(params))}
 
     def step(
         self, params: Tree, grads: Tree, state: State, lr: float | Tensor
     ) -> tuple[Tree, State]:
         """Return parameters and state after one step."""
-        if self.weight_decay != 0.0:
-            grads = {
-                k: g if k in self.no_decay else torch.add(g, params[k], alpha=self.weight_decay)
-                for k, g in grads.items()
-            }
+        grads = _decayed(grads, params, self.weight_decay, self.no_decay)
         if self.momentum != 0.0:
             m = tensors(substate(state, "momentum"))
             m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
@@ -61,27 +100,84 @@ class LocalSGD:
             if self.nesterov:
                 m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
             grads = m
-        if isinstance(lr, Tensor):
-            return {k: v - lr * grads[k] for k, v in params.items()}, state
-        return {k: torch.sub(v, grads[k], alpha=lr) for k, v in params.items()}, state
+        return _descend(params, grads, lr), state
 
 
-@lru_cache(maxsize=4096)
-def path_length(optimiser: LocalSGD, steps: int, lr: float, pull: float) -> float:
-    r"""Return the displacement over -lr that `steps` gradients of 1 cause: FedNova's norm of a.
+@dataclass(frozen=True)
+class LocalAdam(LocalOptimiser):
+    r"""Adam and AdamW, in the conventions of torch.optim.Adam and torch.optim.AdamW.
 
-    The optimiser itself steps on unit gradients, with the pull of the penalties acting on the
-    displacement. That is :math:`\lVert a_i\rVert_1` for any momentum, Nesterov's form and proximal
-    term. Weight decay is part of the gradient, not of the path.
+    .. math::
+        m \leftarrow \beta_1 m + (1-\beta_1) g,\quad v \leftarrow \beta_2 v + (1-\beta_2) g^2,\quad
+        \theta \leftarrow \theta - \eta\Bigl(\lambda\theta
+            + \frac{m / (1-\beta_1^s)}{\sqrt{v / (1-\beta_2^s)} + \epsilon}\Bigr)
 
-    >>> path_length(LocalSGD(), steps=5, lr=0.1, pull=0.0)
-    5.0
-    >>> round(path_length(LocalSGD(momentum=0.9), steps=2, lr=0.1, pull=0.0), 12)
-    2.9
+    in step s = 1, 2, ... This is AdamW; Adam adds lambda theta to g instead. m and v start at 0.
+
+    Args:
+        betas: beta_1 and beta_2.
+        eps: epsilon.
+        weight_decay: lambda.
+        decoupled: whether the weight decay is AdamW's.
+        no_decay: parameters without weight decay: those that no gradient reaches, as in torch.
     """
-    plain = LocalSGD(optimiser.momentum, optimiser.nesterov)
-    path: Tree = {"u": torch.zeros((), dtype=torch.float64)}  # displacement in units of -lr
-    state = plain.init(path)
-    for _ in range(steps):
-        path, state = plain.step(path, {"u": lr * pull * path["u"] - 1.0}, state, 1.0)
-    return float(path["u"])
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    no_decay: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, local: Local, no_decay: frozenset[str] = frozenset()) -> Self:
+        """Return the optimiser of some settings."""
+        decoupled = local.optimiser == "adamw"
+        return cls(local.betas, local.eps, local.weight_decay, decoupled, no_decay)
+
+    def init(self, params: Tree) -> State:
+        """Return the state before the first step: m, v and the number of steps."""
+        count = next(iter(params.values())).new_zeros((), dtype=torch.float64)
+        zeros = tree.zeros_like(params)
+        return {"m": dict(zeros), "v": dict(tree.zeros_like(params)), "steps": count}
+
+    def step(
+        self, params: Tree, grads: Tree, state: State, lr: float | Tensor
+    ) -> tuple[Tree, State]:
+        """Return parameters and state after one step."""
+        (beta1, beta2), steps = self.betas, leaf(state, "steps") + 1.0
+        if not self.decoupled:
+            grads = _decayed(grads, params, self.weight_decay, self.no_decay)
+        m, v = leaves(state, "m"), leaves(state, "v")
+        m = {k: torch.lerp(m[k], g, 1.0 - beta1) for k, g in grads.items()}
+        v = {k: torch.mul(v[k], beta2).addcmul(g, g, value=1.0 - beta2) for k, g in grads.items()}
+        # in float64 as in torch, whatever the type of the parameters
+        correction1, correction2 = 1.0 - beta1**steps, (1.0 - beta2**steps).sqrt()
+        direction = {
+            k: m[k] / correction1.to(g.dtype) / (v[k].sqrt() / correction2.to(g.dtype) + self.eps)
+            for k, g in grads.items()
+        }
+        if self.decoupled:
+            direction = _decayed(direction, params, self.weight_decay, self.no_decay)
+        return _descend(params, direction, lr), {"m": dict(m), "v": dict(v), "steps": steps}
+
+
+OPTIMISERS: Mapping[str, type[LocalOptimiser]] = {
+    "sgd": LocalSGD,
+    "adam": LocalAdam,
+    "adamw": LocalAdam,
+}
+"""Every local optimiser by its name in the settings."""
+
+
+def clipped(grads: Tree, largest: float | None) -> Tree:
+    """Return the gradient, shortened as by torch.nn.utils.clip_grad_norm_ where it is too long.
+
+    Args:
+        grads: the gradient.
+        largest: norm allowed over the whole model; None clips nothing.
+    """
+    if largest is None:
+        return grads
+    norms = [torch.linalg.vector_norm(g) for g in grads.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    return tree.scale(grads, (largest / (norm + 1e-6)).clamp(max=1.0))

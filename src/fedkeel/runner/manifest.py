@@ -117,13 +117,23 @@ def _local_text(local: config.Local) -> str:
         work = counted(local.epochs, "epoch")
     else:
         work = f"{counted(local.steps or 0, 'step')} ({local.sampling})"
-    texts = [f"SGD, lr {local.lr:g}", work, f"batch {local.batch_size}"]
+    name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[local.optimiser]
+    batch = f"batch {local.batch_size}" + (f" x {local.accumulate}" if local.accumulate > 1 else "")
+    texts = [f"{name}, lr {local.lr:g}", work, batch]
     if local.momentum:
         texts.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
     if local.weight_decay:
         texts.append(f"weight decay {local.weight_decay:g}")
-    if local.schedule.kind != "constant":
-        texts.append(f"{local.schedule.kind} schedule")
+    if local.keep_state:
+        texts.append("optimiser state kept")
+    if local.clip_norm is not None:
+        texts.append(f"gradients clipped at {local.clip_norm:g}")
+    schedule = local.schedule
+    if schedule.kind != "constant":
+        by_step = " by step" if schedule.over == "steps" else ""
+        texts.append(f"{schedule.kind} schedule{by_step}")
+    if schedule.warmup:
+        texts.append(f"warm-up {schedule.warmup:g} rounds")
     return ", ".join(texts)
 
 

@@ -35,6 +35,7 @@ from fedkeel.memory import format_bytes, free_memory
 from fedkeel.method.compose import SIMULATION
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.legality import check_optimiser
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
@@ -127,7 +128,10 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         )
     plan = parse(settings.method, _capabilities(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
-    training = LocalTraining(plan, network, plan.work(settings.local), ingredients.task.buffers)
+    local, buffers = plan.work(settings.local), ingredients.task.buffers
+    check_optimiser(plan, local)
+    training = LocalTraining(plan, network, local, buffers, rounds=settings.rounds)
+    _check_accumulation(training.local, federation)
     _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
     setup = TrainingSetup(
@@ -256,6 +260,20 @@ def _check_targets_of_score(settings: config.Run, score: MetricInfo) -> None:
             got=settings.stop.min_delta,
             expected="a number in [0, 1)",
             why=f"the score is {score.label}",
+        )
+
+
+def _check_accumulation(local: config.Local, federation: Federation) -> None:
+    """Refuse steps of more mini-batches than any client has in a pass."""
+    largest = int(federation.sizes.max(initial=1))
+    most = max(1, -(-largest // local.piece_size)) if local.piece_size else local.accumulate
+    if local.accumulate > most:
+        raise ConfigError(
+            "local.accumulate is more than the mini-batches of any client.",
+            got=f"{local.accumulate}; a pass of the largest client, of "
+            f"{counted(largest, 'example')}, has {most} of {local.batch_size}",
+            expected=f"1..{most}",
+            do="lower local.accumulate or local.batch_size",
         )
 
 
@@ -436,8 +454,9 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str]) -> str:
         setup.federation.holdout_offsets,
     ):
         digest.update(b"" if array is None else array.tobytes())
-    saved = setup.training.network.initial_state()
-    unsaved = {k: v for k, v in setup.training.network.buffers.items() if k not in saved}
+    network = setup.training.network
+    saved = network.initial_state()
+    unsaved = {k: v for k, v in {**network.buffers, **network.frozen}.items() if k not in saved}
     for _, tensor in walk({"p": dict(saved), "not saved": dict(unsaved)}):
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

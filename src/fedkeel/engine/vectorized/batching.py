@@ -191,6 +191,7 @@ class GroupBatches:
             table = _prepared_rows(group, first_passes, rows.shape)
             self._prepared_rows = examples.on_device(table)
         self._noise = [noise_source(setup, message, k) for k in clients]
+        self._rates = examples.on_device(_rate_table(setup, message, group.steps))
         self._taken: list[State] = []
 
     def all_steps(self, steps: int) -> State:
@@ -208,7 +209,7 @@ class GroupBatches:
         """Return what the first n clients see in a step; the first `active` of them train.
 
         Beside the examples, where they are wanted: ``active`` [n], ``rows`` and ``first`` [n, B] as
-        `client_step` means them, and ``noise``.
+        `client_step` means them, ``noise``, and ``rate`` [n], where it changes from step to step.
         """
         single, sizes = self._group.is_single, self._sizes[step, :n]
         width = self._padded_size(sizes[:active])
@@ -222,6 +223,9 @@ class GroupBatches:
         device = rows.device
         if active < n:
             batch["active"] = torch.arange(n, device=device) < active
+        if self._rates.numel():
+            rates = self._rates[step, :n].to(self._setup.training.network.dtype)
+            batch["rate"] = rates[0] if single else rates
         if self._setup.augment:
             batch["x"] = self._augmented(tree.leaf(batch, "x"), step, n, width)
         if self._group.distinct is not None:
@@ -280,6 +284,23 @@ class GroupBatches:
         single = self._group.is_single
         augmented = crop_flip(x if single else x.flatten(0, 1), places).reshape(x.shape)
         return with_channels_last(augmented) if single and self._channels_last else augmented
+
+
+def _rate_table(setup: TrainingSetup, message: Message, steps: Sequence[int]) -> np.ndarray:
+    """Return the learning rates of all steps of clients, [S, n], empty where it is the round's.
+
+    Args:
+        setup: method, model, data and seed.
+        message: what the server sent.
+        steps: [n] of each client, the most first.
+    """
+    factors = {count: setup.training.step_factors(message.round, count) for count in set(steps)}
+    if not any(factors.values()):
+        return np.zeros((0, len(steps)))
+    table = np.ones((max(steps), len(steps)))
+    for i, count in enumerate(steps):
+        table[:count, i] = factors[count]
+    return message.lr * table
 
 
 def _crop_tables(

@@ -304,7 +304,7 @@ def _stepped(client: ClientRound, local: LocalState, batch: State, lr: Tensor) -
         fields.get("first"),
         fields.get("active"),
         tensors(substate(batch, "noise")) or None,
-        lr,
+        fields.get("rate", lr),
     )
 
 

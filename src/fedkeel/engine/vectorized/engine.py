@@ -371,8 +371,8 @@ class VectorizedTrainer:
 
     def _end_info(self, shared: SharedInputs, group: ClientGroup) -> State:
         """Return each client's steps and the length of its local path."""
-        steps, training, lr = group.steps, self._training, shared.message.lr
-        lengths = {count: local_path_length(training, count, lr) for count in set(steps)}
+        steps, training, message = group.steps, self._training, shared.message
+        lengths = {count: local_path_length(training, message, count) for count in set(steps)}
         path_lengths = [lengths[count] for count in steps]
         info: State = {
             "steps": torch.tensor(steps, device=self.device),

@@ -66,6 +66,8 @@ def _padding_obstacle(setup: TrainingSetup, draws: RandomDraws | None) -> str:
     plan, network, batch = setup.training.plan, setup.training.network, few_examples(setup)
     if draws is not None and plan.preparations:
         return "the model draws random numbers for prepared examples"
+    if setup.training.local.piece_size and (draws is not None or network.mixes_examples):
+        return "examples of a piece of a step see each other, or the model draws for each piece"
     obstacle = network_obstacle(network, batch, draws)
     if obstacle or not user_modules(plan.parts):  # the package's own parts bear padding
         return obstacle

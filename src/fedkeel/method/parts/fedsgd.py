@@ -43,7 +43,8 @@ class FedSGD(LocalWork):
 
     def work(self, local: Local) -> Local:
         """Return the settings with one step on one batch of everything."""
-        return local.model_copy(update={"epochs": None, "steps": 1, "batch_size": "all"})
+        whole = {"epochs": None, "steps": 1, "batch_size": "all", "accumulate": 1}
+        return local.model_copy(update=whole)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class MinibatchSGD(GradientRule, UpdateTransform):
 
     name: ClassVar[str] = "minibatch_sgd"
     paper: ClassVar[str] = "woodworth2020"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
     breaks: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.LINEAR_ACCUMULATION, Capability.WHOLE_UPDATES}
     )
