@@ -80,7 +80,7 @@ class Functional:
         module = copy.deepcopy(self.module, {id(t): values.get(name, t) for name, t in named})
         out = module(x) if isinstance(x, Tensor) else module(**x)
         for name, tensor in module.named_buffers():
-            if tensor is not buffers[name]:
+            if name in buffers and tensor is not buffers[name]:
                 buffers[name].copy_(tensor)
         return out
 

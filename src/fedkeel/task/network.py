@@ -112,6 +112,12 @@ Objective = Callable[[Output, Tree], Tensor]
 """(output, parameters) -> what is minimised, []."""
 
 
+def _with_same_frozen(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that shares its frozen parameters, which may be large."""
+    frozen = (p for p in module.parameters() if not p.requires_grad)
+    return copy.deepcopy(module, {id(p): p for p in frozen})
+
+
 class Network:
     """A module as a function of named parameters and buffers.
 
@@ -140,7 +146,7 @@ class Network:
         for layer in self._train.modules():
             if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
                 layer.sparse = False  # dense gradients of the same numbers, which all parts accept
-        self._eval = copy.deepcopy(self._train).eval()
+        self._eval = _with_same_frozen(self._train).eval()
         if batch_statistics:
             for layer in self._eval.modules():
                 if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
@@ -167,7 +173,9 @@ class Network:
         twin = copy.copy(self)
         twin.channels_last = self.channels_last and device.type == "cpu"
         twin._train = copy.deepcopy(self._train).to(device)
-        twin._eval = copy.deepcopy(self._eval).to(device)
+        twin._eval = _with_same_frozen(twin._train)
+        for layer, its_twin in zip(self._eval.modules(), twin._eval.modules(), strict=True):
+            its_twin.training = layer.training
         twin._functions = twin._make_functions()
         twin.params = {k: t.to(device) for k, t in self.params.items()}
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
@@ -180,9 +188,31 @@ class Network:
 
     @property
     def frozen(self) -> Tree:
-        """Parameters that are not trained, by name."""
+        """Parameters that are not trained, and buffers that are constants, by name."""
         every = self._train.named_parameters()
-        return {n: p.detach() for n, p in every if not p.requires_grad}
+        parameters = {n: p.detach() for n, p in every if not p.requires_grad}
+        constants = {n: b for n, b in self._train.named_buffers() if n not in self.buffers}
+        return {**parameters, **constants}
+
+    def leave_out_constants(self, x: Values) -> None:
+        """Take constants out of `buffers`, so that they are neither sent nor kept.
+
+        These are buffers that the module does not save (``persistent=False``) and does not change,
+        such as the positions of a transformer: every copy of the module has them.
+
+        Args:
+            x: [B, ...] a few inputs.
+        """
+        names = self.buffers.keys() - self._train.state_dict(keep_vars=True).keys()
+        try:
+            for train in (True, False) if names else ():
+                with torch.random.fork_rng(devices=[]), torch.no_grad():
+                    buffers = clone(self.buffers)
+                    self.forward(self.params, buffers, x, train)
+                names = {name for name in names if torch.equal(buffers[name], self.buffers[name])}
+        except Exception:  # of the user's module, which is called again where the user sees it
+            return
+        self.buffers = {name: b for name, b in self.buffers.items() if name not in names}
 
     def initial_state(self) -> Tree:
         """Return every parameter and buffer of the initial module, frozen ones too."""

@@ -33,6 +33,7 @@ from fedkeel.task.traits import (
     FURTHER_INPUTS,
     find_changed_attribute,
 )
+from fedkeel.tree import Tree
 from fedkeel.user_code import one_line
 
 
@@ -118,7 +119,7 @@ class Task:
                 f"{type(module).__name__} has no parameters to train.",
                 do="check requires_grad, and that sub-modules are attributes of the module",
             )
-        _check_tensors(module, self.buffers)
+        _check_tensors(module)
         head = _head_name(module, self.head)
         _check_copy(module)
         network = Network(module, head, make_loss(self.loss), dtype, self.buffers == "local")
@@ -126,6 +127,8 @@ class Task:
         rows = np.unique(np.linspace(0, len(data) - 1, num=count).astype(np.int64))
         sample = data.take(rows).to(dtype)
         pair = sample.take(np.arange(min(2, len(data))))
+        network.leave_out_constants(pair.x)
+        _check_buffers(type(module).__name__, network.buffers, self.buffers)
         with _no_new_parameters(module, data):
             output = check_output(network, type(module).__name__, pair.x, data)
         changed = find_changed_attribute(
@@ -240,10 +243,10 @@ def _call_once(data: Dataset) -> str:
     )
 
 
-def _check_tensors(module: nn.Module, policy: Buffers) -> None:
-    """Refuse parameters and buffers that cannot be named, sent or averaged."""
-    kind, buffers = type(module).__name__, dict(module.named_buffers())
-    for name, tensor in (*module.named_parameters(), *buffers.items()):
+def _check_tensors(module: nn.Module) -> None:
+    """Refuse parameters and buffers that cannot be named or sent."""
+    kind = type(module).__name__
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if "/" in name:  # stands between the names of nested states, see `fedkeel.tree.walk`
             raise ModelError(
                 f"{kind} has a tensor whose name holds a '/'.",
@@ -258,6 +261,10 @@ def _check_tensors(module: nn.Module, policy: Buffers) -> None:
                 do="keep torch.view_as_real(...) of it, and take torch.view_as_complex(...) of "
                 "that in forward()",
             )
+
+
+def _check_buffers(kind: str, buffers: Tree, policy: Buffers) -> None:
+    """Refuse buffers without a policy, and such as cannot be averaged."""
     if buffers and policy == "refuse":
         raise ModelError(
             f"{kind} has buffers (tensors that are not trained).",

@@ -150,6 +150,7 @@ def _with_gradients(
     own ones are other numbers, so that a gradient by them would differ.
     """
     first_x = rows_of(x, slice(FIRST_INPUTS))
+    given = {id(buffer) for name, buffer in module.named_buffers() if name in buffers}
     shares_memory = not traits.writes_parameters  # so that a large model is not copied needlessly
 
     def same(tensor: Tensor) -> Tensor:
@@ -157,7 +158,7 @@ def _with_gradients(
         return tensor.detach() if shared else tensor.detach().clone()
 
     def other(tensor: Tensor) -> Tensor:
-        is_given = tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+        is_given = tensor.requires_grad or id(tensor) in given
         if tensor.is_floating_point() and is_given:
             return tensor.new_full((), 0.1).expand(tensor.shape)
         return same(tensor)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel.data.values import joined
 from fedkeel.engine.compiler.errors import CannotCompile, first_line
+from fedkeel.engine.compiler.graph_nodes import draws_random_numbers
 from fedkeel.method.context import Ints
 from fedkeel.task.network import Batch, Network
 
@@ -128,7 +129,7 @@ class MaskMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:  # noqa: ANN401
         """Do an operation, a random one with the mask that it is given."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        if not draws_random_numbers(func, args, kwargs):
             return func(*args, **kwargs)
         if func in (aten.bernoulli.p, aten.bernoulli_.float) and not kwargs:
             like, probability = (*args, 0.5)[:2]  # a probability of a half is not passed on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,22 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 def is_random(node: fx.Node) -> bool:
     """Return whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return draws_random_numbers(node.target, node.args, node.kwargs)
+
+
+def draws_random_numbers(
+    operation: Any,  # noqa: ANN401
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> bool:
+    """Return whether an operation draws random numbers; attention without dropout draws none."""
+    if torch.Tag.nondeterministic_seeded not in getattr(operation, "tags", ()):
+        return False
+    for position, argument in enumerate(operation._schema.arguments):
+        if argument.name == "dropout_p":
+            default = kwargs.get("dropout_p", argument.default_value)
+            return bool((args[position] if position < len(args) else default) != 0.0)
+    return True
 
 
 def is_mutating(node: fx.Node) -> bool:
