@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedkeel as fk
 
@@ -18,30 +18,24 @@ peft = pytest.importorskip("peft")
 TOKENS, LENGTH, CLASSES, RANK, WIDTH, LAYERS = 30, 8, 3, 2, 16, 2
 
 
-class Adapted(nn.Module):
+def adapted() -> nn.Module:
     """BERT for sequences, frozen but for LoRA in its attention and the classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=TOKENS,
-            hidden_size=WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=LENGTH,
-            num_labels=CLASSES,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-        lora = peft.LoraConfig(task_type="SEQ_CLS", r=RANK, target_modules=["query", "value"])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = transformers.AutoModelForSequenceClassification.from_config(config)
-            self.model = peft.get_peft_model(model, lora)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.model(input_ids=tokens).logits
+    config = transformers.BertConfig(
+        vocab_size=TOKENS,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=LENGTH,
+        num_labels=CLASSES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=RANK, target_modules=["query", "value"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForSequenceClassification.from_config(config)
+        return peft.get_peft_model(model, lora)
 
 
 ADAPTERS = LAYERS * 2 * 2 * RANK * WIDTH + CLASSES * (WIDTH + 1)
@@ -53,13 +47,14 @@ def run(kind: str, **engine: int) -> tuple[nn.Module, fk.Result]:
     random = np.random.default_rng(0)
     x = random.integers(1, TOKENS, size=(96, LENGTH))
     y = x[:, 0] % CLASSES
+    train, test = {"input_ids": x[:72]}, {"input_ids": x[72:]}
     torch.manual_seed(0)
-    module = Adapted()
+    module = adapted()
     result = fk.run(
         "fedprox",
         task=fk.Task(module),
-        clients=fk.iid(x[:72], y[:72], clients=4, tokens=True),
-        test=fk.dataset(x[72:], y[72:], tokens=True),
+        clients=fk.iid(train, y[:72], clients=4, tokens=True),
+        test=fk.dataset(test, y[72:], tokens=True),
         rounds=2,
         local=fk.Local(lr=0.01, epochs=1, batch_size=8, optimiser="adamw", clip_norm=1.0),
         engine=fk.Engine(kind=kind, dtype="float64", **engine),
@@ -80,7 +75,7 @@ def test_traffic_is_that_of_the_adapters_alone() -> None:
 def test_the_whole_model_comes_back() -> None:
     """A frozen parameter is as it was, and a trained one is the federation's."""
     module, result = run("sequential")
-    twin = Adapted().double()
+    twin = adapted().double()
     twin.load_state_dict(result.state_dict(), strict=True)
     before, after = dict(module.named_parameters()), dict(twin.named_parameters())
     for name, parameter in before.items():
