@@ -12,9 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+import fedkeel as fk
 from commands import call
 from fedkeel.method.registry import REGISTRY, find_recipe
 from fedkeel.runner.loop import Result
+from fedkeel.task.losses import LOSSES
+from fedkeel.task.metrics.registry import METRICS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -86,6 +89,31 @@ def test_the_first_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
     guide = (ROOT / "docs" / "guides" / "callbacks.md").read_text(encoding="utf-8")
     exec(block("python", 0, guide), {})
     assert capsys.readouterr().out.startswith("[(0, ")
+
+
+def test_the_guide_on_tasks_runs() -> None:
+    guide = (ROOT / "docs" / "guides" / "tasks.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for source in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        exec(source, names)
+    task, result, clients = names["task"], names["result"], names["clients"]
+    assert isinstance(result, Result)
+    assert result.best == min(value for _, value in result.scores()) < 0.2
+    assert isinstance(task, fk.Task)
+    assert isinstance(clients, fk.Federation)
+    again = fk.run(
+        "fedavg",
+        task=task,
+        clients=clients,
+        test=names["hospital"](9, 4),
+        rounds=1,
+        local=fk.Local(lr=0.1, epochs=1),
+    )  # type: ignore[operator]
+    assert [info.name for info in again.record.task.metrics] == ["miss", "mae", "loss"]
+    listed = re.findall(r"`([a-z_0-9]+)`", guide.split("## Targets")[1].split("Numbers [N]")[0])
+    known = {*LOSSES, *METRICS, "top3"}
+    assert set(listed) <= known
+    assert set(LOSSES) <= set(listed)
 
 
 @pytest.mark.slow
