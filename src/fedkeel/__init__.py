@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fedkeel.config import Stop as Stop
     from fedkeel.data.dataset import Dataset as Dataset
     from fedkeel.data.dataset import Federation as Federation
-    from fedkeel.data.dataset import dataset as dataset
     from fedkeel.data.dataset import federation as federation
     from fedkeel.data.partition.from_arrays import by_classes as by_classes
     from fedkeel.data.partition.from_arrays import by_client as by_client
     from fedkeel.data.partition.from_arrays import dirichlet as dirichlet
     from fedkeel.data.partition.from_arrays import from_clients as from_clients
     from fedkeel.data.partition.from_arrays import iid as iid
+    from fedkeel.data.read.user_data import dataset as dataset
     from fedkeel.errors import FedkeelError as FedkeelError
     from fedkeel.method.docs.cite import cite as cite
     from fedkeel.method.grammar import parse as parse
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
-    "fedkeel.data.dataset": ("Dataset", "Federation", "dataset", "federation"),
+    "fedkeel.data.dataset": ("Dataset", "Federation", "federation"),
     "fedkeel.data.partition.from_arrays": (
         "by_classes",
         "by_client",
@@ -49,6 +49,7 @@ _HOMES = {
         "from_clients",
         "iid",
     ),
+    "fedkeel.data.read.user_data": ("dataset",),
     "fedkeel.errors": ("FedkeelError",),
     "fedkeel.runner.callbacks": ("Callback",),
     "fedkeel.study.api": ("compare", "run"),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedkeel.data.read import images
+from fedkeel.data.read import images, scaling
 from fedkeel.errors import DataError
 
 
@@ -55,7 +55,7 @@ def test_two_channels_are_refused():
 
 def test_measure_equals_numpy_in_float64():
     x = torch.rand(700, 3, 5, 4) * torch.tensor([1.0, 10.0, 0.1]).reshape(3, 1, 1)
-    got = images.measure_scale(x)
+    got = scaling.measure_scale(x)
     a = x.numpy().astype(np.float64)
     np.testing.assert_allclose(got.mean, a.mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(got.std, a.std((0, 2, 3)), rtol=1e-12)
@@ -63,7 +63,7 @@ def test_measure_equals_numpy_in_float64():
 
 def test_large_numbers_that_differ_by_little_are_not_lost():
     x = torch.tensor([1.7e9, 1.7e9 + 1, 1.7e9 + 2], dtype=torch.float64).reshape(3, 1)
-    got = images.measure_scale(x)
+    got = scaling.measure_scale(x)
     assert got.std.item() == pytest.approx((2 / 3) ** 0.5, rel=1e-12)
     got.apply_(x)
     assert x.flatten().tolist() == pytest.approx([-(1.5**0.5), 0, 1.5**0.5], rel=1e-9)
@@ -72,7 +72,7 @@ def test_large_numbers_that_differ_by_little_are_not_lost():
 def test_a_constant_column_becomes_zero_also_where_it_is_another_constant():
     train = torch.tensor([[0.1, 1.0]] * 9 + [[0.1, 3.0]])
     test = torch.tensor([[7.0, 1.0]])
-    found = images.measure_scale(train)
+    found = scaling.measure_scale(train)
     found.apply_(train)
     found.apply_(test)
     assert torch.equal(train[:, 0], torch.zeros(10))
@@ -83,7 +83,7 @@ def test_a_constant_column_becomes_zero_also_where_it_is_another_constant():
 def test_what_is_recorded_does_to_new_data_what_was_done_to_these():
     train = torch.tensor([[0.1, 1.0]] * 9 + [[0.1, 3.0]])
     new = torch.tensor([[7.0, 1.0], [0.1, 2.0]])
-    found = images.measure_scale(train)
+    found = scaling.measure_scale(train)
     mean, deviation = (torch.tensor(one, dtype=torch.float64) for one in found.recorded())
     by_hand = ((new - mean) / deviation).to(torch.float32)
     found.apply_(new)
@@ -92,6 +92,6 @@ def test_what_is_recorded_does_to_new_data_what_was_done_to_these():
 
 def test_the_scale_is_that_of_its_channel():
     x = torch.ones(2, 2, 3, 3)
-    images.Scale.of((1.0, 0.5), (1.0, 0.25)).apply_(x)
+    scaling.Scale.of((1.0, 0.5), (1.0, 0.25)).apply_(x)
     assert torch.equal(x[:, 0], torch.zeros(2, 3, 3))
     assert torch.equal(x[:, 1], torch.full((2, 3, 3), 2.0))

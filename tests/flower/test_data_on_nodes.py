@@ -27,9 +27,10 @@ from fedkeel.flower.server.engine import NodeClients
 from fedkeel.flower.server.serve import LinesWithFaults, RunOptions, serve
 from fedkeel.flower.wire import HEADER, Header
 from fedkeel.records.rows import RoundRecord
-from fedkeel.runner.prepare import gather
+from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import FINISHED
 from fedkeel.runner.result import Result
+from fedkeel.runner.start import start
 from in_process_grid import InProcessGrid, changed, header_of
 from toys import deadline
 
@@ -406,9 +407,9 @@ def test_settings_of_the_data_hold_for_functions_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were ignored, without a word."""
-    for how in ("standardize", "pixels"):
+    for how in ("client", "pixels"):
         x = called(tmp_path, monkeypatch, "images", normalize=how).setup.federation.data.x[:32]
-        over = (0, 2, 3) if how == "standardize" else (0,)
+        over = (0, 2, 3) if how == "client" else (0,)
         assert x.mean(over).abs().max() < 1e-5
         assert (x.std(over, unbiased=False) - 1).abs().max() < 1e-3
     assert not called(tmp_path, monkeypatch, "images").setup.augment
@@ -628,7 +629,7 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
     )
     monkeypatch.chdir(tmp_path)
     experiment = own(
-        partition={"kind": "nodes", "clients": 1}, data={**DATA, "normalize": "standardize"}
+        partition={"kind": "nodes", "clients": 1}, data={**DATA, "normalize": "client"}
     )
     text = "own_rows:load" if function else str(file)
     grid = nodes_with(tmp_path, experiment, [text])
@@ -649,6 +650,75 @@ def test_a_node_writes_down_how_it_standardised_its_inputs(
     serve(nodes_with(tmp_path, experiment, [text]), experiment, RunOptions(tmp_path / "second"))
     assert file_of_run.read_bytes() == before
     assert len(list((tmp_path / "s").glob("scale-0-*.json"))) == 2
+
+
+def test_all_nodes_are_standardised_alike_and_send_sums_alone(tmp_path: Path) -> None:
+    """By the mean and deviation over all training examples, which a simulation computes at once."""
+    files = []
+    for k in range(2):  # far from 0, and each elsewhere
+        file, lines = table(tmp_path / f"{k}.csv", k), []
+        for row in file.read_text().splitlines()[1:]:
+            a, b, c, kind = row.split(",")
+            lines.append(f"{1000 + 100 * k + float(a):.6f},{b},{5 * k - float(c):.8f},{kind}")
+        file.write_text("\n".join(["a,b,c,kind", *lines]) + "\n")
+        files.append(file)
+    experiment = own(data={**DATA, "normalize": "standardize"}, method="scaffold")
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    served = serve(grid, experiment, RunOptions(tmp_path / "run"))
+    simulated = config.build(
+        config.Experiment,
+        {
+            **experiment.model_dump(mode="json", exclude={"partition", "data", "flower"}),
+            "data": {
+                "source": [str(f) for f in files],
+                "label": "kind",
+                "normalize": "standardize",
+            },
+            "partition": {"kind": "source"},
+        },
+        "test",
+    )
+    prepared = prepare(simulated, gather(simulated))
+    data = prepared.setup.federation.data
+    record = served.record.data
+    assert record.scale is not None
+    np.testing.assert_allclose(record.scale.mean, data.scale[0], rtol=1e-7)
+    np.testing.assert_allclose(record.scale.deviation, data.scale[1], rtol=1e-4)
+    result = start(prepared)
+    for name, tensor in result.state_dict().items():
+        torch.testing.assert_close(served.state_dict()[name], tensor, rtol=1e-3, atol=1e-3)
+    assert served.rows[-1].test["accuracy"] == result.rows[-1].test["accuracy"]
+    written = "".join(f.read_text(errors="replace") for f in (tmp_path / "run").rglob("*.json*"))
+    assert not any(row.split(",")[0] in written for row in files[0].read_text().splitlines()[1:])
+
+
+def test_nodes_and_server_standardise_alike(tmp_path: Path) -> None:
+    experiment = own(data={**DATA, "normalize": "standardize"})
+    files = [table(tmp_path / f"{i}.csv", i) for i in range(2)]
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    server = own(data={**DATA, "normalize": "none"})
+    with pytest.raises(DataError, match="Client 0 standardises its inputs otherwise"):
+        serve(grid, server, RunOptions(tmp_path / "run"))
+
+
+def test_categories_on_nodes_have_names(tmp_path: Path) -> None:
+    data = {**DATA, "categories": ["b"], "missing": "indicator"}
+    with pytest.raises(DataError, match="needs the names of the categories of 'b'"):
+        is_on_nodes(own(data=data))
+    rows = ("1,x,no", "2,y,yes", "3,x,no", "4,x,yes") * 5
+    texts = ["\n".join(["a,b,kind", *rows]), "\n".join(["a,b,kind", *rows, "?,x,no"])]
+    files = [tmp_path / f"{k}.csv" for k in range(2)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text + "\n")
+    experiment = own(
+        data={**data, "categories": {"b": ["x", "y", "z"]}, "normalize": "standardize"}
+    )
+    grid = nodes_with(tmp_path, experiment, [str(f) for f in files])
+    result = serve(grid, experiment, RunOptions(tmp_path / "run"))
+    columns = ("a", "a is missing", "b=x", "b=y", "b=z", "b is missing")
+    assert tuple(result.record.data.columns) == columns
+    assert result.record.data.scale.mean[1:] == [0] * 5
+    assert result.record.data.scale.deviation[1:] == [1] * 5
 
 
 def test_the_largest_message(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedkeel.config import load
-from fedkeel.data.read import load as loading
+from fedkeel.data.read import inputs as loading
 from fedkeel.errors import CompositionError, ConfigError, DataError, FedkeelError, ModelError
 from fedkeel.runner import prepare as preparing
 from fedkeel.runner.prepare import gather, prepare

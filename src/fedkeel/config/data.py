@@ -25,14 +25,25 @@ class Data(Settings):
         normalize: ``"source"`` uses the published mean and deviation of a known image set and
             leaves other numbers as they are; ``"standardize"`` brings each column, or each channel
             (the first axis of an input [C, T] or [C, H, W]), to mean 0 and deviation 1 by the
-            training set; ``"pixels"`` does so with each single number of an input, as FedProx's
-            recipe for MNIST; ``"none"`` leaves images in [0, 1].
-        augment: ``"crop_flip"`` pads images by 4, crops at random and mirrors half of them.
+            training examples of all clients; ``"client"`` does so at each client by its own;
+            ``"pixels"`` does so with each single number of an input, as FedProx's recipe for MNIST;
+            ``"none"`` leaves images in [0, 1]. Inputs of categories stay 0 and 1.
+        augment: random changes while training. ``"crop_flip"`` pads images by 4, crops at random
+            and mirrors half of them; ``"my_transforms:flip"`` is a function of your own, (inputs,
+            targets, numpy generator) -> (inputs, targets) of a batch.
         label: name of the label column or array in a file of one's own. Names are kept as a CSV
             file writes them: 1E2 and 100 are two.
         client: name of the client column or array, None where there is none; as for `label`.
         drop: columns of a CSV or Parquet file that are no inputs, such as an identifier. Of several
             sources only some need to have them.
+        categories: columns of tables that hold categories and no numbers, such as ``["sex"]``; each
+            category becomes an input of 0 or 1. With their names, ``{sex = ["f", "m"]}``, others
+            are refused; without, they are those of the training files.
+        missing: what becomes of a value that is missing in a table: an empty cell, ``NA``, ``?``
+            and the like, a column that a file does not have, a category that is not known.
+            ``"refuse"`` ends with an error; ``"mean"`` takes the mean of the training examples of
+            all clients, of categories the share of each; ``"indicator"`` does so and adds an input
+            that is 1 where the value was missing, for each column with gaps in training.
         limit: at most so many training examples of each source, drawn at random; for quick trials.
         labels: names of the labels in their order, where `source` is ``"nodes"``: every node of a
             federation has data of its own, see ``fedkeel flower``.
@@ -42,11 +53,13 @@ class Data(Settings):
     test: str | None = None
     test_fraction: float = Field(0.2, gt=0.0, lt=1.0)
     shape: tuple[int, int, int] | None = None
-    normalize: Literal["source", "standardize", "pixels", "none"] = "source"
-    augment: Literal["none", "crop_flip"] = "none"
+    normalize: Literal["source", "standardize", "client", "pixels", "none"] = "source"
+    augment: str = "none"
     label: str = "label"
     client: str | None = None
     drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    missing: Literal["refuse", "mean", "indicator"] = "refuse"
     limit: int | None = Field(None, ge=1)
     labels: tuple[str, ...] = ()
 
@@ -60,6 +73,32 @@ class Data(Settings):
                     "write a path with \\ as r'C:\\new' in Python, as 'C:\\new' in TOML, or with /"
                 )
         return value
+
+    @field_validator("augment")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in ("none", "crop_flip") and ":" not in value:
+            raise ValueError(
+                f"there is no 'augment' {value!r}: take 'none', 'crop_flip', or the import path "
+                "of a function such as 'my_transforms:flip'"
+            )
+        return value
+
+    @field_validator("categories", mode="before")
+    @classmethod
+    def _as_tuples(cls, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, Mapping):
+            return value
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+
+    @property
+    def categories_of(self) -> dict[str, tuple[str, ...]]:
+        """The names of the categories of each column of them, empty where they are not given."""
+        if isinstance(self.categories, dict):
+            return self.categories
+        return dict.fromkeys(self.categories, ())
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -260,3 +260,13 @@ class Experiment(Run):
     task: TaskSettings = TaskSettings()
     compare: Compare = Compare()
     tune: Space = Space()
+
+    @model_validator(mode="after")
+    def _scaled_clients_train(self) -> Self:
+        kind = "source" if self.data.client is None else "client"
+        if self.data.normalize == "client" and self.partition.kind not in (kind, "nodes"):
+            raise ValueError(
+                f'normalize = "client" needs partition.kind = {kind!r} here, and it is '
+                f"{self.partition.kind!r}: who is standardised apart has to train apart"
+            )
+        return self

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedkeel.data.table_schema import TableSchema
 from fedkeel.data.user_arrays import Ints as Ints
 from fedkeel.data.user_arrays import (
     as_array,
@@ -45,6 +46,10 @@ _QUICK = 1_000_000
 """Clients times classes up to which counting in a whole table is quicker than sorting."""
 
 
+ScalePair = tuple[tuple[float, ...], tuple[float, ...]]
+"""Means, and deviations."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Examples with targets. N examples, Y classes.
@@ -62,10 +67,13 @@ class Dataset:
         clients: names of the clients that the data itself gives, empty where it gives none.
         client: [N] index into `clients`, or None.
         label_names: Y names for the labels, empty where they are just numbers.
-        columns: names of a table's columns, in the order of the inputs; empty of anything else.
+        columns: names of the inputs of a table, in their order; empty of anything else.
         scale: mean and deviation that were taken off the inputs and that they were divided by: one
             for each channel, column or pixel, with a deviation of 1e30 for what never varied and
             became 0. None where nothing was, or not the same everywhere.
+        client_scales: of each client by name, the same of its own inputs; empty where the clients'
+            inputs were not standardised apart.
+        schema: what the columns of a table became, None of anything else.
         counts: [N] number of examples that each row stands for, where only their numbers are known:
             the server of a federation has none of its nodes' examples. None for one each.
         warnings: what a user should know about the data, as that some were left out.
@@ -80,7 +88,9 @@ class Dataset:
     client: Ints | None = None
     label_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    scale: ScalePair | None = None
+    client_scales: Mapping[str, ScalePair] = field(default_factory=dict)
+    schema: TableSchema | None = None
     counts: Ints | None = None
     warnings: tuple[str, ...] = ()
 
@@ -118,6 +128,22 @@ class Dataset:
     def source_ids(self) -> Ints:
         """[N] index into `sources`, zeros where there is one source."""
         return np.zeros(len(self), dtype=np.int64) if self.source is None else self.source
+
+    @property
+    def client_ids(self) -> Ints:
+        """[N] index into `clients`, zeros where the data gives no clients."""
+        return np.zeros(len(self), dtype=np.int64) if self.client is None else self.client
+
+    def part(self, rows: slice) -> Dataset:
+        """Return the dataset of a range of rows, which shares memory with this one."""
+        return replace(
+            self,
+            x=rows_of(self.x, rows),
+            y=rows_of(self.y, rows),
+            source=None if self.source is None else self.source[rows],
+            client=None if self.client is None else self.client[rows],
+            counts=None if self.counts is None else self.counts[rows],
+        )
 
     def take(self, rows: Ints) -> Dataset:
         """Return the dataset of the given rows."""
@@ -212,6 +238,8 @@ class Dataset:
         if not self.has_labels:
             digest.update(repr(_form(self.y)).encode())
         named = (self.label_names, self.clients, self.columns, self.scale)  # nothing is trained on
+        if self.client_scales or (self.schema is not None and not self.schema.is_plain):
+            digest.update(repr((dict(self.client_scales), self.schema)).encode())
         if any(named):
             digest.update(repr(named).encode())
         tensors = [t.numpy() for values in (self.x, self.y) for t in tensors_of(values)]
@@ -368,6 +396,7 @@ class Federation:
         names: C names of the clients, empty where they are just numbers.
         holdout_rows: [H] row numbers that clients keep aside for evaluation, as `rows`.
         holdout_offsets: [C + 1], as `offsets`.
+        test: test examples of the clients, whose names are its sources; None where there are none.
     """
 
     data: Dataset
@@ -377,6 +406,7 @@ class Federation:
     names: tuple[str, ...] = ()
     holdout_rows: Ints | None = None
     holdout_offsets: Ints | None = None
+    test: Dataset | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -431,8 +461,12 @@ class Federation:
             kept.append(rows[np.sort(order[count:])])
         rows, offsets = concatenate_rows(kept)
         holdout_rows, holdout_offsets = concatenate_rows(held)
-        return Federation(
-            self.data, rows, offsets, self.how, self.names, holdout_rows, holdout_offsets
+        return replace(
+            self,
+            rows=rows,
+            offsets=offsets,
+            holdout_rows=holdout_rows,
+            holdout_offsets=holdout_offsets,
         )
 
 

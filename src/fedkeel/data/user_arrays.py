@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedkeel.data.arrays_in_files import private_map
 from fedkeel.errors import DataError
 
 Ints = NDArray[np.int64]
@@ -34,7 +35,9 @@ def remedy_for_labels(y: NDArray[Any]) -> str | None:
 
 
 def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
-    """Return an array in this machine's byte order.
+    """Return an array in this machine's byte order, in memory of its own.
+
+    An array that lies in a file, as `numpy.load(file, mmap_mode="r")` gives it, stays there.
 
     Args:
         values: numbers or texts, nested or as an array.
@@ -43,6 +46,10 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
     Raises:
         DataError: they have several shapes or masked values, or are not in memory.
     """
+    if isinstance(values, np.memmap) and values.dtype.isnative and len(values):
+        mapped = private_map(values)
+        if mapped is not None:
+            return mapped
     check_in_memory(values, what)
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         row = int(np.nonzero(np.ma.getmaskarray(values))[0][0])

@@ -32,7 +32,7 @@ def count_of(values: Values) -> int:
     return int(tensors_of(values)[0].shape[0])
 
 
-def rows_of(values: Values, index: Tensor | slice | Sequence[int]) -> Values:
+def rows_of(values: Values, index: Tensor | slice | Sequence[int] | tuple[int, slice]) -> Values:
     """Return some examples."""
     return map_values(lambda tensor: tensor[index], values)
 

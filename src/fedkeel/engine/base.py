@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedkeel.config import Precision
+from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
@@ -42,7 +43,7 @@ class TrainingSetup:
         federation: the training set and its clients.
         test: the test set.
         seed: seed of the run.
-        augment: whether training images are cropped and mirrored at random.
+        augment: a transform of each batch in training; True crops and mirrors images at random.
         metrics: what is measured in an evaluation.
         eval_batch: examples in one forward pass of an evaluation, at most.
         precision: of the factors of products in training and evaluation.
@@ -53,7 +54,7 @@ class TrainingSetup:
     test: Dataset
     seed: int
     metrics: MetricSet
-    augment: bool = False
+    augment: bool | Transform = False
     eval_batch: int = 1000
     precision: Precision = "float32"
 

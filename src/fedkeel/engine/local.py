@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.clock import Clock
-from fedkeel.data.augment import crop_flip, crops
+from fedkeel.data.augment import crop_flip, crops, transformed
 from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import (
@@ -104,7 +104,10 @@ def train_client(
             clock.lap("steps")
             for step, positions in enumerate(batch_positions, start=1):
                 batch = take_examples(setup, rows[positions])
-                if setup.augment:
+                if callable(setup.augment):
+                    place = message.round, job.client, step
+                    batch = Batch(*transformed(setup.augment, batch.x, batch.y, setup.seed, *place))
+                elif setup.augment:
                     images = only_tensor(batch.x, "cropping")
                     batch = Batch(crop_flip(images, crops(augment, len(batch))), batch.y)
                 clock.lap("data")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedkeel import config
+from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.spec import TensorSpec, specs_of
@@ -30,7 +31,7 @@ class Ingredients:
         clients: gives the clients for a seed.
         test: the test set.
         model: what to call the model.
-        augment: whether training images are cropped and mirrored.
+        augment: a transform of each batch in training; True crops and mirrors images at random.
         model_args: the arguments that a model which is made by its name was given.
     """
 
@@ -38,7 +39,7 @@ class Ingredients:
     clients: Callable[[int], Federation]
     test: Dataset
     model: str
-    augment: bool = False
+    augment: bool | Transform = False
     model_args: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.config import Experiment
+from fedkeel.data.augment import named_transform
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.read.load import check_augment
 from fedkeel.engine.prepared import Ingredients
@@ -40,6 +41,13 @@ def is_on_nodes(experiment: Experiment) -> bool:
     if len(set(labels)) < len(labels):
         repeated = next(name for name in labels if labels.count(name) > 1)
         raise DataError(f"data.labels names {repeated!r} twice.", expected="each label once")
+    unnamed = [name for name, known in experiment.data.categories_of.items() if not known]
+    if source and unnamed:
+        raise DataError(
+            f"Data on the nodes needs the names of the categories of {unnamed[0]!r}.",
+            why="every node has to make the same inputs, also of categories it does not have",
+            do=f'set data.categories = {{{unnamed[0]} = ["a", "b", ...]}}',
+        )
     if source and experiment.partition.holdout:
         raise DataError(
             "Data on the nodes takes no partition.holdout.",
@@ -60,7 +68,7 @@ def ingredients(experiment: Experiment, federation: Federation, test: Dataset) -
     """
     data = federation.data
     check_augment(experiment.data, is_image=len(data.shape) == 3)
-    augment = experiment.data.augment == "crop_flip"
+    augment = named_transform(experiment.data.augment)
     return Ingredients(
         task(experiment, data),
         lambda seed: federation,

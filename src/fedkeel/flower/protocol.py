@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from fedkeel.config import Settings
+from fedkeel.data.read.scaling import Moments
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.rehearsal import SURVEY_PREFIX, with_empty_answers
@@ -127,6 +129,54 @@ class MessageSpecs:
         )
 
 
+Finite = tuple[float, ...]
+
+
+class Sums(Settings):
+    """Sums of a node's training inputs, for the scale that all nodes have in common.
+
+    Args:
+        count: numbers in each column.
+        mean: mean of each column.
+        squares: sum of the squared deviations from it.
+    """
+
+    count: int = Field(ge=1, le=MAX_SIZE * MAX_SIZE)
+    mean: Finite = Field(min_length=1, max_length=MAX_SIZE)
+    squares: Finite = Field(max_length=MAX_SIZE)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.squares) != len(self.mean):
+            raise ValueError("the sums are of different numbers of columns")
+        if min(self.squares) < 0:
+            raise ValueError("'squares' has a number below 0")
+        return self
+
+    @classmethod
+    def of(cls, moments: Moments) -> Self:
+        """Return what is sent of moments."""
+        mean, squares = (tuple(array.tolist()) for array in (moments.mean, moments.squares))
+        return cls(count=moments.count, mean=mean, squares=squares)
+
+    def moments(self) -> Moments:
+        """Return the moments."""
+        arrays = (torch.tensor(array, dtype=torch.float64) for array in (self.mean, self.squares))
+        return Moments(self.count, *arrays)
+
+
+class CommonScale(Settings):
+    """How the inputs of all nodes are standardised: (input - mean) / deviation.
+
+    Args:
+        mean: mean of each column.
+        deviation: deviation of each, > 0.
+    """
+
+    mean: Finite
+    deviation: Finite
+
+
 class ClientRequest(Settings):
     """What a request says of one client.
 
@@ -154,12 +204,15 @@ class Request(Header):
         data_digest: digest of the node's data when the run began.
         lr: local learning rate of the round.
         clients: the clients that are asked.
+        scale: how the inputs of all nodes are standardised, None where they are not, or each node
+            does so by its own examples.
     """
 
     agreement: Agreement
     data_digest: str
     lr: float
     clients: tuple[ClientRequest, ...]
+    scale: CommonScale | None = None
 
     @property
     def client_ids(self) -> list[int]:
@@ -231,6 +284,7 @@ class NodeDescription(Header):
         name: the node's name, "" for none.
         version: its version of fedkeel.
         agreement: what it has to agree on with the server.
+        sums: of its training inputs, where all nodes are to be standardised alike, else None.
     """
 
     clients: tuple[ClientDescription, ...]
@@ -243,6 +297,7 @@ class NodeDescription(Header):
     name: str = Field(max_length=200)
     version: str = Field(max_length=100)
     agreement: Agreement
+    sums: Sums | None = None
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -85,9 +85,14 @@ class DataRecord:
         test: number of test examples.
         classes: number of classes.
         label_names: names of the classes, or empty.
-        columns: names of a table's columns, in the order of the inputs.
+        columns: names of a table's inputs, in their order.
+        schema: the columns of a table in their order: ``name``; ``kind``, ``number`` or
+            ``category``; its ``categories``, each of which is an input of 0 or 1; ``fill``, what
+            the inputs of a missing value are, where such are taken; and whether an ``indicator``
+            follows, an input that is 1 where the value is missing.
         scale: how inputs were standardised, None where they were not. A node with data of its own
             has its own scale, in ``scale-CLIENT.json`` in its ``state`` folder.
+        client_scales: the scale of each client's inputs by its name, where each has its own.
         shape: shape of an input; empty where there are several by name.
         inputs: shape of each input by name, where there are several.
         fingerprint: digest of the training set.
@@ -99,7 +104,9 @@ class DataRecord:
     classes: Count = 0
     label_names: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
+    schema: list[dict[str, Any]] = field(default_factory=list, metadata=_OPTIONAL)
     scale: Scale | None = None
+    client_scales: dict[str, Scale] = field(default_factory=dict, metadata=_OPTIONAL)
     shape: list[Count] = field(default_factory=list)
     inputs: dict[str, list[Count]] = field(default_factory=dict, metadata=_OPTIONAL)
     fingerprint: str = ""
@@ -259,10 +266,11 @@ class RunRecord:
         status: what became of the run.
         model: ``name``, ``args``, ``parameters``, ``bytes``, ``head``. The name, the shape and the
             classes of the data, and ``args`` are what `fedkeel.task.models.make` makes it of.
-        data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``, ``columns`` of a
-            table, ``scale`` (``mean``, ``deviation``) where inputs were standardised, ``shape``,
-            ``fingerprint``. The deviation of an input that was the same in all training examples
-            is 1e30. A node with data of its own keeps its scale in ``scale-CLIENT.json`` in its
+        data: ``sources``, ``train``, ``test``, ``classes``, ``label_names``; ``columns`` and
+            ``schema`` of a table; ``scale`` (``mean``, ``deviation``) where inputs were
+            standardised, ``client_scales`` where each client's were apart; ``shape``,
+            ``fingerprint``. The deviation of an input that was the same in all training examples is
+            1e30. A node with data of its own keeps its scale in ``scale-CLIENT.json`` in its
             ``state`` folder.
         partition: ``kind`` and its settings, ``clients``, ``sizes`` [C], ``histogram`` [C][Y]
             or empty, ``names`` [C] or empty; ``unassigned`` and ``held_out`` examples;
@@ -365,6 +373,8 @@ def to_json(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the datacla
             continue
         if isinstance(value, list) and value and is_dataclass(value[0]):
             value = [to_json(item) for item in value]
+        if isinstance(value, dict):
+            value = {k: to_json(v) if is_dataclass(v) else v for k, v in value.items()}
         values[f.name] = to_json(value) if is_dataclass(value) else value
     return {**values.pop("settings", {}), **values}
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedkeel import config
+from fedkeel.data.augment import named_transform
 from fedkeel.data.dataset import Dataset, dataset, federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Ingredients
@@ -172,7 +173,7 @@ def _measure(experiment: config.Experiment, kind: str) -> Speed:
         lambda seed: clients,
         _generated(random, _TEST_EXAMPLES, data),
         experiment.model.name,
-        experiment.data.augment == "crop_flip",
+        named_transform(experiment.data.augment),
     )
     prepared = prepare(config.build(config.Run, values, "a short run"), ingredients)
     wall, busy = time.perf_counter(), time.process_time()

@@ -97,7 +97,6 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
 
 def _data_record(setup: TrainingSetup) -> DataRecord:
     data = setup.federation.data
-    scale = None if data.scale is None else Scale(list(data.scale[0]), list(data.scale[1]))
     return DataRecord(
         sources=list(data.sources),
         train=len(setup.federation.rows),
@@ -105,7 +104,9 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
         classes=data.classes,
         label_names=list(data.label_names),
         columns=list(data.columns),
-        scale=scale,
+        schema=[] if data.schema is None else data.schema.record(),
+        scale=None if data.scale is None else Scale(*map(list, data.scale)),
+        client_scales={k: Scale(*map(list, pair)) for k, pair in data.client_scales.items()},
         shape=list(data.shape) if isinstance(data.shape, tuple) else [],
         inputs={k: list(v) for k, v in data.shape.items()} if isinstance(data.shape, dict) else {},
         fingerprint=data.fingerprint(),

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkeel import config
 from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
 from fedkeel.data import batches
+from fedkeel.data.augment import check_transform, named_transform
 from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
@@ -41,6 +42,7 @@ from fedkeel.method.part import Capability
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
+from fedkeel.reached_values import Description, describe_value
 from fedkeel.records.score import MetricInfo
 from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
 from fedkeel.task.models import make
@@ -73,7 +75,7 @@ def gather(experiment: config.Experiment) -> Ingredients:
         clients=lambda seed: divide(train, experiment.partition, seed),
         test=test,
         model=experiment.model.name,
-        augment=experiment.data.augment == "crop_flip",
+        augment=named_transform(experiment.data.augment),
         model_args=experiment.model.args,
     )
 
@@ -126,6 +128,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             f"The metric {name!r} has to see all examples at once, and nodes send sums alone.",
             do="leave it out of the metrics where the data are on nodes",
         )
+    augment = _described_transform(ingredients, federation.data, settings.seed)
     plan = parse(settings.method, _capabilities(network, federation), settings.weights)
     population = Population(len(federation), settings.cohort.size(len(federation)))
     local, buffers = plan.work(settings.local), ingredients.task.buffers
@@ -157,10 +160,19 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
         raise
     own = describe_user_parts(plan.parts)
     in_parts = (place for module in own.values() for place in module.unseen)
-    unseen = (*network.unseen, *metrics.unseen, *in_parts)
+    unseen = (*network.unseen, *metrics.unseen, *augment.unseen, *in_parts)
     prepared = Prepared(settings, setup, server, spec, population, ingredients, unseen=unseen)
-    key = _key(prepared, digests_of_modules(own))
+    key = _key(prepared, digests_of_modules(own), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
+
+
+def _described_transform(ingredients: Ingredients, data: Dataset, seed: int) -> Description:
+    """Return a text of all that decides what a user's transform does, and try it."""
+    if not callable(ingredients.augment):
+        return Description(str(ingredients.augment))
+    few = data.part(slice(4))
+    check_transform(ingredients.augment, few.x, few.y, seed)
+    return describe_value(ingredients.augment, "augment")
 
 
 def _converted(federation: Federation, dtype: torch.dtype) -> Federation:
@@ -409,7 +421,7 @@ _DESCRIBED_OTHERWISE = (
 """Settings that decide no number, or that a key describes by what was made of them."""
 
 
-def _key(prepared: Prepared, user_parts: Mapping[str, str]) -> str:
+def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str:
     """Return a digest of settings, data, initial model and version: of all that decides numbers.
 
     Where some of the user's values cannot be read in full, it is another one each time.
@@ -417,6 +429,7 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str]) -> str:
     Args:
         prepared: the run; its key is not used.
         user_parts: digests of the modules of the user's own parts, by name.
+        augment: a text of all that the user's transform does.
     """
     settings = prepared.settings.model_dump(mode="json")
     for name in _DESCRIBED_OTHERWISE:
@@ -435,7 +448,7 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str]) -> str:
         "method": prepared.plan.expression,
         "weights": prepared.plan.weights,
         "buffers": setup.training.buffers,
-        "augment": setup.augment,
+        "augment": augment if callable(setup.augment) else setup.augment,
         "settings": settings,
         "train": setup.federation.data.fingerprint(),
         "test": setup.test.fingerprint(),

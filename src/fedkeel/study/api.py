@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedkeel import config
+from fedkeel.data.augment import Transform
 from fedkeel.data.dataset import Federation
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.turns import one_at_a_time
@@ -36,7 +37,7 @@ def run(
     *,
     task: Task,
     clients: Federation,
-    test: Test,
+    test: Test = None,
     rounds: int,
     local: config.Local,
     participation: float | None = None,
@@ -51,6 +52,7 @@ def run(
     resume: bool = True,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
+    augment: Transform | None = None,
 ) -> Result:
     """Train one method on clients' data.
 
@@ -58,7 +60,8 @@ def run(
         method: expression, e.g. ``"fedprox(mu=0.1)+gcfed"``.
         task: model, loss and head.
         clients: the training data, divided among clients.
-        test: test inputs [N, ...] and labels [N].
+        test: test inputs [N, ...] and labels [N], or what else `fedkeel.dataset` takes; None for
+            the test examples of the clients, see `from_clients`.
         rounds: T, the number of rounds.
         local: local training.
         participation: share of the clients in each round; all where nothing is given.
@@ -73,6 +76,9 @@ def run(
         resume: whether an unfinished run in `out` is continued.
         progress: whether to show progress on standard error; None does so on a terminal.
         callbacks: follow the run, see `Callback`.
+        augment: a random change of each batch in training, (x [B, ...], y [B, ...], random) -> (x,
+            y) of the same form. It draws from `random`, a `numpy.random.Generator`, or from torch,
+            and the same numbers come again in every engine and after a restart.
 
     Of several threads that call this or `compare`, one at a time goes on, and the others wait: a
     module draws random numbers from torch's generator, which the process has once.
@@ -98,7 +104,7 @@ def run(
         engine=engine,
     )
     check_callbacks(callbacks)
-    ingredients, folder = checked_ingredients(task, clients, test), checked_folder(out)
+    ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
     with _display(progress) as display, one_at_a_time(display.waiting):
         display.prepare()
         prepared = prepare(settings, ingredients)
@@ -112,7 +118,7 @@ def compare(
     *,
     task: Task,
     clients: Federation,
-    test: Test,
+    test: Test = None,
     rounds: int,
     local: config.Local,
     seeds: int = 3,
@@ -127,6 +133,7 @@ def compare(
     out: str | Path | None = None,
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
+    augment: Transform | None = None,
 ) -> Comparison:
     """Train several methods with several seeds, everything else the same.
 
@@ -153,6 +160,7 @@ def compare(
         callbacks: as in `run`. All runs call the same ones, one run after the other in this
             process; `on_run_begin` says which run begins. What a callback raises ends the
             comparison.
+        augment: as in `run`.
 
     Raises:
         FedkeelError: as in `run`, before anything has run.
@@ -172,7 +180,7 @@ def compare(
         engine=engine,
     )
     check_callbacks(callbacks)
-    ingredients, folder = checked_ingredients(task, clients, test), checked_folder(out)
+    ingredients, folder = checked_ingredients(task, clients, test, augment), checked_folder(out)
     with (
         _display(progress) as display,
         _interruptible(display),

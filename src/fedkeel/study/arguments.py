@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from numpy.typing import ArrayLike
-from torch import Tensor
-
 from fedkeel import config
-from fedkeel.data.dataset import Dataset, Federation, dataset
-from fedkeel.data.values import tensors_of
+from fedkeel.data.augment import Transform
+from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.runner.callbacks import Callback
 from fedkeel.task.task import Task
 
-Test = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
-"""A test set: inputs [N, ...] and labels [N], or a data set."""
+Test = Examples | None
+"""A test set: inputs [N, ...] and labels [N], a `Dataset`, or what else `fedkeel.dataset` takes;
+None for the test examples that the clients have, see `fedkeel.from_clients`."""
 
 _TABLES: dict[str, tuple[type[config.Settings], str]] = {
     "local": (config.Local, "lr=0.1, epochs=1"),
@@ -60,7 +59,9 @@ def cohort_settings(
     return cohort
 
 
-def checked_ingredients(task: Task, clients: Federation, test: Test) -> Ingredients:
+def checked_ingredients(
+    task: Task, clients: Federation, test: Test, augment: Transform | None = None
+) -> Ingredients:
     """Return data and model, or refuse what is neither (ConfigError, DataError)."""
     if not isinstance(task, Task):
         name = task.__name__ if isinstance(task, type) else "model"
@@ -74,19 +75,31 @@ def checked_ingredients(task: Task, clients: Federation, test: Test) -> Ingredie
             do="divide the arrays: clients=fedkeel.iid(x, y, clients=10), or by fedkeel.dirichlet, "
             "by_classes or by_client; of clients' own arrays fedkeel.from_clients({'a': (x, y)})",
         )
-    if not isinstance(test, Dataset):
-        if not isinstance(test, (tuple, list)) or len(test) != 2:
-            raise DataError(
-                "'test' is no test set.",
-                got=_described(test),
-                expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
-                do="keep some examples from the clients, and give test=(x_test, y_test)",
-            )
-        tokens = not tensors_of(clients.data.x)[0].is_floating_point()
-        test = dataset(test[0], test[1], name="test", tokens=tokens)
+    data = _test_set(clients, test)
     model = task.model
     name = getattr(model, "__name__", None) or type(model).__name__
-    return Ingredients(task, lambda seed: clients, test, name)
+    if augment is not None and not callable(augment):
+        raise ConfigError(
+            "'augment' is no function.",
+            got=_described(augment),
+            expected="(x, y, random) -> (x, y), a batch and a numpy.random.Generator",
+        )
+    return Ingredients(task, lambda seed: clients, data, name, augment or False)
+
+
+def _test_set(clients: Federation, test: Test) -> Dataset:
+    """Return the test set, made ready as the clients' examples were; or refuse what is none."""
+    if test is None and clients.test is not None:
+        return clients.test
+    is_pair = isinstance(test, (tuple, list)) and len(test) == 2
+    if not (is_pair or isinstance(test, Dataset) or is_examples(test)):
+        raise DataError(
+            "'test' is no test set.",
+            got=_described(test),
+            expected="a pair (x, y) of inputs and labels, or a fedkeel.Dataset",
+            do="keep some examples from the clients, and give test=(x_test, y_test)",
+        )
+    return like(clients.data, test, "test", clients.how.get("normalize", "none") != "none")
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:

@@ -16,23 +16,21 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from fedkeel.config import Partition, build
-from fedkeel.data.dataset import Dataset, Federation, dataset
+from fedkeel.data.dataset import Dataset, Federation, concatenate_rows
 from fedkeel.data.partition.recipes import divide
+from fedkeel.data.read.user_data import Array, Examples, Reading, dataset, read_clients
 from fedkeel.data.user_arrays import check_in_memory
-from fedkeel.data.values import joined
-from fedkeel.errors import DataError
-
-Array = ArrayLike | Tensor
+from fedkeel.errors import DataError, did_you_mean
 
 
 def iid(
-    x: Array,
-    y: Array,
-    clients: int,
+    x: Examples,
+    y: Array | None = None,
+    clients: int | None = None,
     *,
+    target: str | None = None,
     sizes: Literal["equal", "power"] | Sequence[int] = "equal",
     sigma: float = 2.0,
     holdout: float = 0.0,
@@ -43,13 +41,15 @@ def iid(
     """Divide examples at random among clients; see `partition.iid`.
 
     Args:
-        x: [N, ...] inputs.
+        x: [N, ...] inputs; or, without `y`, one object that holds inputs and labels, see
+            `fedkeel.dataset`.
         y: [N] labels from 0.
         clients: number of clients.
         sizes: ``equal``, ``power`` (log-normal), or one number for each client.
         sigma: deviation of the logarithm of the size, for ``power``.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the partition.
+        target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
@@ -57,16 +57,17 @@ def iid(
     array([1, 1, 1])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma}
-    data = dataset(x, y, classes=classes, tokens=tokens)
+    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
     return _divide("iid", data, seed, holdout, clients=clients, **more)
 
 
 def dirichlet(
-    x: Array,
-    y: Array,
-    clients: int,
-    alpha: float,
+    x: Examples,
+    y: Array | None = None,
+    clients: int | None = None,
+    alpha: float | None = None,
     *,
+    target: str | None = None,
     min_size: int = 1,
     holdout: float = 0.0,
     seed: int = 0,
@@ -76,27 +77,30 @@ def dirichlet(
     """Divide each class by a Dirichlet draw over clients; see `dirichlet.dirichlet`.
 
     Args:
-        x: [N, ...] inputs.
+        x: [N, ...] inputs; or, without `y`, one object that holds inputs and labels, see
+            `fedkeel.dataset`.
         y: [N] labels from 0.
         clients: number of clients.
         alpha: concentration, > 0; small is strongly non-IID.
         min_size: smallest number of examples of a client.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the partition.
+        target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
     """
     more = {"clients": clients, "alpha": alpha, "min_size": min_size}
-    data = dataset(x, y, classes=classes, tokens=tokens)
+    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
     return _divide("dirichlet", data, seed, holdout, **more)
 
 
 def by_classes(
-    x: Array,
-    y: Array,
-    clients: int,
-    k: int,
+    x: Examples,
+    y: Array | None = None,
+    clients: int | None = None,
+    k: int = 1,
     *,
+    target: str | None = None,
     sizes: Literal["equal", "power"] | Sequence[int] = "equal",
     sigma: float = 2.0,
     holdout: float = 0.0,
@@ -107,7 +111,8 @@ def by_classes(
     """Give each client examples of k classes; see `partition.classes`.
 
     Args:
-        x: [N, ...] inputs.
+        x: [N, ...] inputs; or, without `y`, one object that holds inputs and labels, see
+            `fedkeel.dataset`.
         y: [N] labels from 0.
         clients: number of clients.
         k: number of classes of each client.
@@ -115,6 +120,7 @@ def by_classes(
         sigma: deviation of the logarithm of a share, for ``power``.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the partition.
+        target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
@@ -123,15 +129,16 @@ def by_classes(
            [0, 1]])
     """
     more = {"sizes": _sizes(sizes), "sigma": sigma, "classes_per_client": k}
-    data = dataset(x, y, classes=classes, tokens=tokens)
+    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
     return _divide("classes", data, seed, holdout, clients=clients, **more)
 
 
 def by_client(
-    x: Array,
-    y: Array,
-    client_ids: ArrayLike,
+    x: Examples,
+    y: Array | None = None,
+    client_ids: ArrayLike | None = None,
     *,
+    target: str | None = None,
     holdout: float = 0.0,
     seed: int = 0,
     classes: int | None = None,
@@ -140,11 +147,13 @@ def by_client(
     """Make one client of each distinct id.
 
     Args:
-        x: [N, ...] inputs.
+        x: [N, ...] inputs; or, without `y`, one object that holds inputs and labels, see
+            `fedkeel.dataset`.
         y: [N] labels from 0.
         client_ids: [N] names or numbers; clients are in their order.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the hold-out.
+        target: name of the column or key of the labels, where `x` holds them.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
@@ -154,7 +163,7 @@ def by_client(
     >>> by_client([[0.0], [1.0], [2.0]], [0, 1, 0], ["b", "a", "b"]).names
     ('a', 'b')
     """
-    data = dataset(x, y, classes=classes, tokens=tokens)
+    data = dataset(x, y, target=target, classes=classes, tokens=tokens)
     ids = _ids(client_ids, len(data))
     names, client = np.unique(ids, return_inverse=True)
     named = tuple(str(name) for name in names)
@@ -163,26 +172,47 @@ def by_client(
 
 
 def from_clients(
-    clients: Mapping[str, tuple[Array, Array]] | Sequence[tuple[Array, Array]],
+    clients: Mapping[str, Examples] | Sequence[Examples],
     *,
+    test: Mapping[str, Examples] | None = None,
+    target: str | None = None,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    missing: Literal["refuse", "mean", "indicator"] = "refuse",
+    normalize: Literal["none", "standardize", "client", "pixels"] = "none",
     holdout: float = 0.0,
     seed: int = 0,
     classes: int | None = None,
     tokens: bool = False,
 ) -> Federation:
-    """Join clients that have arrays of their own, such as hospitals; they keep their order.
+    """Join clients that have examples of their own, such as hospitals; they keep their order.
+
+    The examples of a client are a pair of arrays, [N_k, ...] inputs of one shape for all clients
+    and [N_k] labels from 0 that mean the same at all; or one object that holds both: a frame of
+    pandas or another table, a map-style data set of torch, a Hugging Face data set, a path of a
+    file. Tables of all clients have one schema (`Dataset.schema`). A ``.npy`` file that is opened
+    by ``numpy.load(file, mmap_mode="r")`` stays on disk; those of several clients are joined in a
+    temporary file.
 
     Args:
-        clients: of each client, by name or in a list, a pair: [N_k, ...] inputs, of one shape for
-            all clients, and [N_k] labels from 0, which mean the same at all, or other targets.
+        clients: the training examples of each client, by name or in a list.
+        test: test examples of some clients, by name. They are the test set of `fedkeel.run`, where
+            no other is given; and, without `holdout`, what each client is evaluated on.
+        target: name of the column or key of the target, where one object holds inputs and target.
+        drop: names of columns that are no inputs.
+        categories: columns of tables that hold categories; see `fedkeel.config.Data`.
+        missing: what becomes of missing values of tables; see `fedkeel.config.Data`.
+        normalize: ``standardize`` brings each column, or each channel, to mean 0 and deviation 1 by
+            the training examples of all clients, ``client`` at each client by its own; see
+            `fedkeel.config.Data`.
         holdout: share of each client's examples kept aside to evaluate it on, in [0, 1).
         seed: seed of the hold-out.
         classes: number of classes; the largest label + 1 where it is not given.
         tokens: whether inputs are whole numbers >= 0 that the model looks up.
 
     Raises:
-        DataError: there are no clients, one of them is no pair, has no examples or others than
-            can be trained on (the message names it), or inputs differ in shape.
+        DataError: there are no clients, one of them has no examples or such as cannot be trained on
+            (the message names it), inputs differ in shape, tables do not fit each other.
 
     >>> from_clients({"north": ([[0.0], [1.0]], [0, 1]), "south": ([[2.0]], [0])}).sizes
     array([2, 1])
@@ -191,49 +221,57 @@ def from_clients(
         raise DataError(
             "These are no clients.",
             got=f"an object of type {type(clients).__name__}",
-            expected="a pair (x, y) of each client, by name or in a list",
+            expected="the examples of each client, by name or in a list, such as pairs (x, y)",
         )
-    named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
-    twice = next((k for k, n in Counter(map(str, named)).items() if n > 1), None)
-    if twice is not None:
-        raise DataError(f"Two clients are called {twice!r}.", do="give each a name of its own")
+    named = _by_name(clients)
     if not named:
         raise DataError("There are no clients.", expected="a pair (x, y) for each client")
-    parts = {
-        name: _client_data(f"client {name}", pair, tokens, classes) for name, pair in named.items()
-    }
-    first, *_ = parts
-    shape = parts[first].shape
-    for name, part in parts.items():
-        if part.shape != shape:
-            raise DataError(
-                f"client {name}: inputs have another shape than those of client {first}.",
-                got=f"{part.shape} for one example",
-                expected=f"{shape}",
-            )
-    x, y = (joined([getattr(part, of) for part in parts.values()]) for of in ("x", "y"))
-    index = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
-    data = dataset(
-        x, y, classes=classes, tokens=tokens, client=index, clients=tuple(map(str, parts))
-    )
-    return _divide("client", data, seed, holdout)
-
-
-def _client_data(
-    client: str, pair: tuple[Array, Array], tokens: bool, classes: int | None
-) -> Dataset:
-    """Return the examples of one client."""
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+    tests = {} if test is None else _by_name(test)
+    unknown = [name for name in tests if name not in named]
+    if unknown:
         raise DataError(
-            f"{client} has no pair of arrays.",
-            got=f"an object of type {type(pair).__name__}",
-            expected="a pair (x, y) of inputs and targets",
-            do="of a Dataset give (data.x, data.y)" if isinstance(pair, Dataset) else None,
+            f"'test' names a client {unknown[0]!r} that trains on nothing.",
+            do=did_you_mean(unknown[0], named),
         )
-    return dataset(*pair, name=client, tokens=tokens, classes=0 if classes == 0 else None)
+    reading = Reading(target, drop, categories, missing, normalize, classes, tokens)
+    data, count = read_clients(named, tests, reading)
+    made = _divide("client", data.part(slice(None, count)), seed, holdout)
+    if normalize != "none":
+        made = replace(made, how={**made.how, "normalize": normalize})
+    return made if not tests else _with_test(made, data, data.part(slice(count, None)))
 
 
-def _ids(client_ids: ArrayLike, n: int) -> NDArray[Any]:
+def _by_name(clients: Mapping[str, Examples] | Sequence[Examples]) -> dict[str, Examples]:
+    """Return the examples of clients by their names, which are texts."""
+    pairs = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
+    texts = [(str(name), examples) for name, examples in pairs]
+    twice = next((k for k, n in Counter(name for name, _ in texts).items() if n > 1), None)
+    if twice is not None:
+        raise DataError(f"Two clients are called {twice!r}.", do="give each a name of its own")
+    return dict(texts)
+
+
+def _with_test(made: Federation, data: Dataset, test: Dataset) -> Federation:
+    """Return a federation whose clients have test examples.
+
+    Args:
+        made: the federation of the training examples.
+        data: the training examples, and then the test examples.
+        test: the test examples.
+    """
+    owners, source = np.unique(test.client_ids, return_inverse=True)
+    names = tuple(test.clients[k] for k in owners)
+    made = replace(made, test=replace(test, sources=names, source=source.astype(np.int64)))
+    if made.holdout_rows is not None:
+        return made
+    parts = [len(made.data) + np.flatnonzero(test.client_ids == k) for k in range(len(made))]
+    rows, offsets = concatenate_rows(parts)
+    says = f"{made.how['says']}, {len(test)} more held out"
+    how = {**made.how, "held_out": len(test), "says": says}
+    return replace(made, data=data, how=how, holdout_rows=rows, holdout_offsets=offsets)
+
+
+def _ids(client_ids: ArrayLike | None, n: int) -> NDArray[Any]:
     """Return [N] ids of one type that can be sorted, none of them missing."""
     check_in_memory(client_ids, "The client ids")
     ids = np.asarray(client_ids, dtype=object)

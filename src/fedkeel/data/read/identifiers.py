@@ -23,7 +23,7 @@ _Column = Any  # pyarrow has no types
 Encoded = tuple[Ints, tuple[str, ...]]
 """[N] number of the name of each example, and the names in the order of their numbers."""
 
-_MISSING = frozenset(
+MISSING = frozenset(
     [
         "",
         "na",
@@ -111,7 +111,7 @@ def encode_array(path: Path, name: str, values: NDArray[Any]) -> Encoded:
     return _numbered([str(value) for value in unique.tolist()], index.reshape(-1))
 
 
-def encode_column(path: Path, name: str, column: _Column) -> Encoded:
+def encode_column(path: Path | str, name: str, column: _Column) -> Encoded:
     """Number the labels or clients of a table's column.
 
     Args:
@@ -133,15 +133,24 @@ def encode_column(path: Path, name: str, column: _Column) -> Encoded:
     used, first, index = np.unique(
         codes.indices.to_numpy(zero_copy_only=False), return_index=True, return_inverse=True
     )
-    texts = _texts(path, name, codes.dictionary.take(pa.array(used)))
+    texts = texts_of(path, name, codes.dictionary.take(pa.array(used)))
     if all(is_number(text.strip()) for text in texts):
         texts = [text.strip() for text in texts]
     _check_gaps(path, name, dict(zip(texts, first.tolist(), strict=True)))
     return _numbered(texts, index.reshape(-1))
 
 
-def _texts(path: Path, name: str, values: _Column) -> list[str]:
-    """Return the texts of the values of a column."""
+def texts_of(path: Path | str, name: str, values: _Column) -> list[str]:
+    """Return the texts of the values of a column.
+
+    Args:
+        path: the file, for messages.
+        name: name of the column, for messages.
+        values: texts, whole numbers, truth values, dates or times; none missing.
+
+    Raises:
+        DataError: a value is something else.
+    """
     import pyarrow as pa
 
     kind, types = values.type, pa.types
@@ -244,14 +253,14 @@ def check_written_alike(
             )
 
 
-def _check_gaps(path: Path, name: str, row_of: dict[str, int]) -> None:
-    gaps = [text for text in row_of if text.strip().lower() in _MISSING]
+def _check_gaps(path: Path | str, name: str, row_of: dict[str, int]) -> None:
+    gaps = [text for text in row_of if text.strip().lower() in MISSING]
     if gaps:
         text = min(gaps, key=row_of.__getitem__)
         raise gap(path, name, row_of[text], text)
 
 
-def gap(path: Path, name: str, row: int, text: str | None = None) -> DataError:
+def gap(path: Path | str, name: str, row: int, text: str | None = None) -> DataError:
     """Return the error of a column without a value in a row."""
     got = "no value" if text is None else repr(text) if text else "an empty text"
     return DataError(
@@ -263,11 +272,11 @@ def gap(path: Path, name: str, row: int, text: str | None = None) -> DataError:
     )
 
 
-def _not_utf8(path: Path, name: str) -> DataError:
+def _not_utf8(path: Path | str, name: str) -> DataError:
     return not_utf8(path, f"column {name!r}")
 
 
-def not_utf8(path: Path, what: str) -> DataError:
+def not_utf8(path: Path | str, what: str) -> DataError:
     """Return the error of a text in another encoding."""
     return DataError(
         f"{path}: {what} is not text in UTF-8.",
@@ -276,7 +285,7 @@ def not_utf8(path: Path, what: str) -> DataError:
     )
 
 
-def _no_names(path: Path, name: str, kind: object, value: object) -> DataError:
+def _no_names(path: Path | str, name: str, kind: object, value: object) -> DataError:
     return DataError(
         f"{path}: {name!r} holds neither texts nor whole numbers.",
         got=f"{kind}, such as {str(value)[:40]}",
@@ -287,7 +296,7 @@ def _no_names(path: Path, name: str, kind: object, value: object) -> DataError:
     )
 
 
-def check_no_quantity(path: Path, encoded: Encoded) -> None:
+def check_no_quantity(path: Path | str, encoded: Encoded) -> None:
     """Refuse labels that are decimal numbers, most of which occur only once.
 
     Raises:

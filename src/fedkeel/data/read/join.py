@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset, Ints, dataset
@@ -47,35 +49,136 @@ def with_distinct_names(sources: list[Source], texts: Sequence[str]) -> list[Sou
     return [replace(source, name=text) for source, text in zip(sources, texts, strict=True)]
 
 
-def with_same_columns(sources: Sequence[Source]) -> list[Source]:
-    """Return tables with their columns in the order of the first.
+def with_same_columns(sources: Sequence[Source], may_have_gaps: bool) -> list[Source]:
+    """Return tables with the same columns, in the order of the first.
+
+    Args:
+        sources: the sources.
+        may_have_gaps: whether one may lack columns that another has; they are NaN there.
 
     Raises:
-        DataError: one has other columns, or they are tables and images.
+        DataError: one has other columns and may not, or they are tables and images.
     """
     first = sources[0]
     columns = first.train.columns
     for source in sources[1:]:
         odd = sorted(set(columns) ^ set(source.train.columns))
-        if odd:
+        both = columns and source.train.columns
+        if odd and not (may_have_gaps and both):
             has = first if odd[0] in columns else source
-            both = columns and source.train.columns
             raise DataError(
                 f"{first.name} and {source.name} cannot be joined: their columns differ.",
                 got=f"{odd[0]!r} in {has.name} only",
                 expected="the same columns, in any order",
-                do=f"leave out what not all have: data.drop = {json.dumps(odd[:8])}"
+                do=f"leave out what not all have: data.drop = {json.dumps(odd[:8])}; or take what "
+                'is not there for missing values: missing = "mean" in [data]'
                 if both
                 else None,
             )
+    everywhere = dict.fromkeys(name for source in sources for name in source.train.columns)
+    columns = tuple(everywhere)
     return [
         replace(
             source,
             train=source.train.with_columns(columns),
             test=source.test.with_columns(columns),
+            warnings=(*source.warnings, *_missing_columns(source, columns)),
         )
         for source in sources
     ]
+
+
+def _missing_columns(source: Source, columns: tuple[str, ...]) -> list[str]:
+    """Return a warning for each half of a source that lacks columns which others have."""
+    halves = (
+        {"": source.train}
+        if source.train.columns == source.test.columns
+        else {
+            "the training data of ": source.train,
+            "the test data of ": source.test,
+        }
+    )
+    return [
+        f"{of}{source.name} has no column {', '.join(map(repr, names))}: its values are taken for "
+        "missing ones"
+        for of, half in halves.items()
+        if (names := [name for name in columns if name not in half.columns])
+    ]
+
+
+def with_same_categories(
+    sources: Sequence[Source], known: Mapping[str, tuple[str, ...]], may_have_gaps: bool
+) -> tuple[list[Source], dict[str, tuple[str, ...]]]:
+    """Give all tables the same numbers for the same categories.
+
+    Args:
+        sources: tables with the same columns.
+        known: names of the categories of a column; where they are empty, those of all training
+            data are taken.
+        may_have_gaps: whether a category that is not known is a missing value.
+
+    Returns:
+        The sources, and the names of the categories of each column of them.
+
+    Raises:
+        DataError: a category is not known, and a value may not be missing; or two files write one
+            number in two ways.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    for column in known:
+        pairs = [(source.name, source.train.categories.get(column, ())) for source in sources]
+        for name, categories in pairs[1:]:
+            check_written_alike(*pairs[0], name, categories)
+        union = set().union(*(categories for _, categories in pairs))
+        names[column] = known[column] or in_order(union)
+    numbered = []
+    for source in sources:
+        warnings = list(source.warnings)
+        halves = [
+            with_categories(half, names, f"{source.name} ({of})", may_have_gaps, warnings)
+            for half, of in zip(source.halves, ("training", "test"), strict=True)
+        ]
+        train, test = halves
+        numbered.append(replace(source, train=train, test=test, warnings=tuple(warnings)))
+    return numbered, names
+
+
+def with_categories(
+    raw: RawExamples,
+    names: Mapping[str, tuple[str, ...]],
+    where: str,
+    may_have_gaps: bool,
+    warnings: list[str],
+) -> RawExamples:
+    """Return examples with their categories numbered by known names; note what is not known."""
+    x = raw.x
+    for column, categories in raw.categories.items():
+        place, known = raw.columns.index(column), names[column]
+        numbers = [known.index(name) if name in known else math.nan for name in categories]
+        old = x[:, place]
+        new = torch.tensor([*numbers, math.nan], dtype=x.dtype)[
+            old.nan_to_num(len(categories)).to(torch.int64)
+        ]
+        x = x.clone() if x is raw.x else x
+        x[:, place] = new
+        unknown = old[new.isnan() & ~old.isnan()].to(torch.int64)
+        if not len(unknown):
+            continue
+        example = f"{categories[int(unknown[0])]!r}, in {len(unknown):,} of {len(raw):,} rows"
+        if not may_have_gaps:
+            raise DataError(
+                f"{where}: column {column!r} holds a category that is not known.",
+                got=example,
+                expected=f"one of {', '.join(map(repr, known[:8]))}",
+                why="the training data say which there are, or data.categories where it names them",
+                do='set missing = "mean" or "indicator" in [data], which takes it for a missing '
+                "value; or name it in data.categories",
+            )
+        warnings.append(
+            f"{where}: column {column!r} holds a category that is not known ({example}): it is "
+            "taken for a missing value"
+        )
+    return replace(raw, x=x, categories=names)
 
 
 def with_same_labels(sources: list[Source]) -> list[Source]:
@@ -136,13 +239,10 @@ def common_shape(sources: Sequence[Source], wanted: tuple[int, int, int] | None)
 
 @dataclass(frozen=True)
 class Clients:
-    """The names of the clients, and the client of each example where the data gives clients."""
+    """The names of the clients, and the client of each example."""
 
-    names: tuple[str, ...] = ()
-    index: Ints | None = None
-
-
-NO_CLIENTS = Clients()
+    names: tuple[str, ...]
+    index: Ints
 
 
 def number_clients(sources: Sequence[Source]) -> tuple[Clients, Clients]:
@@ -174,7 +274,11 @@ def number_clients(sources: Sequence[Source]) -> tuple[Clients, Clients]:
 
 
 def join_halves(
-    sources: Sequence[Source], halves: Sequence[RawExamples], x: Tensor, clients: Clients, of: str
+    sources: Sequence[Source],
+    halves: Sequence[RawExamples],
+    x: Tensor,
+    clients: Clients | None,
+    of: str,
 ) -> Dataset:
     """Make the dataset of one half of all sources."""
     label_names = [raw.label_names for raw in halves]
@@ -187,7 +291,7 @@ def join_halves(
         name=f"{'+'.join(source.name for source in sources)} ({of})",
         sources=tuple(source.name for source in sources),
         source=None if is_single else np.repeat(np.arange(len(halves), dtype=np.int64), lengths),
-        clients=clients.names,
-        client=clients.index,
+        clients=() if clients is None else clients.names,
+        client=None if clients is None else clients.index,
         label_names=label_names[0] if len(set(label_names)) == 1 else (),
     )

@@ -6,27 +6,22 @@ set, where it is resized and normalised in place.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Ints, cast_inputs
+from fedkeel.data.dataset import Dataset, Ints
 from fedkeel.data.read.arrays import read_arrays
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.folders import beside_halves, read_folder, train_and_test_folders
 from fedkeel.data.read.identifiers import check_written_alike
-from fedkeel.data.read.images import Scale, measure_scale, normalise, shape_text, write_images
+from fedkeel.data.read.inputs import make_inputs
 from fedkeel.data.read.join import (
-    NO_CLIENTS,
     Source,
-    common_shape,
     join_halves,
     number_clients,
     with_distinct_names,
@@ -35,9 +30,8 @@ from fedkeel.data.read.join import (
 )
 from fedkeel.data.read.raw_examples import RawExamples, stratified_split
 from fedkeel.data.read.sources import read_known_set
-from fedkeel.data.read.tables import TABLE_SUFFIXES, read_table
+from fedkeel.data.read.tables import TABLE_SUFFIXES, TableFormat, read_table
 from fedkeel.errors import DataError, counted, did_you_mean
-from fedkeel.memory import format_bytes, free_memory
 from fedkeel.rng import generator
 
 SUFFIXES = (".npz", *TABLE_SUFFIXES)
@@ -78,23 +72,44 @@ def load(
             got=f"{settings.test_fraction:g} of {max(len(s.train) for s in sources):,} at most",
             do="give more examples, or a larger data.test_fraction",
         )
-    sources = with_distinct_names(sources, settings.sources)
-    sources = with_same_columns(sources)
+    return join(with_distinct_names(sources, settings.sources), settings, is_one_of_many)
+
+
+def join(
+    sources: Sequence[Source], settings: Data, is_one_of_many: bool = False
+) -> tuple[Dataset, Dataset]:
+    """Join sources that have been read.
+
+    Args:
+        sources: at least one, each with a name of its own.
+        settings: how they are made ready.
+        is_one_of_many: whether other nodes have more of the data.
+
+    Returns:
+        As `load`.
+
+    Raises:
+        DataError: they do not fit each other.
+    """
+    sources = with_same_columns(sources, settings.missing != "refuse")
     check_augment(settings, all(source.train.is_image for source in sources))
     sources = with_same_labels(sources)
-    train_x, test_x, scale = _inputs(sources, settings)
-    clients = (NO_CLIENTS, NO_CLIENTS) if settings.client is None else number_clients(sources)
+    clients = number_clients(sources)
+    sources, inputs = make_inputs(sources, settings, clients, is_one_of_many)
+    named = (None, None) if settings.client is None else clients
     halves = [source.train for source in sources], [source.test for source in sources]
-    train = join_halves(sources, halves[0], train_x, clients[0], "training")
+    train = join_halves(sources, halves[0], inputs.train, named[0], "training")
     test = train.take(np.empty(0, dtype=np.int64))
-    if len(test_x):
-        test = join_halves(sources, halves[1], test_x, clients[1], "test")
-    columns, recorded = sources[0].train.columns, None if scale is None else scale.recorded()
+    if len(inputs.test):
+        test = join_halves(sources, halves[1], inputs.test, named[1], "test")
+    columns = () if inputs.schema is None else inputs.schema.inputs
     warnings = tuple(warning for source in sources for warning in source.warnings)
-    return (
-        replace(train, columns=columns, scale=recorded, warnings=warnings),
-        replace(test, columns=columns, scale=recorded),
+    scales, schema = inputs.client_scales, inputs.schema
+    train, test = (
+        replace(half, columns=columns, scale=inputs.scale, client_scales=scales, schema=schema)
+        for half in (train, test)
     )
+    return replace(train, warnings=warnings), test
 
 
 def _check_settings(settings: Data) -> None:
@@ -111,12 +126,13 @@ def _check_settings(settings: Data) -> None:
             do="take it out of one of them",
         )
     others = [name for name in settings.sources if not name.lower().endswith(TABLE_SUFFIXES)]
-    if settings.drop and others:
-        raise DataError(
-            f"data.drop is for columns of tables, and {others[0]} is none.",
-            got=f"data.drop = {list(settings.drop)}",
-            expected=f"files that end in {' or '.join(TABLE_SUFFIXES)}",
-        )
+    for key, names in (("drop", settings.drop), ("categories", (*settings.categories_of,))):
+        if names and others:
+            raise DataError(
+                f"data.{key} is for columns of tables, and {others[0]} is none.",
+                got=f"data.{key} = {list(names)}",
+                expected=f"files that end in {' or '.join(TABLE_SUFFIXES)}",
+            )
     if not settings.sources:
         raise DataError("data.source names nothing.", do=did_you_mean("", SOURCES, limit=20))
     paths = [name for name in settings.sources if name not in SOURCES]
@@ -233,6 +249,24 @@ def _check_path(path: Path, text: str) -> None:
         raise DataError(f"{text} is empty.", expected="a file with examples")
 
 
+def read_path(path: Path, settings: Data, train: RawExamples | None = None) -> RawExamples:
+    """Read one file or folder of a user, which may lack columns that others have.
+
+    Args:
+        path: the file, or a folder with a folder for each class.
+        settings: what its columns or arrays are.
+        train: the training data, where test data is read.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    path = path.expanduser()
+    _check_path(path, str(path))
+    if path.is_dir():
+        return read_folder(path, settings.shape, None if train is None else train.label_names)
+    return _read_file(path, settings, True, train)
+
+
 def _read_own(
     path: Path, settings: Data, is_one_of_many: bool
 ) -> tuple[RawExamples, RawExamples | None]:
@@ -269,12 +303,19 @@ def _read_own(
 
 
 def _read_file(
-    path: Path, settings: Data, may_lack_dropped: bool, train: RawExamples | None = None
+    path: Path, settings: Data, may_lack_columns: bool, train: RawExamples | None = None
 ) -> RawExamples:
     """Read a user's file by its suffix."""
     if path.suffix.lower() in TABLE_SUFFIXES:
-        keys = settings.label, settings.client, settings.drop
-        return read_table(path, *keys, train, may_lack_dropped)
+        form = TableFormat(
+            settings.label,
+            settings.client,
+            settings.drop,
+            tuple(settings.categories_of),
+            settings.missing != "refuse",
+            may_lack_columns,
+        )
+        return read_table(path, form, train)
     return read_arrays(path, settings.label, settings.client, train)
 
 
@@ -287,71 +328,14 @@ def _limited(source: Source, settings: Data) -> Source:
     return replace(source, train=source.train.take(rows.astype(np.int64)))
 
 
-def _inputs(sources: Sequence[Source], settings: Data) -> tuple[Tensor, Tensor, Scale | None]:
-    """Return the inputs of both halves, resized, joined and normalised, and their common scale."""
-    scale: Scale | None = None
-    shape = common_shape(sources, settings.shape)
-    first = sources[0].train
-    needs_double = not first.is_image and any(
-        half.x.dtype == torch.float64 for source in sources for half in source.halves
-    )
-    dtype = torch.float64 if needs_double else torch.float32
-    _check_memory(sum(len(half) for s in sources for half in s.halves), shape, dtype)
-    train = torch.empty((sum(len(source.train) for source in sources), *shape), dtype=dtype)
-    test = torch.empty((sum(len(source.test) for source in sources), *shape), dtype=dtype)
-    train_rest, test_rest = train, test
-    for source in sources:
-        parts = train_rest[: len(source.train)], test_rest[: len(source.test)]
-        train_rest, test_rest = train_rest[len(source.train) :], test_rest[len(source.test) :]
-        for part, raw in zip(parts, source.halves, strict=True):
-            if raw.is_image:
-                write_images(part, raw.x, source.name)
-            else:
-                part.copy_(raw.x)
-        if settings.normalize == "source" and source.is_known:
-            source_scale = _published_scale(source.name, shape) or measure_scale(parts[0])
-            for part in parts:
-                source_scale.apply_(part)
-            scale = source_scale if len(sources) == 1 else None
-    scale = normalise(train, test, settings.normalize) or scale
-    do = 'normalize = "standardize" in [data], or divide the column by a large number'
-    train, test = (cast_inputs(x, torch.float32, first.columns, do) for x in (train, test))
-    return train, test, scale
-
-
 def check_augment(settings: Data, is_image: bool) -> None:
     """Refuse to augment what is no image.
 
     Raises:
         DataError: it is to be augmented.
     """
-    if settings.augment != "none" and not is_image:
+    if settings.augment == "crop_flip" and not is_image:
         raise DataError(
             f"data.augment = {settings.augment!r} is for images, and the data are none.",
             do="drop data.augment",
         )
-
-
-def _check_memory(examples: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse inputs that do not fit into memory, such as images that `data.shape` enlarges."""
-    needed, free = examples * math.prod(shape) * dtype.itemsize, free_memory()
-    if free is not None and needed > free:
-        raise DataError(
-            "The inputs do not fit into memory.",
-            got=f"{counted(examples, 'input')} of shape {shape_text(shape)}, "
-            f"{format_bytes(needed)}",
-            expected=f"at most {format_bytes(free)}, which are free",
-            do="set a smaller data.shape, or take fewer examples with data.limit",
-        )
-
-
-def _published_scale(name: str, shape: tuple[int, ...]) -> Scale | None:
-    """Return a known set's published mean and deviation.
-
-    They are of the images as published: None where there are none or the images were brought to
-    another shape. The set is then standardised by its own training images.
-    """
-    source = SOURCES[name]
-    if not source.mean or shape != source.shape:
-        return None
-    return Scale.of(source.mean, source.std)

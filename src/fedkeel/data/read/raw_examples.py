@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class RawExamples:
         clients: names of the clients that the data gives, empty where it gives none.
         client: [N] index into `clients`, or None.
         dropped: names of the columns of a table that were left out.
+        categories: of each column of a table that holds categories, the names of these; the inputs
+            in that column are numbers of categories. NaN is a missing value.
     """
 
     x: Tensor
@@ -39,6 +41,7 @@ class RawExamples:
     clients: tuple[str, ...] = ()
     client: Ints | None = None
     dropped: tuple[str, ...] = ()
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -54,11 +57,14 @@ class RawExamples:
         return self.x.ndim == 4
 
     def with_columns(self, columns: tuple[str, ...]) -> RawExamples:
-        """Return the examples with a table's columns in this order."""
+        """Return the examples with these columns of a table; those it does not have are NaN."""
         if columns == self.columns:
             return self
-        order = [self.columns.index(name) for name in columns]
-        return replace(self, x=self.x[:, order], columns=columns)
+        x = self.x.new_full((len(self), len(columns)), torch.nan)
+        for index, name in enumerate(columns):
+            if name in self.columns:
+                x[:, index] = self.x[:, self.columns.index(name)]
+        return replace(self, x=x, columns=columns)
 
     def take(self, rows: Ints) -> RawExamples:
         """Return the examples of the given rows."""
@@ -71,7 +77,7 @@ class RawExamples:
 
 
 def of_file(
-    path: Path,
+    path: Path | str,
     x: Tensor,
     labels: Encoded,
     clients: Encoded | None,
@@ -98,7 +104,8 @@ def of_file(
         check_no_quantity(path, labels)
     else:
         y, names = encode_as(labels, train.label_names, str(path)), train.label_names
-    if x.dtype != torch.uint8:  # bytes may be images, which are made numbers later
+    # bytes may be images, which are made numbers later; the columns of a table have been checked
+    if x.dtype != torch.uint8 and not columns:
         x = only_tensor(dataset(x, y, classes=len(names), name=str(path)).x, "a file")
     client, client_names = (None, ()) if clients is None else clients
     return RawExamples(x, y, names, columns, client_names, client, dropped)
@@ -116,7 +123,7 @@ def float_type(types: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def missing(
-    path: Path, what: str, name: str, present: Sequence[str], setting: str = ""
+    path: Path | str, what: str, name: str, present: Sequence[str], setting: str = ""
 ) -> DataError:
     """Return the error of a file without the column or array that a setting names."""
     hint = f"; set {setting} to the one that is meant" if setting else ""

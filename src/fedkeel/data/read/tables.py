@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedkeel.data.read.formats import unreadable_file
-from fedkeel.data.read.identifiers import encode_column, gap, not_utf8
+from fedkeel.data.read.identifiers import encode_column, not_utf8
 from fedkeel.data.read.limits import check_size
 from fedkeel.data.read.raw_examples import RawExamples, float_type, missing, of_file
+from fedkeel.data.read.table_columns import as_categories, as_numbers, check_type, is_text
 from fedkeel.errors import DataError, first_line
 
 TABLE_SUFFIXES = (".csv", ".parquet")
@@ -30,24 +30,36 @@ _BLOCK = 1 << 20
 _Column = Any  # pyarrow has no types
 
 
-def read_table(
-    path: Path,
-    label: str,
-    client: str | None,
-    drop: Sequence[str] = (),
-    train: RawExamples | None = None,
-    may_lack_dropped: bool = False,
-) -> RawExamples:
-    """Read a CSV or Parquet file: a column of labels, perhaps one of clients, the rest numbers.
+@dataclass(frozen=True)
+class TableFormat:
+    """What the columns of a table are; all the others are inputs.
 
     Args:
-        path: a file that ends in ``.csv`` or ``.parquet``.
         label: name of the column of labels, texts or whole numbers.
         client: name of the column of clients, texts or whole numbers; None where there is none.
             Test data may do without it.
         drop: names of columns that are left out.
+        categories: names of columns of inputs that hold categories and no numbers.
+        may_have_gaps: whether inputs may be missing, and test data may lack a column of them.
+        may_lack_columns: whether columns in `drop` and `categories` may be missing; test data may
+            always lack those in `drop`.
+    """
+
+    label: str
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    may_have_gaps: bool = False
+    may_lack_columns: bool = False
+
+
+def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) -> RawExamples:
+    """Read a CSV or Parquet file: labels, perhaps clients, the rest numbers and categories.
+
+    Args:
+        path: a file that ends in ``.csv`` or ``.parquet``.
+        form: what its columns are.
         train: the training data, where test data is read: columns and labels must be the same.
-        may_lack_dropped: whether columns in `drop` may be missing; test data may always do so.
 
     Returns:
         [N, F] inputs: float32 where that holds every number of the columns' types, else float64.
@@ -56,30 +68,59 @@ def read_table(
         DataError: the file cannot be read; a column is missing, holds text, or has a gap; a label
             of the test data is unknown.
     """
-    columns = _read_columns(path, [key for key in (label, client) if key is not None], drop)
+    as_written = [key for key in (form.label, form.client, *form.categories) if key is not None]
+    return examples_of_table(path, _read_columns(path, as_written, form.drop), form, train)
+
+
+def examples_of_table(
+    where: Path | str,
+    columns: Mapping[str, _Column],
+    form: TableFormat,
+    train: RawExamples | None = None,
+) -> RawExamples:
+    """Return the examples of a table that has been read.
+
+    Args:
+        where: the file or the client, for messages.
+        columns: pyarrow columns by name, at least one row long.
+        form: as in `read_table`.
+        train: as in `read_table`.
+
+    Raises:
+        DataError: as in `read_table`.
+    """
+    label, client = form.label, form.client
     if train is not None and client not in columns:
         client = None
     needed = [(label, "data.label"), (client, "data.client")]
-    if train is None and not may_lack_dropped:
-        needed += [(name, "data.drop") for name in drop]
+    if train is None and not form.may_lack_columns:
+        needed += [(name, "data.drop") for name in form.drop]
+        needed += [(name, "data.categories") for name in form.categories]
     for name, setting in needed:
         if name is not None and name not in columns:
-            raise missing(path, "column", name, list(columns), setting)
-    dropped = tuple(name for name in drop if name in columns)
-    left_out = {label, client, *drop}
+            raise missing(where, "column", name, list(columns), setting)
+    dropped = tuple(name for name in form.drop if name in columns)
+    left_out = {label, client, *form.drop}
     names = [name for name in columns if name not in left_out]
     if train is not None:
-        names = _columns_of_train(path, names, train.columns)
+        names = _columns_of_train(where, names, train.columns, form.may_have_gaps)
     if not names:
-        raise DataError(f"{path} has no columns beside {label!r}.", expected="columns of numbers")
-    numbers = {name: _as_numbers(path, name, columns[name]) for name in names}
+        raise DataError(f"{where} has no columns beside {label!r}.", expected="columns of inputs")
+    numbers, categories = {}, {}
+    for name in names:
+        if name in form.categories:
+            values, categories[name] = as_categories(where, name, columns[name], form.may_have_gaps)
+        else:
+            values = as_numbers(where, name, columns[name], form.may_have_gaps)
+        numbers[name] = values
     dtype = float_type(column.dtype for column in numbers.values())
     x = np.empty((len(columns[label]), len(names)), dtype=dtype)
     for index, name in enumerate(names):
         x[:, index] = numbers.pop(name)
-    labels = encode_column(path, label, columns[label])
-    clients = None if client is None else encode_column(path, client, columns[client])
-    return of_file(path, torch.from_numpy(x), labels, clients, train, tuple(names), dropped)
+    labels = encode_column(where, label, columns[label])
+    clients = None if client is None else encode_column(where, client, columns[client])
+    raw = of_file(where, torch.from_numpy(x), labels, clients, train, tuple(names), dropped)
+    return replace(raw, categories=categories)
 
 
 def _read_columns(path: Path, keys: Sequence[str], drop: Sequence[str]) -> dict[str, _Column]:
@@ -150,12 +191,12 @@ def _read_parquet(path: Path, keys: Sequence[str], drop: Sequence[str]) -> Any: 
     kinds = dict(zip(schema.names, schema.types, strict=True))
     dropped = {name for name in kinds if name in drop or _INDEX.fullmatch(name)} - set(keys)
     names = [name for name in kinds if name not in dropped]
-    texts = [name for name, kind in kinds.items() if _is_text(kind)]
+    texts = [name for name, kind in kinds.items() if is_text(kind)]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         _check_parquet_size(path, file.metadata, names)
         for name in names:
             if name not in keys:
-                _check_type(path, name, kinds[name])
+                check_type(path, name, kinds[name])
         table = file.read(columns=names if dropped else None, use_pandas_metadata=False)
     for place, name in enumerate(kinds):
         if name in dropped:
@@ -205,115 +246,22 @@ def _check_first_line(path: Path) -> int:
     return len(line)
 
 
-@cache
-def _is_text(kind: _Column) -> bool:
-    """Return whether a column's type is text, or categories of texts."""
-    import pyarrow as pa
+def _columns_of_train(
+    where: Path | str, names: Sequence[str], train: tuple[str, ...], may_have_gaps: bool
+) -> list[str]:
+    """Return those of the training data's columns that there are.
 
-    types = pa.types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return any(
-        is_type(kind) for is_type in (types.is_string, types.is_large_string, types.is_string_view)
-    )
-
-
-@cache
-def _is_number(kind: _Column) -> bool:
-    """Return whether a column's type is numbers or truth values, or categories of such."""
-    import pyarrow as pa
-
-    types = pa.types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return any(
-        is_type(kind)
-        for is_type in (types.is_boolean, types.is_integer, types.is_floating, types.is_decimal)
-    )
-
-
-def _check_type(path: Path, name: str, kind: _Column) -> None:
-    """Refuse an input column by its type; texts are refused later, with a row."""
-    import pyarrow as pa
-
-    if _is_number(kind) or _is_text(kind):
-        return
-    if pa.types.is_binary(kind):  # what pyarrow makes of text in another encoding
-        raise not_utf8(path, f"column {name!r}")
-    raise DataError(
-        f"{path}: column {name!r} does not hold numbers.",
-        got=kind,
-        expected="numbers in every column but those of labels and clients",
-        do="write it as numbers, such as days or years, or name it in data.drop",
-    )
-
-
-def _as_numbers(path: Path, name: str, column: _Column) -> NDArray[Any]:
-    """Return a column of numbers; refuse text and gaps by column and row."""
-    import pyarrow as pa
-
-    if _is_text(column.type):
-        try:
-            row, text = _first_text(column)
-        except UnicodeDecodeError:  # in a damaged file
-            raise not_utf8(path, f"column {name!r}") from None
-        raise DataError(
-            f"{path}: column {name!r} holds text.",
-            got=f"{text[:40]!r} in row {row} (counted from 0)",
-            expected="numbers in every column but those of labels and clients",
-            do=_without_commas(text.strip())
-            or "replace the text by numbers, or name the column in data.drop, data.label or "
-            "data.client",
-        )
-    if column.null_count:
-        raise gap(path, name, int(np.flatnonzero(column.is_null().to_numpy())[0]))
-    _check_type(path, name, column.type)
-    column = column.combine_chunks()
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
-    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    is_finite = np.isfinite(values)
-    if not is_finite.all():
-        bad = np.flatnonzero(~is_finite)
-        raise DataError(
-            f"{path}: column {name!r} is not finite.",
-            got=f"{values[bad[0]]} in row {bad[0]} (counted from 0)",
-            expected="finite numbers",
-            do="drop the row or fill the gap before training",
-        )
-    return values
-
-
-def _without_commas(text: str) -> str:
-    """Return how a number with commas should be written, "" for anything else."""
-    point = f"decimal numbers with a point: {text.replace(',', '.')}"
-    ways = [point] if re.fullmatch(r"[+-]?\d+,\d+", text) else []
-    if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
-        ways.append(f"thousands without commas: {text.replace(',', '')}")
-    return f"write {', or '.join(ways)}" if ways else ""
-
-
-def _first_text(column: _Column) -> tuple[int, str]:
-    """Return the first row whose text is no number, or else the first row."""
-    for row, value in enumerate(column):
-        text = value.as_py() or ""
-        try:
-            float(text or 0)
-        except ValueError:
-            return row, text
-    return 0, str(column[0].as_py())
-
-
-def _columns_of_train(path: Path, names: Sequence[str], train: tuple[str, ...]) -> list[str]:
-    """Return the training data's columns, or refuse test data that has others."""
+    Raises:
+        DataError: the data has others; or lacks one, and values may not be missing.
+    """
     present = set(names)
     for name in train:
-        if name not in present:
-            raise missing(path, "column", name, names)
+        if name not in present and not may_have_gaps:
+            raise missing(where, "column", name, names)
     more = sorted(present - set(train))
     if more:
         raise DataError(
-            f"{path} has a column {more[0]!r} that the training data does not have.",
+            f"{where} has a column {more[0]!r} that the training data does not have.",
             do=f"set data.drop = [{more[0]!r}], or give both files the same columns",
         )
-    return list(train)
+    return [name for name in train if name in present]

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.data.augment import Crops, crop_flip, crops
+from fedkeel.data.augment import Crops, Transform, crop_flip, crops, transformed
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import Values, as_state, map_values, tensors_of
+from fedkeel.data.values import Values, as_state, map_values, rows_of, tensors_of
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.client_inputs import batch_plans, first_pass_length, noise_source
 from fedkeel.method.context import Ints, Message
@@ -182,7 +183,8 @@ class GroupBatches:
         )
         # all tables of a round go to the device at once, so that no step waits for one
         self._rows, self._sizes_there = examples.on_device(rows), examples.on_device(self._sizes)
-        if setup.augment:
+        self._round = message.round
+        if setup.augment is True:
             streams = [generator(setup.seed, "augment", message.round, k) for k in clients]
             tables = _crop_tables(group, streams, rows.shape)
             self._offsets, self._mirrored = map(examples.on_device, tables)
@@ -226,7 +228,9 @@ class GroupBatches:
         if self._rates.numel():
             rates = self._rates[step, :n].to(self._setup.training.network.dtype)
             batch["rate"] = rates[0] if single else rates
-        if self._setup.augment:
+        if callable(self._setup.augment):
+            self._transform(self._setup.augment, batch, step, active)
+        elif self._setup.augment:
             batch["x"] = self._augmented(tree.leaf(batch, "x"), step, n, width)
         if self._group.distinct is not None:
             clients = 0 if single else slice(n)
@@ -277,6 +281,28 @@ class GroupBatches:
         while width // 2 >= largest:
             width //= 2
         return width
+
+    def _transform(self, function: Transform, batch: State, step: int, active: int) -> None:
+        """Put the batches of clients after a user's transform in their place, one after the other.
+
+        Padding stays as it is, and so does what a client sees that has ended.
+        """
+        single = self._group.is_single
+        x, y = (
+            map_values(lambda t: t.clone(memory_format=torch.contiguous_format), values)
+            for values in (cast(Values, batch["x"]), cast(Values, batch["y"]))
+        )
+        for i, job in enumerate(self._group.jobs[:active]):
+            size = int(self._sizes[step, i])
+            at = slice(size) if single else (i, slice(size))
+            place = self._setup.seed, self._round, job.client, step + 1
+            result = transformed(function, rows_of(x, at), rows_of(y, at), *place)
+            for values, changed in zip((x, y), result, strict=True):
+                for tensor, new in zip(tensors_of(values), tensors_of(changed), strict=True):
+                    tensor[at] = new
+        if single and self._channels_last and isinstance(x, Tensor) and x.ndim == 4:
+            x = with_channels_last(x)
+        batch["x"], batch["y"] = as_state(x), as_state(y)
 
     def _augmented(self, x: Tensor, step: int, n: int, width: int) -> Tensor:
         offsets = self._offsets[step, :, :n, :width].reshape(2, -1)

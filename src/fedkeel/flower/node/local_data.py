@@ -10,11 +10,11 @@ import torch
 
 from fedkeel.config import Experiment
 from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
-from fedkeel.data.read.images import normalise
 from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import stratified_split
+from fedkeel.data.read.scaling import normalise
 from fedkeel.data.user_arrays import as_array
-from fedkeel.data.values import joined, shape_text, tensors_of
+from fedkeel.data.values import Values, joined, shape_text, tensors_of
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError
 from fedkeel.flower.data_on_nodes import NODES, ingredients
@@ -59,17 +59,31 @@ def read_local_data(experiment: Experiment, source: object, client: int) -> Ingr
             expected=f"a partition-id from 0 to {clients - 1}",
             do="start it with another one, or with the experiment that the server has",
         )
+    how = {"kind": NODES}
+    if experiment.data.normalize == "standardize" and _is_scaled(train.x):
+        how["normalize"] = "standardize"  # by the sums of all nodes, which the server merges
     both = replace(train, x=joined([train.x, test.x]), y=joined([train.y, test.y]))
     rows = np.arange(len(both), dtype=np.int64)
     federation = Federation(
         both,
         rows[: len(train)],
         _offsets(client, clients, len(train)),
-        {"kind": NODES},
+        how,
         holdout_rows=rows[len(train) :],
         holdout_offsets=_offsets(client, clients, len(test)),
     )
     return ingredients(experiment, federation, test)
+
+
+def _is_scaled(x: Values) -> bool:
+    """Return whether inputs can be standardised: one array of numbers."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _by_itself(experiment: Experiment) -> str:
+    """Return how the node normalises its inputs without those of the others."""
+    how = experiment.data.normalize
+    return {"standardize": "none", "client": "standardize"}.get(how, how)
 
 
 def _offsets(client: int, clients: int, size: int) -> Ints:
@@ -86,7 +100,10 @@ def _from_file(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]:
     train, test = (
         replace(part.with_label_names(labels, path), classes=len(labels), sources=(NODES,))
         for part in load(
-            experiment.data.model_copy(update={"source": path, "labels": ()}), is_one_of_many=True
+            experiment.data.model_copy(
+                update={"source": path, "labels": (), "normalize": _by_itself(experiment)}
+            ),
+            is_one_of_many=True,
         )
     )
     return train, test
@@ -134,7 +151,7 @@ def _from_function(path: str, experiment: Experiment) -> tuple[Dataset, Dataset]
     inputs = tuple(x.clone(memory_format=torch.contiguous_format) for x in (train.x, test.x))
     scale = train.scale
     if inputs[0].is_floating_point():
-        normalised = normalise(inputs[0], inputs[1], experiment.data.normalize)
+        normalised = normalise(inputs[0], inputs[1], _by_itself(experiment))
         scale = train.scale if normalised is None else normalised.recorded()
     train, test = (
         replace(part, x=x, scale=scale, **more)

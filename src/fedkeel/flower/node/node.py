@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from flwr.app import MetricRecord, RecordDict
 from torch import Tensor
 
-from fedkeel.data.values import Values
-from fedkeel.engine.base import ClientJob
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.read.scaling import Moments, Scale
+from fedkeel.data.values import Values, only_tensor
+from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, node_states, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
@@ -41,6 +44,7 @@ from fedkeel.flower.protocol import (
     MessageSpecs,
     NodeDescription,
     Request,
+    Sums,
     TrainingReply,
 )
 from fedkeel.flower.wire import (
@@ -112,12 +116,13 @@ class Node:
             WireError: it is no request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.training)
-        self._write_scale(request)
+        setup = self._setup(request)
+        self._write_scale(request, setup.federation.data)
         records = RecordDict()
         results = []
         for row, item in enumerate(request.clients):
             try:
-                results.append(self._train_client(request, item, row, message, records))
+                results.append(self._train_client(setup, request, item, row, message, records))
             except FedkeelError as error:
                 log_error(self.folder, error)  # the full message stays on the node
                 results.append(ClientResult(client=item.client, status=public_reason(error)))
@@ -126,7 +131,13 @@ class Node:
         return records
 
     def _train_client(
-        self, request: Request, item: ClientRequest, row: int, message: Message, records: RecordDict
+        self,
+        setup: TrainingSetup,
+        request: Request,
+        item: ClientRequest,
+        row: int,
+        message: Message,
+        records: RecordDict,
     ) -> ClientResult:
         """Train one client of a request and add its tensors to the records."""
         storage = ClientStorage(self.folder, request.run, item.client)
@@ -135,8 +146,8 @@ class Node:
         if status == LOST:
             return ClientResult(client=item.client, status=LOST)
         job = ClientJob(row, item.client, item.steps_done)
-        with use_numerics(self.prepared.setup.precision):
-            result = train_client(self.prepared.setup, message, job, client_state)
+        with use_numerics(setup.precision):
+            result = train_client(setup, message, job, client_state)
         reply = result.reply
         digest = ""
         if self.specs.client_state:
@@ -172,14 +183,15 @@ class Node:
             WireError: it is no request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.survey)
+        setup = self._setup(request)
         records = RecordDict({HEADER: request.record()})
         for row, item in enumerate(request.clients):
             storage = ClientStorage(self.folder, request.run, item.client)
             job = ClientJob(row, item.client, item.steps_done)
             try:
                 client_state, _ = self._load_state(item, storage)
-                with use_numerics(self.prepared.setup.precision):
-                    answers = survey_client(self.prepared.setup, message, job, client_state)
+                with use_numerics(setup.precision):
+                    answers = survey_client(setup, message, job, client_state)
             except FedkeelError as error:
                 log_error(self.folder, error)
                 continue
@@ -193,7 +205,7 @@ class Node:
             WireError: it is no request of this run, or not for this node.
         """
         request, message = self._read(content, self.specs.evaluation)
-        setup = self.prepared.setup
+        setup = self._setup(request)
         buffers = message.buffers or setup.training.network.buffers
         with use_numerics(setup.precision):
             measured = evaluate(setup, message.params, buffers, "clients")
@@ -225,16 +237,56 @@ class Node:
             name=self.name,
             version=__version__,
             agreement=self.agreement,
+            sums=self._sums(),
         )
         return RecordDict({HEADER: description.record()})
 
-    def _write_scale(self, request: Request) -> None:
-        """Write down how the inputs of the node's own data were standardised."""
+    @property
+    def _needs_scale(self) -> bool:
+        """Whether the inputs are to be standardised by the examples of all nodes."""
+        return self.prepared.setup.federation.how.get("normalize") == "standardize"
+
+    def _sums(self) -> Sums | None:
+        """Return the sums of the training inputs, where the server needs them."""
+        if not self._needs_scale:
+            return None
         federation = self.prepared.setup.federation
-        if federation.data.scale is None or federation.how["kind"] != NODES:
+        x = only_tensor(federation.data.x, "standardising")
+        moments = Moments.of(x[torch.from_numpy(federation.rows)])
+        if federation.data.schema is not None:
+            moments = moments.without(federation.data.schema.is_binary)
+        return Sums.of(moments)
+
+    def _setup(self, request: Request) -> TrainingSetup:
+        """Return the setup with inputs as a request wants them: standardised like all nodes'.
+
+        Raises:
+            WireError: the request has no scale, or one of other inputs.
+        """
+        setup = self.prepared.setup
+        if not self._needs_scale:
+            return setup
+        data, scale = setup.federation.data, request.scale
+        x = only_tensor(data.x, "standardising").clone()
+        width = x.shape[1]
+        if scale is None or {len(scale.mean), len(scale.deviation)} != {width}:
+            raise WireError(
+                "The server does not say how inputs are standardised.",
+                got=None if scale is None else f"{len(scale.mean)} means",
+                expected=f"{width} means and deviations",
+                do="use the same experiment file at the server and here",
+            )
+        pair = scale.mean, scale.deviation
+        Scale.of(*pair).apply_(x)
+        data = replace(data, x=x, scale=pair)
+        return replace(setup, federation=replace(setup.federation, data=data))
+
+    def _write_scale(self, request: Request, data: Dataset) -> None:
+        """Write down how the inputs of the node's own data were standardised."""
+        if data.scale is None or self.prepared.setup.federation.how["kind"] != NODES:
             return
-        mean, deviation = federation.data.scale
-        values = {"columns": federation.data.columns, "mean": mean, "deviation": deviation}
+        mean, deviation = data.scale
+        values = {"columns": data.columns, "mean": mean, "deviation": deviation}
         key = "".join(re.findall("[0-9a-f]", request.run.partition("-")[0]))[:32]  # no path
         try:
             for client in request.client_ids:

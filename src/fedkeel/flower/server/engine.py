@@ -25,6 +25,7 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.round_buffers import RoundBuffers
 from fedkeel.errors import RunError, TrainingError
+from fedkeel.flower.data_on_nodes import NODES
 from fedkeel.flower.protocol import (
     EVALUATE,
     LOST,
@@ -34,6 +35,7 @@ from fedkeel.flower.protocol import (
     TRAIN,
     Agreement,
     ClientRequest,
+    CommonScale,
     MessageSpecs,
     NodeDescription,
     Request,
@@ -91,6 +93,8 @@ class NodeClients(KeepsClientStates):
         self._settings = prepared.settings.flower
         self._connection, self._membership = connection, membership
         self._descriptions = descriptions
+        scale = setup.federation.data.scale if setup.federation.how["kind"] == NODES else None
+        self._scale = scale and CommonScale(mean=scale[0], deviation=scale[1])
         needs = estimate_run(prepared)
         self._specs, self._agreement = MessageSpecs.of(prepared), Agreement.of(prepared)
         self._run_number = np.array([secrets.randbits(64)], dtype=np.uint64)
@@ -191,6 +195,7 @@ class NodeClients(KeepsClientStates):
                 data_digest=descriptions[clients[0]].data_digest,
                 lr=message.lr,
                 clients=tuple(self._client_request(jobs[k]) for k in clients),
+                scale=self._scale,
             )
             for node, clients in self._membership.clients_by_node(sorted(wanted)).items()
         }

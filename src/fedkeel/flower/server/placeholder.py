@@ -11,13 +11,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from itertools import zip_longest
 
 import numpy as np
 import torch
 
 from fedkeel.config import Experiment
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset, Federation, ScalePair
+from fedkeel.data.read.scaling import Moments
 from fedkeel.data.values import Values
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError, printable
@@ -54,8 +56,13 @@ def placeholder(experiment: Experiment, descriptions: Mapping[int, NodeDescripti
     digests = repr([node.data_digest for node in nodes]).encode()
     digest = hashlib.blake2b(digests, digest_size=6).hexdigest()
     names = _unique_names(nodes)
+    data = replace(
+        _blank(experiment, first, 2, (f"nodes {digest}",)),
+        columns=columns,
+        scale=_common_scale(experiment, nodes),
+    )
     federation = Federation(
-        replace(_blank(experiment, first, 2, (f"nodes {digest}",)), columns=columns),
+        data,
         np.broadcast_to(np.zeros((), dtype=np.int64), sum(train_sizes)),
         np.cumsum([0, *train_sizes]),
         {"kind": NODES},
@@ -99,6 +106,24 @@ def _common_columns(nodes: list[NodeDescription]) -> tuple[str, ...]:
     return expected
 
 
+def _common_scale(experiment: Experiment, nodes: list[NodeDescription]) -> ScalePair | None:
+    """Return the mean and deviation of the training inputs of all nodes, by their sums.
+
+    Raises:
+        DataError: a node standardises otherwise than the server's experiment says.
+    """
+    is_wanted = experiment.data.normalize == "standardize"
+    for client, node in enumerate(nodes):
+        if _is_scaled(node) and (node.sums is not None) != is_wanted:
+            raise DataError(
+                f"Client {client} standardises its inputs otherwise than the server.",
+                expected=f"data.normalize = {experiment.data.normalize!r}",
+                do="use the same experiment file at the server and on every node",
+            )
+    sums = [node.sums.moments() for node in nodes if node.sums is not None]
+    return reduce(Moments.merged, sums).scale().recorded() if sums else None
+
+
 def _blank(
     experiment: Experiment, like: NodeDescription, count: int, sources: tuple[str, ...]
 ) -> Dataset:
@@ -115,7 +140,13 @@ def _blank(
 def _form(node: NodeDescription) -> tuple[object, ...]:
     """Return what has to be the same of the data of all nodes."""
     classes = node.classes if node.labels else bool(node.classes)
-    return (node.inputs, node.targets, classes)
+    columns = None if node.sums is None else len(node.sums.mean)
+    return (node.inputs, node.targets, classes, columns)
+
+
+def _is_scaled(node: NodeDescription) -> bool:
+    """Return whether a node has inputs that can be standardised: one array of numbers."""
+    return set(node.inputs) == {""} and not node.inputs[""].whole
 
 
 def _form_text(node: NodeDescription) -> str:
