@@ -277,7 +277,7 @@ def test_a_report_of_a_damaged_run(folder: Path) -> None:
         ("data", "get"),
         ("compare", "toy.toml", "--seeds", "0"),
         ("compare", "toy.toml", "--seeds", "x"),
-        ("report", ".", "--target", "2"),
+        ("report", ".", "--target", "x"),
     ],
 )
 def test_a_word_that_there_is_not(folder: Path, words: tuple[str, ...]) -> None:

@@ -6,21 +6,23 @@ import numpy as np
 import pytest
 
 from fedkeel.records.run_record import PartitionRecord
-from fedkeel.records.score import ACCURACY
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.report import palette
 from fedkeel.report.chart_style import MAX_POINTS, Chart, empty_figure, evenly_spaced
-from fedkeel.report.client_accuracy import (
-    client_accuracies,
-    client_accuracy_chart,
+from fedkeel.report.client_scores import (
+    client_score_chart,
     client_scores,
     measured_on,
+    run_client_scores,
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
 from fedkeel.report.formatting import Fact
 from fedkeel.report.learning_curves import curve_charts, learning_curve
 from fedkeel.report.partition_chart import partition_summary
 from fedkeel.report.runs import load_runs
-from fedkeel.report.sparklines import accuracy_axis, axis_ticks, sparkline
+from fedkeel.report.sparklines import axis_ticks, score_axis, sparkline
+
+LOSS = MetricInfo("loss", False)
 
 
 @pytest.fixture
@@ -102,10 +104,10 @@ def test_a_seed_that_stops_breaks_the_line(make, tmp_path):
 
 def test_losses_that_are_not_finite_leave_a_gap(make, tmp_path):
     folders = [make.save(tmp_path, make.record(), make.rows(rounds=10, nan_from=7))]
-    (line,) = lines(curve_charts(load_runs(folders), "loss")["rounds"])
+    (line,) = lines(curve_charts(load_runs(folders), LOSS)["rounds"])
     assert max(line.x) == 6
     gone = [make.save(tmp_path / "b", make.record(), make.rows(rounds=2, nan_from=0)[1:])]
-    assert curve_charts(load_runs(gone), "loss") == {}
+    assert curve_charts(load_runs(gone), LOSS) == {}
 
 
 def test_an_accuracy_that_is_not_finite_leaves_a_gap(make, tmp_path):
@@ -120,7 +122,7 @@ def test_the_mean_is_not_drawn_where_one_seed_is_not_finite(make, tmp_path):
         make.save(tmp_path, make.record(seed=s), make.rows(s, rounds=6, nan_from=4 + s))
         for s in (0, 1)
     ]
-    (line,) = lines(curve_charts(load_runs(folders), "loss")["rounds"])
+    (line,) = lines(curve_charts(load_runs(folders), LOSS)["rounds"])
     assert max(line.x) == 3
 
 
@@ -130,7 +132,7 @@ def test_both_axes_and_the_same_colour_in_all_figures(entries):
     assert max(lines(charts["megabytes"])[1].x) == pytest.approx(12 * 3.0)
     colours = {line.line.color for line in (lines(d)[1] for d in charts.values())}
     assert colours == {palette.method_colour(1)}
-    assert palette.method_colour(1) in client_accuracy_chart(client_accuracies(entries)).to_json()
+    assert palette.method_colour(1) in client_score_chart(client_scores(entries)).to_json()
     assert "fedgc ends at" in charts["rounds"].description
     assert any("target 85 %" in a.text for a in charts["rounds"].figure.layout.annotations)
 
@@ -189,26 +191,26 @@ def test_nothing_to_draw(make, tmp_path):
     assert curve_charts(entries, ACCURACY) == {}
     assert traffic_chart(entries) is None
     assert time_chart(entries) is None
-    assert client_accuracy_chart(client_accuracies(entries)) is None
+    assert client_score_chart(client_scores(entries)) is None
     assert partition_summary(record) is None
 
 
 def test_clients_without_examples_are_left_out(entries):
-    charts = client_scores(entries[0].runs[0])
+    charts = run_client_scores(entries[0].runs[0], ACCURACY)
     assert charts is not None
-    assert (charts.round, len(charts.accuracies)) == (12, 9)
-    box = client_accuracy_chart(client_accuracies(entries)).figure.data[0]
-    values = [100 * v for run in entries[0].runs for v in client_scores(run).accuracies]
+    assert (charts.round, len(charts.values)) == (12, 9)
+    box = client_score_chart(client_scores(entries)).figure.data[0]
+    values = [100 * v for run in entries[0].runs for v in run_client_scores(run, ACCURACY).values]
     assert box.median[0] == pytest.approx(np.median(values), rel=1e-5)
     assert box.lowerfence[0] == pytest.approx(np.percentile(values, 5), rel=1e-5)
 
 
 def test_the_worst_tenth(entries):
-    values = sorted(v for run in entries[1].runs for v in client_scores(run).accuracies)
-    clients = client_accuracies(entries)[1]
+    values = sorted(v for run in entries[1].runs for v in run_client_scores(run, ACCURACY).values)
+    clients = client_scores(entries)[1]
     assert clients.worst_tenth == pytest.approx(np.mean(values[:2]))  # a tenth of 27
     assert clients.best_tenth == pytest.approx(np.mean(values[-2:]))
-    assert (clients.client_counts, len(clients.scores), clients.rounds) == ("9", 3, "12")
+    assert (clients.client_counts, len(clients.runs), clients.rounds) == ("9", 3, "12")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_labels_are_text_in_figures(make, tmp_path):
     entries = load_runs([make.save(tmp_path, record, make.rows(rounds=3, per_client=True))])
     for chart in (
         *curve_charts(entries, ACCURACY).values(),
-        client_accuracy_chart(client_accuracies(entries)),
+        client_score_chart(client_scores(entries)),
         traffic_chart(entries),
     ):
         assert "<b" not in json.dumps(chart.figure.to_plotly_json())
@@ -292,13 +294,13 @@ def test_ticks_enclose_the_values(low, high):
 
 
 def test_accuracies_lie_on_one_axis(entries):
-    axis = accuracy_axis([entry.summary for entry in entries])
+    axis = score_axis([entry.summary for entry in entries])
     for entry in entries:
         best = entry.summary.stat("best")
         assert 2 <= axis.position(best.min) <= axis.position(best.mean) <= 98
     assert (axis.position(axis.ticks[0]), axis.position(axis.ticks[-1])) == (2, 98)
     assert float(axis.label(axis.ticks[0])) == pytest.approx(100 * axis.ticks[0])
-    assert accuracy_axis([]) is None
+    assert score_axis([]) is None
 
 
 def test_sparklines():

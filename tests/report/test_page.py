@@ -102,8 +102,8 @@ def test_a_comparison_has_everything(comparison):
         assert text_part in reader.text, text_part
     drawn = {attrs["data-figure"] for attrs in reader.of("div") if "data-figure" in attrs}
     assert drawn == {
-        "accuracy_rounds",
-        "accuracy_megabytes",
+        "score_rounds",
+        "score_megabytes",
         "loss_rounds",
         "loss_megabytes",
         "traffic",
@@ -228,8 +228,8 @@ def test_a_source_that_nobody_measured_has_no_score(make, tmp_path):
     run = load_runs([make.save(tmp_path, make.record(), rows)])
     north, south = source_rows(run)
     assert (north.source, south.source) == ("north", "south")
-    assert north.accuracies[0].count == 1
-    assert south.accuracies == (None,)
+    assert north.scores[0].count == 1
+    assert south.scores == (None,)
 
 
 def test_only_folder_names_are_shown(make, tmp_path):
@@ -347,7 +347,7 @@ def test_losses_that_are_not_finite_and_lost_clients_are_reported(make, tmp_path
 def test_divergence_with_finite_losses_is_reported(make, tmp_path, loss, is_reported):
     """A score at chance was the only sign of it."""
     rows = make.rows(rounds=20)
-    rows[-1] = replace(rows[-1], test=replace(rows[-1].test, loss=loss))
+    rows[-1] = replace(rows[-1], test=make.scores(0.9, loss))
     text = read([make.save(tmp_path, make.record(), rows)]).text
     assert (
         "The last test loss is 23.5; that of the untrained model was 2.303" in text

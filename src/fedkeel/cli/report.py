@@ -13,7 +13,7 @@ from fedkeel.errors import printable
 def report(
     runs: list[Path] = typer.Argument(..., metavar="RUN...", help="Run or comparison folders."),
     out: Path = typer.Option(None, "--out", help="The file; report.html in the first folder."),
-    target: float = typer.Option(None, "--target", min=0, max=1, help="For rounds to target."),
+    target: float = typer.Option(None, "--target", help="Score for rounds to target."),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
     as_json: bool = JSON,
 ) -> None:

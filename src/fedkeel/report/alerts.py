@@ -8,11 +8,12 @@ from functools import partial
 
 from fedkeel.errors import counted, printable
 from fedkeel.records.rows import NOT_NEEDED
+from fedkeel.records.score import ACCURACY
 from fedkeel.records.statistics import finite_or_none
 from fedkeel.report.formatting import (
     MISSING,
     enumeration,
-    format_percent,
+    format_score,
     format_setting,
     join_values,
     without_folders,
@@ -23,7 +24,10 @@ DIVERGED = 10.0
 """A run has diverged when its last loss is this many times that of the untrained model."""
 
 MIN_ROUNDS, MIN_GAIN = 5, 0.02
-"""A run has learnt nothing when accuracy rose by less than this share after so many rounds."""
+"""A run has learnt nothing when its score improved by less than this after so many rounds.
+
+It is a share where that is what the score is and higher is better, else a part of the score of the
+untrained model."""
 
 _WEIGHTINGS = {
     "examples": "by size",
@@ -33,7 +37,7 @@ _WEIGHTINGS = {
 
 _COVERED = re.compile(
     r"method|seed|rounds|weights|data\.(?!augment).*|model\..*|cohort\..*|evaluation\.target"
-    r"|local\.(?!drop_last|schedule\.(?!kind)).*|partition\.(?!seed|sizes).*|engine\.dtype"
+    r"|local\.(?!drop_last|schedule\.(?!kind)).*|partition\.(?!seed|sizes).*|engine\.dtype|task\..*"
 )
 """Settings that `distinguishing_facts` already covers."""
 
@@ -165,22 +169,27 @@ def _divergence(run: RunResults) -> str | None:
 
 
 def _no_learning(run: RunResults) -> str | None:
-    """Return a sentence if no accuracy is above that of the untrained model."""
+    """Return a sentence if no score is better than that of the untrained model."""
+    info = run.record.score
     rounds = [row.round for row in run.rows if row.test is not None]
     tests = [row.test for row in run.rows if row.test is not None]
-    scores = [
-        score
-        for test in tests
-        if (score := finite_or_none(test[run.record.score.name])) is not None
-    ]
+    scores = [score for test in tests if (score := finite_or_none(test[info.name])) is not None]
     if len(scores) < 2 or rounds[0] > 0 or rounds[-1] < MIN_ROUNDS:
         return None
-    if not max(scores[1:]) < scores[0] + MIN_GAIN < 1:
+    is_growing_share = info.unit == "%" and info.higher_is_better
+    gain = MIN_GAIN if is_growing_share else MIN_GAIN * abs(scores[0])
+    best = info.best(scores[1:])
+    has_gained = not info.is_better(scores[0] + info.sign * gain, best)
+    if has_gained or (is_growing_share and scores[0] + gain >= 1):
         return None
+    after = f"in {rounds[-1]:,} rounds. Its best"
+    what = f"the model learnt nothing {after} accuracy"
+    if info != ACCURACY:
+        what = f"the test {info.label} hardly improved {after}"
     return (
-        f"the model learnt nothing in {rounds[-1]:,} rounds. Its best accuracy is "
-        f"{format_percent(max(scores[1:]))} %; that of the untrained model is "
-        f"{format_percent(scores[0])} %. Check whether local.lr is too high or too low."
+        f"{what} is {format_score(best, info, 1, has_unit=True)}; that of the untrained model is "
+        f"{format_score(scores[0], info, 1, has_unit=True)}. "
+        "Check whether local.lr is too high or too low."
     )
 
 

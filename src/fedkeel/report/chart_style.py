@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from jinja2.utils import htmlsafe_json_dumps
 
 from fedkeel.report import palette
+from fedkeel.report.formatting import shortened
 from fedkeel.report.runs import MethodResults
 
 MAX_POINTS = 400
@@ -84,11 +85,6 @@ def escaped(label: object) -> str:
     '&lt;b&gt;x&lt;/b&gt;'
     """
     return html.escape(str(label), quote=False)
-
-
-def shortened(label: str, length: int = 44) -> str:
-    """Return a label that fits into a figure."""
-    return label if len(label) <= length else label[: length - 1] + "…"
 
 
 def empty_figure(height: int, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's own values

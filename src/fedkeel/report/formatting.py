@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.errors import counted
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import Stat
 
 MISSING = "–"
@@ -102,13 +103,83 @@ def format_stat(stat: Stat | None, *, scale: float = 1.0, decimals: int | None =
     return f"{format_signed(mean, decimals)} ± {std:,.{decimals}f}"
 
 
-def format_accuracy(stat: Stat | None) -> str:
-    """Return accuracy over seeds in percent, with the sign.
+def format_score(
+    value: Stat | float | None, score: MetricInfo, decimals: int = 2, *, has_unit: bool = False
+) -> str:
+    """Return a score, or its mean and deviation over seeds.
 
-    >>> format_accuracy(Stat(0.5, 0.01, 3, 0.49, 0.51))
+    Args:
+        value: the score.
+        score: what it is.
+        decimals: decimals of a share, in percent; other scores have about four significant digits.
+        has_unit: whether the unit follows.
+
+    >>> format_score(Stat(0.5, 0.01, 3, 0.49, 0.51), ACCURACY, 1, has_unit=True)
     '50.0 ± 1.0 %'
+    >>> format_score(Stat(0.41234, 0.0125, 3, 0.4, 0.43), MetricInfo("mae", False))
+    '0.4123 ± 0.0125'
     """
-    return f"{format_stat(stat, scale=100, decimals=1)} %"
+    stat = Stat(value, None, 1, value, value) if isinstance(value, int | float) else value
+    if stat is None or not math.isfinite(stat.mean):
+        return MISSING
+    if score.unit:
+        text = format_stat(stat, scale=score.scale, decimals=decimals)
+        return f"{text} {score.unit}" if has_unit else text
+    size = max(abs(stat.mean), stat.std or 0.0)
+    if size >= 1e7 or 0 < size < 1e-4:
+        std = "" if stat.std is None else f" ± {stat.std:.1e}"
+        return f"{stat.mean:.3e}{std}"
+    return format_stat(stat, decimals=_decimals(size) + (0 < size < 999.5))
+
+
+def format_difference(difference: float, score: MetricInfo) -> str:
+    """Return a difference of two scores without its sign, that of shares in percentage points.
+
+    >>> [format_difference(d, ACCURACY) for d in (-0.0213, 0.0004, 0.01)]
+    ['2.1 points', '0.04 points', '1.0 point']
+    >>> format_difference(-0.0213, MetricInfo("mae", False))
+    '0.0213'
+    """
+    size = abs(score.scale * difference)
+    if not score.unit:
+        return format_number(size)
+    text = f"{size:.1f}" if size >= 0.095 else f"{size:.2f}"
+    return f"{text} point{'' if text == '1.0' else 's'}"
+
+
+def format_target(target: float, score: MetricInfo) -> str:
+    """Return a target as it was set, with its unit.
+
+    >>> format_target(0.85, ACCURACY), format_target(0.4, MetricInfo("mae", False))
+    ('85 %', '0.4')
+    """
+    return f"{score.scale * target:g} {score.unit}".rstrip()
+
+
+def score_unit(score: MetricInfo) -> str:
+    """Return what stands under the heading of a column of scores: name and unit.
+
+    >>> [score_unit(s) for s in (ACCURACY, MetricInfo("auroc", True, "%"), MetricInfo("mae"))]
+    ['%', 'AUROC, %', 'MAE']
+    """
+    if score == ACCURACY:
+        return score.unit
+    return ", ".join(filter(None, (shortened(score.label, 24), score.unit)))
+
+
+def extreme_of(score: MetricInfo) -> str:
+    """Return "highest" or "lowest": which values of a score are best."""
+    return "highest" if score.higher_is_better else "lowest"
+
+
+def capital(text: str) -> str:
+    """Return a text that begins a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def shortened(label: str, length: int = 44) -> str:
+    """Return a label that fits into a figure or a heading."""
+    return label if len(label) <= length else label[: length - 1] + "…"
 
 
 def format_signed(value: float, decimals: int | None = None) -> str:
@@ -120,17 +191,6 @@ def format_signed(value: float, decimals: int | None = None) -> str:
     text = format_number(value) if decimals is None else f"{value:,.{decimals}f}"
     is_negative = text.startswith("-") and text.strip("-0.,") != ""
     return f"−{text[1:]}" if is_negative else text.lstrip("-")
-
-
-def format_points(difference: float) -> str:
-    """Return a difference of accuracy in percentage points, without its sign.
-
-    >>> format_points(-0.0213), format_points(0.0004), format_points(0.01)
-    ('2.1 points', '0.04 points', '1.0 point')
-    """
-    size = abs(100 * difference)
-    text = f"{size:.1f}" if size >= 0.095 else f"{size:.2f}"
-    return f"{text} point{'' if text == '1.0' else 's'}"
 
 
 def format_bytes(count: float | None) -> str:

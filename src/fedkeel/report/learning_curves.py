@@ -1,7 +1,8 @@
-"""Learning curves: accuracy and loss against rounds and against traffic."""
+"""Learning curves: a metric of the test set against rounds and against traffic."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, empty_figure, escaped, evenly_spaced, rounded
-from fedkeel.report.formatting import format_number
+from fedkeel.report.formatting import format_number, format_target
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import bytes_sent
 
@@ -89,7 +90,7 @@ def learning_curve(method: MethodResults, metric: MetricInfo) -> Curve:
         has_all = stat is not None and stat.count == len(scores[number])
         traffic = rounded(statistics.fmean(megabytes[number]))
         points.append(CurvePoint(number, traffic, stat) if stat and has_all else None)
-    means = [(point.stat.mean, i) for i, point in enumerate(points) if point is not None]
+    means = [(metric.sign * p.stat.mean, i) for i, p in enumerate(points) if p is not None]
     peak = max(means)[1] if means else None
     shown = (points[i] for i in evenly_spaced(len(points), include=peak))
     groups = groupby(shown, lambda point: tuple(scores[point.round]) if point else None)
@@ -120,14 +121,16 @@ def curve_charts(
 def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: float | None) -> Chart:
     is_single_hover = axis == "megabytes" or len(curves) > len(palette.METHODS)
     figure = empty_figure(400, hovermode="closest" if is_single_hover else "x unified")
+    means = [point.stat.mean for curve in curves for point in curve.points]
+    decimals = 2 if metric.unit else _plain_decimals(means)
     for curve in curves:
-        figure.add_traces(_traces(curve, metric, axis, is_crowded=len(curves) > MANY_METHODS))
+        is_crowded = len(curves) > MANY_METHODS
+        figure.add_traces(_traces(curve, metric, axis, decimals, is_crowded=is_crowded))
     last_round = max(curve.last_round for curve in curves)
     x_title = "round" if axis == "rounds" else "MB sent, both ways, all clients"
     figure.update_xaxes(title_text=x_title, rangemode="tozero")
     if axis == "rounds" and last_round <= FEW_ROUNDS:
         figure.update_xaxes(dtick=1)
-    means = [point.stat.mean for curve in curves for point in curve.points]
     is_positive = metric.unit == "" and min(means) > 0
     if is_positive and max(means) / min(means) > 100:
         figure.update_yaxes(type="log", title_text=f"test {metric.label}, logarithmic")
@@ -140,7 +143,7 @@ def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: floa
             y=metric.scale * target,
             line={"color": muted, "width": 1, "dash": "dot"},
             annotation={
-                "text": f"target {metric.scale * target:g} {metric.unit}".rstrip(),
+                "text": f"target {format_target(target, metric)}",
                 "font": {"size": 12, "color": muted},
             },
             annotation_position="top left",
@@ -154,10 +157,18 @@ def _chart(curves: Sequence[Curve], metric: MetricInfo, axis: Axis, target: floa
     return Chart(figure, f"{name} against {x_name}, mean over seeds. {'; '.join(ends)}.")
 
 
-def _traces(curve: Curve, metric: MetricInfo, axis: Axis, *, is_crowded: bool) -> list[go.Scatter]:
+def _plain_decimals(values: Sequence[float]) -> int:
+    """Return decimals for values without a unit: 3, or more where all are small."""
+    largest = max(map(abs, values), default=0.0)
+    return 3 if largest >= 1 or largest == 0 else min(9, 3 - math.floor(math.log10(largest)))
+
+
+def _traces(
+    curve: Curve, metric: MetricInfo, axis: Axis, decimals: int, *, is_crowded: bool
+) -> list[go.Scatter]:
     """Return the band over seeds, where there is one, and the mean line over it."""
     index = curve.method.index
-    unit, decimals = (" %", 2) if metric.unit else ("", 3)
+    unit = " %" if metric.unit else ""
     has_round = axis == "megabytes" or is_crowded
     x: list[float | None] = []
     y: list[float | None] = []
@@ -228,8 +239,8 @@ def _hover_text(point: CurvePoint, unit: str, decimals: int, runs: int, has_roun
 def _y_range(curves: Sequence[Curve], metric: MetricInfo, last_round: int) -> list[float] | None:
     """Return the range of the y axis: all values after the first fifth of the rounds.
 
-    In the first rounds all methods are alike, and their low accuracy would compress the
-    differences that come later. None, the whole range, for short runs.
+    In the first rounds all methods are alike, and their bad scores would compress the differences
+    that come later. None, the whole range, for short runs.
     """
     values = [
         value

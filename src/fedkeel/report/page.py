@@ -17,24 +17,28 @@ from fedkeel.records.score import LOSS, MetricInfo
 from fedkeel.report import page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
-from fedkeel.report.client_accuracy import (
-    ClientAccuracy,
-    client_accuracies,
-    client_accuracy_chart,
+from fedkeel.report.client_scores import (
+    ClientScores,
+    client_score_chart,
+    client_scores,
     measured_on,
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
 from fedkeel.report.formatting import (
-    format_accuracy,
+    capital,
+    extreme_of,
     format_duration,
     format_number,
     format_percent,
+    format_score,
     format_stat,
+    score_unit,
 )
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
 from fedkeel.report.runs import MethodResults, load_runs
-from fedkeel.report.sparklines import accuracy_axis
+from fedkeel.report.sparklines import score_axis
+from fedkeel.report.summary import shared_score
 from fedkeel.report.tables import footnotes, result_rows, visible_columns
 from fedkeel.report.verdict import Status, verdict
 
@@ -49,6 +53,7 @@ _BADGES: dict[Status, str] = {
     "none": "No clear winner",
     "few": "Too few seeds for a claim",
     "single": "",
+    "apart": "Not ranked",
     "empty": "Not evaluated yet",
 }
 
@@ -103,20 +108,22 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         "colour": lambda index: index % len(palette.METHODS),
         "line_style": palette.line_style,
         "mark": lambda index: palette.mark(index)[0],
-        "accuracy": format_accuracy,
+        "capital": capital,
         "duration": format_duration,
         "number": format_number,
         "percent": format_percent,
+        "score": format_score,
         "stat": format_stat,
     }
     summaries = [method.summary for method in methods]
     rows = result_rows(summaries)
     conclusion = verdict(summaries)
-    clients = client_accuracies(methods)
+    clients = client_scores(methods)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
     partition = next((summary for summary in partitions if summary is not None), None)
     charts = _charts(methods, clients, partition)
-    accuracy = charts.get("score_rounds")
+    score = methods[0].record.score
+    curve = charts.get("score_rounds")
     return environment.get_template("page.html.j2").render(
         title=title or page_content.page_title(methods),
         description=conclusion.headline.replace("`", ""),
@@ -131,12 +138,16 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         verdict=conclusion,
         badge=_BADGES[conclusion.status],
         alerts=alerts(methods),
-        accuracy_axis=accuracy_axis(summaries),
+        score_axis=score_axis(summaries),
+        score=score,
+        score_unit=score_unit(score),
+        extreme=extreme_of(score),
+        is_ranked=shared_score(summaries) is not None,
         rows=rows,
         columns=visible_columns(rows, is_page=True),
         footnotes=footnotes(rows),
         charts=charts,
-        is_zoomed=accuracy is not None and accuracy.figure.layout.yaxis.range is not None,
+        is_zoomed=curve is not None and curve.figure.layout.yaxis.range is not None,
         clients=clients,
         measured_on=measured_on(methods),
         partition=partition,
@@ -156,7 +167,7 @@ def _breakable(label: str) -> markupsafe.Markup:
 
 def _charts(
     methods: Sequence[MethodResults],
-    clients: Sequence[ClientAccuracy],
+    clients: Sequence[ClientScores],
     partition: PartitionSummary | None,
 ) -> dict[str, Chart]:
     """Return the charts by name, without those for which the records hold nothing to draw."""
@@ -169,7 +180,7 @@ def _charts(
         **{f"loss_{axis}": c for axis, c in losses.items()},
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
-        "clients": client_accuracy_chart(clients),
+        "clients": client_score_chart(clients),
         "partition": partition.chart if partition else None,
     }
     return {name: chart for name, chart in charts.items() if chart is not None}

@@ -15,22 +15,23 @@ from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report.formatting import (
     MISSING,
     Fact,
-    format_accuracy,
     format_bytes,
     format_duration,
     format_number,
     format_percent,
+    format_score,
     format_setting,
     format_stat,
+    format_target,
     join_values,
     without_folders,
 )
 from fedkeel.report.runs import MethodResults, RunResults, main_settings
 from fedkeel.report.sparklines import sparkline
-from fedkeel.report.summary import rounds_to
+from fedkeel.report.summary import Quantity, rounds_to, shared_score
 
 SHARES = (0.5, 0.9, 1.0)
-"""Shares a of a reference's best accuracy A for FedReg's R_a: rounds until the accuracy is a A."""
+"""Shares a of a reference's best score A for FedReg's R_a: rounds until the score is a A."""
 
 _MAX_COMMANDS = 60
 _HIDDEN = frozenset({"label_names", "histogram", "sizes", "names"})
@@ -64,10 +65,10 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class SourceRow:
-    """The last accuracy on one source of the test data, for each method."""
+    """The last score on one source of the test data, for each method."""
 
     source: str
-    accuracies: tuple[Stat | None, ...]
+    scores: tuple[Stat | None, ...]
 
 
 def page_title(methods: Sequence[MethodResults]) -> str:
@@ -103,21 +104,24 @@ def tiles(method: MethodResults) -> list[Tile]:
     runs = summary.runs
     best_round = runs[0].best_round if len(runs) == 1 else None
     best_note = "mean over seeds" if best_round is None else f"round {best_round}"
+    score = summary.score
+    if not score.higher_is_better:
+        best_note += "; lower is better"
+
+    def shown(quantity: Quantity) -> str:
+        return format_score(summary.stat(quantity), score, 1, has_unit=True)
+
     result = [
-        Tile("Best accuracy", format_accuracy(summary.stat("best")), best_note),
-        Tile("Last accuracy", format_accuracy(summary.stat("last")), "after the last round"),
-        Tile(
-            "Mean of the last ten",
-            format_accuracy(summary.stat("last_mean")),
-            "evaluations before the end",
-        ),
+        Tile(f"Best {score.label}", shown("best"), best_note),
+        Tile(f"Last {score.label}", shown("last"), "after the last round"),
+        Tile("Mean of the last ten", shown("last_mean"), "evaluations before the end"),
     ]
     if summary.target is not None:
         reached = summary.stat("rounds_to_target")
         note = f"of {max(run.rounds for run in runs):,}" if reached else "never"
         if reached and reached.count < len(runs):
             note += f"; {reached.count} of {len(runs)} seeds"
-        name = f"Rounds to {100 * summary.target:g} %"
+        name = f"Rounds to {format_target(summary.target, score)}"
         result.append(Tile(name, format_stat(reached, decimals=0), note))
     traffic, sent = summary.stat("traffic"), summary.stat("sent")
     seconds, total = summary.stat("seconds_per_client"), summary.stat("seconds")
@@ -140,7 +144,9 @@ def common_settings(methods: Sequence[MethodResults]) -> list[Fact]:
     facts = [Fact(name, value) for name, value in _shared_settings(methods).items()]
     target = methods[0].record.target
     if target is not None:
-        facts.append(Fact("target accuracy", f"{format_percent(target)} %"))
+        score = methods[0].record.score
+        value = format_score(target, score, 1, has_unit=True)
+        facts.append(Fact(f"target {score.label}", value))
     return facts
 
 
@@ -266,12 +272,13 @@ def reference_method(methods: Sequence[MethodResults]) -> MethodResults:
 
 
 def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]]:
-    """Return the rounds until each method reaches `SHARES` of the reference's best accuracy.
+    """Return the rounds until each method reaches `SHARES` of the reference's best score.
 
-    Nothing where the reference has not been evaluated.
+    Nothing where the reference has not been evaluated, and where the score is no share that grows.
     """
     best = reference_method(methods).summary.stat("best")
-    if best is None:
+    score = shared_score([method.summary for method in methods])
+    if best is None or score is None or not (score.unit and score.higher_is_better):
         return []
     return [
         [
@@ -283,8 +290,9 @@ def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]
 
 
 def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:
-    """Return the last accuracy on each source of the test data, by method."""
-    by_method = [[_source_scores(run) for run in method.runs] for method in methods]
+    """Return the last value of the first method's score on each source of the test data."""
+    score = methods[0].record.score.name
+    by_method = [[_source_scores(run, score) for run in method.runs] for method in methods]
     names = dict.fromkeys(name for runs in by_method for scores in runs for name in scores)
     return [
         SourceRow(
@@ -295,10 +303,10 @@ def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:
     ]
 
 
-def _source_scores(run: RunResults) -> dict[str, float | None]:
-    """Return the last accuracy on each source, None where none of its examples was measured."""
+def _source_scores(run: RunResults, score: str) -> dict[str, float | None]:
+    """Return the last score on each source, None where none of its examples was measured."""
     row = next((row for row in reversed(run.rows) if row.sources), None)
-    sources, score = row.sources if row else {}, run.record.score.name
+    sources = row.sources if row else {}
     return {name: finite_or_none(s[score]) if s.examples else None for name, s in sources.items()}
 
 

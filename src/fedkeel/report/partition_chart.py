@@ -20,9 +20,8 @@ from fedkeel.report.chart_style import (
     empty_figure,
     escaped,
     evenly_spaced,
-    shortened,
 )
-from fedkeel.report.formatting import Fact, format_percent
+from fedkeel.report.formatting import Fact, format_percent, shortened
 
 MAX_CLIENTS = 600
 MAX_CLASSES = 120

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,8 @@ def load_runs(
         target: score for rounds to target, in place of the one in each run's settings.
 
     Raises:
-        RunError: there is nothing to report, or a folder holds no run.
+        RunError: there is nothing to report, a folder holds no run, or the target is not in the
+            range of its score.
     """
     if not folders:
         raise RunError("There is no run to report on.", do="give at least one run folder")
@@ -148,6 +150,9 @@ def main_settings(record: RunRecord) -> dict[str, str]:
         "participation": format_setting(record.participation),
         "local training": format_setting(record.local),
         "weights": format_setting(record.weights),
+        "loss": format_setting(record.task.loss),
+        "score": record.score.label,
+        "metrics": ", ".join(metric.label for metric in record.task.metrics),
     }
 
 
@@ -167,10 +172,13 @@ def code_digest(record: RunRecord) -> str:
 
 def _read(folder: RunFolder, target: float | None) -> RunResults:
     record, rows = folder.read_run(), tuple(folder.rows())
+    if target is not None:
+        _check_target(target, record)
     summary = summarise(
         rows,
         record.target if target is None else target,
         score=record.score,
+        loss=record.task.loss,
         model_bytes=record.model.bytes or None,
     )
     name = folder.path.resolve().name
@@ -190,6 +198,17 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
         settings=folder.deciding(),
         changes=tuple(changes),
         histogram=histogram,
+    )
+
+
+def _check_target(target: float, record: RunRecord) -> None:
+    score = record.score
+    if math.isfinite(target) and (not score.unit or 0 <= target <= 1):
+        return
+    raise RunError(
+        f"The target is no {score.label}.",
+        got=f"{target:g}",
+        expected="a share in [0, 1], such as 0.85" if score.unit else "a number",
     )
 
 

@@ -1,4 +1,4 @@
-"""Small SVG pictures that need no script: an axis of accuracies, and lines of diagnostics."""
+"""Small SVG pictures that need no script: an axis of scores, and lines of diagnostics."""
 
 from __future__ import annotations
 
@@ -6,48 +6,62 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedkeel.records.score import MetricInfo
 from fedkeel.report.chart_style import evenly_spaced
-from fedkeel.report.formatting import format_percent
-from fedkeel.report.summary import MethodSummary
+from fedkeel.report.formatting import format_signed
+from fedkeel.report.summary import MethodSummary, shared_score
 
 WIDTH, HEIGHT = 120.0, 26.0
 """Units of a sparkline's box."""
 
 
 @dataclass(frozen=True)
-class AccuracyAxis:
-    """The axis on which the page draws the best accuracies of all methods.
+class ScoreAxis:
+    """The axis on which the page draws the best scores of all methods.
 
     Args:
-        ticks: at least two accuracies, ascending, at equal distances.
+        ticks: at least two scores, ascending, at equal distances.
+        score: what they are.
     """
 
     ticks: tuple[float, ...]
+    score: MetricInfo
 
-    def position(self, accuracy: float) -> float:
-        """Return where an accuracy is drawn, in percent of the width."""
+    def position(self, value: float) -> float:
+        """Return where a score is drawn, in percent of the width."""
         low, high = self.ticks[0], self.ticks[-1]
-        return round(2 + 96 * (accuracy - low) / (high - low), 3)
+        return round(2 + 96 * (value - low) / (high - low), 3)
 
     def label(self, tick: float) -> str:
-        """Return the text of a tick, in percent."""
-        step = 100 * (self.ticks[1] - self.ticks[0]) + 1e-9
-        return format_percent(tick, 0 if step >= 1 else 1 if step >= 0.1 else 2)
+        """Return the text of a tick, a share in percent."""
+        step = self.score.scale * (self.ticks[1] - self.ticks[0])
+        if not self.score.unit and not 1e-6 < step < 1e6:
+            return f"{tick:.3g}"
+        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        return format_signed(self.score.scale * tick, decimals)
 
 
-def accuracy_axis(methods: Sequence[MethodSummary]) -> AccuracyAxis | None:
-    """Return an axis for the best accuracies, or None where no method has been evaluated."""
-    accuracies = [value for method in methods for value in method.values("best")]
-    return AccuracyAxis(axis_ticks(min(accuracies), max(accuracies))) if accuracies else None
+def score_axis(methods: Sequence[MethodSummary]) -> ScoreAxis | None:
+    """Return an axis for the best scores.
+
+    None where no method has been evaluated, or their scores are several.
+    """
+    score = shared_score(methods)
+    values = [value for method in methods for value in method.values("best")]
+    if score is None or not values:
+        return None
+    low, high = min(values), max(values)
+    least = 1e-3 if score.unit else 1e-3 * max(abs(low), abs(high)) or 1e-3
+    return ScoreAxis(axis_ticks(low, high, least), score)
 
 
-def axis_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return about five round numbers that enclose a range.
+def axis_ticks(low: float, high: float, least: float = 1e-3) -> tuple[float, ...]:
+    """Return about five round numbers that enclose a range, which counts as `least` at least.
 
     >>> [round(t, 4) for t in axis_ticks(0.873, 0.921)]
     [0.86, 0.88, 0.9, 0.92, 0.94]
     """
-    raw_step = max(high - low, 1e-3) / 4
+    raw_step = max(high - low, least) / 4
     size = 10 ** math.floor(math.log10(raw_step))
     step = next(size * f for f in (1, 2, 5, 10) if size * f >= raw_step * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

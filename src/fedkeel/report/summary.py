@@ -56,6 +56,7 @@ class RunSummary:
         examples: examples that the last of them was measured on.
         train_loss: mean training loss over the rounds that have one.
         score: the metric by which models are judged.
+        loss: name of the loss; "" where it is not known.
         best: best score.
         best_round: the first round with that score.
         last: score of the last evaluation.
@@ -83,6 +84,7 @@ class RunSummary:
     examples: int | None
     train_loss: float | None
     score: MetricInfo
+    loss: str
     best: float | None
     best_round: int | None
     last: float | None
@@ -190,9 +192,22 @@ class MethodSummary:
         return self.runs[0].score if self.runs else ACCURACY
 
     @property
+    def judged_by(self) -> str:
+        """The score in words, with the name of a loss: two losses do not compare."""
+        loss = self.runs[0].loss if self.runs else ""
+        is_loss = self.score.name == LOSS and loss
+        return f"{self.score.label} ({loss})" if is_loss else self.score.label
+
+    @property
     def test_examples(self) -> int | None:
         """The smallest number of test examples that a run was measured on."""
         return min((run.examples for run in self.runs if run.examples), default=None)
+
+
+def shared_score(methods: Sequence[MethodSummary]) -> MetricInfo | None:
+    """Return the score of all methods, None where they are judged by several."""
+    scores = {(method.score, method.judged_by) for method in methods}
+    return methods[0].score if len(scores) == 1 else ACCURACY if not scores else None
 
 
 def summarise(
@@ -200,6 +215,7 @@ def summarise(
     target: float | None = None,
     *,
     score: MetricInfo = ACCURACY,
+    loss: str = "",
     model_bytes: int | None = None,
 ) -> RunSummary:
     """Return the figures of one run.
@@ -208,6 +224,7 @@ def summarise(
         rows: its round records, in order; any of them may lack a test score.
         target: score for rounds to target.
         score: the metric by which models are judged.
+        loss: name of the loss.
         model_bytes: bytes of the model once; None takes what was sent down as ``model``.
     """
     scores = _scores(rows, score)
@@ -218,7 +235,7 @@ def summarise(
     if rounds_to_target is not None:
         bytes_to_target = sum(bytes_sent(row) for row in rows if row.round <= rounds_to_target)
     tested = [row.test.examples for row in rows if row.test is not None]
-    losses = [loss for row in rows if (loss := finite_or_none(row.train_loss)) is not None]
+    losses = [value for row in rows if (value := finite_or_none(row.train_loss)) is not None]
     seconds_by_phase = _totals(row.seconds for row in rows)
     bytes_down = _totals(row.bytes_down for row in rows)
     bytes_up = _totals(row.bytes_up for row in rows)
@@ -233,6 +250,7 @@ def summarise(
         examples=tested[-1] if tested else None,
         train_loss=statistics.fmean(losses) if losses else None,
         score=score,
+        loss=loss,
         best=best[1] if best else None,
         best_round=best[0] if best else None,
         last=scores[-1][1] if scores else None,

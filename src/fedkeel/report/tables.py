@@ -13,9 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeel.errors import counted, printable
+from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, is_tied, paired_difference
-from fedkeel.report.formatting import format_number, format_stat
-from fedkeel.report.summary import MethodSummary, Quantity
+from fedkeel.report.formatting import (
+    capital,
+    extreme_of,
+    format_number,
+    format_score,
+    format_stat,
+    format_target,
+    score_unit,
+)
+from fedkeel.report.summary import MethodSummary, Quantity, shared_score
 
 _NAME_WIDTH = 27
 
@@ -29,8 +38,8 @@ class ResultRow:
 
     Args:
         summary: the figures of a method over seeds.
-        gap: difference of its best accuracy to that of the method with the highest mean, seed by
-            seed where both share seeds; None for that method itself.
+        gap: difference of its best score to that of the method with the best mean, seed by seed
+            where both share seeds; None for that method itself, and where scores differ.
         marked: columns in which the method is best or tied with the best.
     """
 
@@ -50,7 +59,7 @@ class ResultRow:
     def to_json(self) -> dict[str, Any]:
         """Return plain values: a figure's mean under its name, its deviation under NAME_std.
 
-        Accuracy is a share in [0, 1], fluctuations are in percentage points.
+        A score that is a share is in [0, 1]; its fluctuations are in percentage points.
         """
         summary = self.summary
         stats = {
@@ -62,6 +71,7 @@ class ResultRow:
         }
         values = {
             "method": summary.method,
+            "score": summary.score.name,
             "seeds": len(summary.runs),
             "scored": len(summary.values("best")),
             "unfinished": summary.unfinished,
@@ -84,11 +94,15 @@ class CellFormat:
         scale: factor from the figure to the unit of the column.
         decimals: decimals; None for three significant digits.
         has_deviation: whether the deviation over seeds is shown.
+        is_score: whether the figure is a score, which is written as its own kind is.
+        has_score_name: whether the name of the score and its unit stand in the cell.
     """
 
     scale: float = 1.0
     decimals: int | None = None
     has_deviation: bool = False
+    is_score: bool = False
+    has_score_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class Column:
         unit: unit, shown with the heading.
         better: which values are better, or None where neither are.
         format: how its cells are written.
+        description: what it holds, in a sentence.
         is_for_page_only: whether only the page shows it.
     """
 
@@ -109,16 +124,18 @@ class Column:
     unit: str
     better: Literal["high", "low"] | None
     format: CellFormat
+    description: str
     is_for_page_only: bool = False
-
-    @property
-    def description(self) -> str:
-        """What the column holds, in a sentence."""
-        return _DESCRIPTIONS[self.name]
 
     def cell(self, row: ResultRow) -> str:
         """Return the text of a row's cell."""
         stat, scale = row.stat(self.name), self.format.scale
+        if self.format.is_score:
+            score, has_name = row.summary.score, self.format.has_score_name and stat is not None
+            if self.name == "gap" and not score.unit:
+                return format_stat(stat)
+            text = format_score(stat, score, has_unit=has_name)
+            return f"{row.summary.judged_by} {text}" if has_name else text
         if not self.format.has_deviation:
             return format_number(stat.mean * scale if stat else None)
         text = format_stat(stat, scale=scale, decimals=self.format.decimals)
@@ -128,40 +145,107 @@ class Column:
         return text
 
 
-_PERCENT = CellFormat(100, decimals=2, has_deviation=True)
 _ROUNDS = CellFormat(decimals=0, has_deviation=True)
 _MEGABYTES = CellFormat(1e-6)
 _MILLISECONDS = CellFormat(1e3, has_deviation=True)
 
-COLUMNS: tuple[Column, ...] = (
-    Column("best", "best", "%", "high", _PERCENT),
-    Column("gap", "gap to best", "points", None, _PERCENT, is_for_page_only=True),
-    Column("last", "last", "%", "high", _PERCENT),
-    Column("last_mean", "last ten", "%", "high", _PERCENT, is_for_page_only=True),
-    Column("rounds_to_target", "to target", "rounds", "low", _ROUNDS),
-    Column("bytes_to_target", "to target", "MB", "low", _MEGABYTES, is_for_page_only=True),
-    Column("sent", "traffic", "MB", "low", _MEGABYTES),
-    Column("traffic", "traffic", "× model", "low", CellFormat()),
-    Column("seconds_per_client", "training", "ms/client", None, _MILLISECONDS),
-    Column("seconds", "whole run", "s", None, CellFormat(), is_for_page_only=True),
-)
-"""The columns, in order."""
 
-_DESCRIPTIONS: dict[ColumnName, str] = {
-    "best": "Highest test accuracy of any round.",
-    "gap": "Difference of best accuracy to the method with the highest mean, seed by seed.",
-    "last": "Accuracy after the last round.",
-    "last_mean": "Mean accuracy of the last ten evaluations.",
-    "rounds_to_target": "Completed rounds until the accuracy reaches the target.",
-    "bytes_to_target": "Sent both ways, over all clients, until the accuracy reaches the target.",
-    "sent": "Sent both ways, over all clients and rounds; 1 MB is a million bytes.",
-    "traffic": "Mean of down and up for each selected client and round, in multiples of the "
-    "model's parameters. FedAvg is 1; less where clients drop out, more where buffers are "
-    "averaged.",
-    "seconds_per_client": "Training time for each client and round, on this machine. It grows with "
-    "whatever else the machine does, so no method is marked.",
-    "seconds": "Seconds over all phases and rounds of a run, on this machine.",
-}
+def all_columns(score: MetricInfo | None) -> tuple[Column, ...]:
+    """Return the columns, in order.
+
+    Args:
+        score: the score of all methods; None where they are judged by several, which are not
+            compared.
+    """
+    better: Literal["high", "low"] | None = None
+    fewest: Literal["low"] | None = None
+    label, unit, points, extreme = "score", "", "", "best"
+    if score is not None:
+        better, fewest = ("high" if score.higher_is_better else "low"), "low"
+        label, unit, extreme = score.label, score_unit(score), extreme_of(score)
+        points = "points" if score.unit else unit
+    cells = CellFormat(is_score=True, has_score_name=score is None)
+    return (
+        Column(
+            "best", "best", unit, better, cells, f"{capital(extreme)} test {label} of any round."
+        ),
+        Column(
+            "gap",
+            "gap to best",
+            points,
+            None,
+            cells,
+            f"Difference of best {label} to the method with the {extreme} mean, seed by seed.",
+            is_for_page_only=True,
+        ),
+        Column("last", "last", unit, better, cells, f"{capital(label)} after the last round."),
+        Column(
+            "last_mean",
+            "last ten",
+            unit,
+            better,
+            cells,
+            f"Mean {label} of the last ten evaluations.",
+            is_for_page_only=True,
+        ),
+        Column(
+            "rounds_to_target",
+            "to target",
+            "rounds",
+            fewest,
+            _ROUNDS,
+            f"Completed rounds until the {label} reaches the target.",
+        ),
+        Column(
+            "bytes_to_target",
+            "to target",
+            "MB",
+            fewest,
+            _MEGABYTES,
+            f"Sent both ways, over all clients, until the {label} reaches the target.",
+            is_for_page_only=True,
+        ),
+        *_COSTS,
+    )
+
+
+_COSTS = (
+    Column(
+        "sent",
+        "traffic",
+        "MB",
+        "low",
+        _MEGABYTES,
+        "Sent both ways, over all clients and rounds; 1 MB is a million bytes.",
+    ),
+    Column(
+        "traffic",
+        "traffic",
+        "× model",
+        "low",
+        CellFormat(),
+        "Mean of down and up for each selected client and round, in multiples of the model's "
+        "parameters. FedAvg is 1; less where clients drop out, more where buffers are averaged.",
+    ),
+    Column(
+        "seconds_per_client",
+        "training",
+        "ms/client",
+        None,
+        _MILLISECONDS,
+        "Training time for each client and round, on this machine. It grows with whatever else the "
+        "machine does, so no method is marked.",
+    ),
+    Column(
+        "seconds",
+        "whole run",
+        "s",
+        None,
+        CellFormat(),
+        "Seconds over all phases and rounds of a run, on this machine.",
+        is_for_page_only=True,
+    ),
+)
 
 _TARGET_COLUMNS: tuple[ColumnName, ...] = ("rounds_to_target", "bytes_to_target")
 
@@ -179,11 +263,16 @@ class Footnote:
 
 def result_rows(methods: Sequence[MethodSummary]) -> list[ResultRow]:
     """Return one row for each method, in the order given."""
+    score = shared_score(methods)
     best_methods = {
-        column.name: _best_methods(methods, column) for column in COLUMNS if column.better
+        column.name: _best_methods(methods, column)
+        for column in all_columns(score)
+        if column.better
     }
-    scored = [(stat.mean, -i) for i, m in enumerate(methods) if (stat := m.stat("best"))]
-    leader = methods[-max(scored)[1]] if scored else None
+    means = [] if score is None else [(m, stat) for m in methods if (stat := m.stat("best"))]
+    leader = None
+    if score is not None and means:
+        leader = max(means, key=lambda item: score.sign * item[1].mean)[0]
     return [
         ResultRow(
             method,
@@ -195,14 +284,14 @@ def result_rows(methods: Sequence[MethodSummary]) -> list[ResultRow]:
 
 
 def _gap(method: MethodSummary, leader: MethodSummary | None) -> Stat | None:
-    """Return the difference to the method with the highest mean, None for that method itself."""
+    """Return the difference to the method with the best mean, None for that method itself."""
     if leader is None or method is leader:
         return None
-    best, highest = method.stat("best"), leader.stat("best")
-    if best is None or highest is None:
+    best, of_leader = method.stat("best"), leader.stat("best")
+    if best is None or of_leader is None:
         return None
     paired = paired_difference(method.by_seed("best"), leader.by_seed("best"))
-    return paired.stat if paired else Stat.of([best.mean - highest.mean])
+    return paired.stat if paired else Stat.of([best.mean - of_leader.mean])
 
 
 def _best_methods(methods: Sequence[MethodSummary], column: Column) -> list[int]:
@@ -243,7 +332,8 @@ def visible_columns(rows: Sequence[ResultRow], *, is_page: bool = False) -> list
         has_values = any(row.stat(column.name) is not None for row in rows)
         return has_values or column.name == "rounds_to_target"
 
-    return [column for column in COLUMNS if is_visible(column)]
+    score = shared_score([row.summary for row in rows])
+    return [column for column in all_columns(score) if is_visible(column)]
 
 
 def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table:
@@ -252,7 +342,7 @@ def terminal_table(rows: Sequence[ResultRow], width: int | None = None) -> Table
     Args:
         rows: the rows.
         width: columns of the terminal, None to ask it. Where they do not suffice, traffic in MB is
-            left out first, then the last accuracy, then the time.
+            left out first, then the last score, then the time.
     """
     columns = _fitting_columns(rows, width or shutil.get_terminal_size((80, 24)).columns)
     table = Table(
@@ -306,17 +396,24 @@ def markdown_table(rows: Sequence[ResultRow]) -> str:
 
 def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
     """Return what a reader of the table has to know."""
-    notes = [
+    methods = [row.summary for row in rows]
+    score = shared_score(methods)
+    if score is None:
+        text = "the methods are judged by different ones, so they are not ranked."
+        notes = [Footnote("Score", text)]
+        label, extreme = "score", "best"
+    else:
+        notes, label, extreme = [], score.label, extreme_of(score)
+    notes.append(
         Footnote(
             "Best",
-            "the highest test accuracy of any round. Too optimistic when accuracy goes up and "
+            f"the {extreme} test {label} of any round. Too optimistic when {label} goes up and "
             "down; prefer 'last'.",
         )
-    ]
+    )
     if any(row.marked for row in rows):
         text = "the best mean of the column, and every mean within one pooled standard error of it."
         notes.append(Footnote("Bold", text))
-    methods = [row.summary for row in rows]
     if any(len(method.runs) > 1 for method in methods):
         scored = {method.method: len(method.values("best")) for method in methods}
         counts = [f"{label} {count}" for label, count in scored.items()]
@@ -325,9 +422,10 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
         notes.append(Footnote("±", f"sample standard deviation over seeds ({', '.join(counts)})."))
     target = next((method.target for method in methods if method.target is not None), None)
     if target is not None:
+        goal = "target" if score is None else f"{format_target(target, score)} test {label}"
         notes.append(
             Footnote(
-                f"Rounds to {100 * target:g} % test accuracy",
+                f"Rounds to {goal}",
                 "mean over the seeds that reached it (and how many did, if not all).",
             )
         )

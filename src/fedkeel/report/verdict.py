@@ -1,12 +1,13 @@
 """The conclusion that the results support, in plain sentences.
 
-A method is *clearly* ahead of another if, over at least three seeds each, its worst seed is above
-the other's best. It is ahead *on every seed* if the ranges overlap but it is higher on each seed
-that both ran, at least three of them. Otherwise its lead is smaller than the *spread* between
+A method is *clearly* ahead of another if, over at least three seeds each, its worst seed is better
+than the other's best. It is ahead *on every seed* if the ranges overlap but it is better on each
+seed that both ran, at least three of them. Otherwise its lead is smaller than the *spread* between
 seeds. A clear lead or one on every seed counts as *too few examples* if it is smaller than two
 standard errors of an accuracy on so many test examples, sqrt(p (1 - p) / n), which more seeds on
-the same examples do not reduce. With fewer than three seeds, or with seeds that repeat one run, the
-report states the difference and makes no claim.
+the same examples do not reduce; of other scores the standard error is not known. With fewer than
+three seeds, or with seeds that repeat one run, the report states the difference and makes no claim.
+What is better is the direction of the score. Methods with different scores are not ranked.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkeel.errors import counted
+from fedkeel.records.score import ACCURACY, MetricInfo
 from fedkeel.records.statistics import LAST, Stat, is_tied, paired_difference
 from fedkeel.report.formatting import (
     enumeration,
-    format_accuracy,
+    extreme_of,
+    format_difference,
     format_number,
-    format_percent,
-    format_points,
+    format_score,
     format_stat,
+    format_target,
     quoted,
 )
-from fedkeel.report.summary import MethodSummary, Quantity
+from fedkeel.report.summary import MethodSummary, Quantity, shared_score
 
 MIN_SEEDS = 3
 """Seeds below which the report makes no claim."""
@@ -37,7 +40,7 @@ _EQUAL_COSTS = 0.03
 
 Lead = Literal["clear", "every seed", "within spread", "too few examples", "too few seeds"]
 _UNCERTAIN: tuple[Lead, ...] = ("within spread", "too few examples")
-Status = Literal["clear", "ahead", "close", "none", "few", "single", "empty"]
+Status = Literal["clear", "ahead", "close", "none", "few", "single", "apart", "empty"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Verdict:
     Args:
         status: ``clear`` is ahead of all others, ``ahead`` is ahead of some only seed by seed,
             ``close`` has an uncertain lead over some, ``none`` is no clear winner, ``few`` seeds,
-            ``single`` is one method, ``empty`` is nothing evaluated.
+            ``single`` is one method, ``apart`` is methods with different scores, ``empty`` is
+            nothing evaluated.
         headline: the conclusion.
         details: what qualifies it: the end of the runs, the target, costs, methods left out.
     """
@@ -59,7 +63,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A method that has been evaluated, with its best accuracy over seeds."""
+    """A method that has been evaluated, with its best score over seeds."""
 
     summary: MethodSummary
     best: Stat
@@ -67,6 +71,10 @@ class _Scored:
     @property
     def name(self) -> str:
         return quoted(self.summary.method)
+
+    @property
+    def score(self) -> MetricInfo:
+        return self.summary.score
 
 
 @dataclass(frozen=True)
@@ -78,34 +86,47 @@ class _Rival(_Scored):
 
     @property
     def above(self) -> str:
-        """How far the leader is above it."""
-        if abs(self.gap) < 5e-7:
+        """How far the leader is above it, or below it where lower is better."""
+        if abs(self.gap) < (5e-7 if self.score.unit else 1e-6 * abs(self.best.mean)):
             return f"level with {self.name}"
         is_overlapping = self.lead == "every seed"
         overlap = " (ahead on every seed, although the ranges overlap)" if is_overlapping else ""
-        return f"{format_points(self.gap)} above {self.name}{overlap}"
+        return f"{format_difference(self.gap, self.score)} {_side(self.score)} {self.name}{overlap}"
+
+
+def _side(score: MetricInfo) -> str:
+    """Return where the better of two scores is."""
+    return "above" if score.higher_is_better else "below"
+
+
+def _named(score: MetricInfo) -> str:
+    """Return the name of a score before its value; an accuracy needs none."""
+    return "" if score == ACCURACY else f"{score.label} "
 
 
 def lead_over(leader: MethodSummary, other: MethodSummary) -> Lead:
-    """Return how certain the lead of the method with the higher mean is."""
+    """Return how certain the lead of the method with the better mean is."""
     first, second = leader.stat("best"), other.stat("best")
     if first is None or second is None or min(first.count, second.count) < MIN_SEEDS:
         return "too few seeds"
     if leader.has_identical_runs or other.has_identical_runs:
         return "too few seeds"
-    paired = paired_difference(leader.by_seed("best"), other.by_seed("best"))
-    is_clear = first.min > second.max
+    by_seed = leader.by_seed("best"), other.by_seed("best")
+    if leader.score.higher_is_better:
+        is_clear, paired = first.min > second.max, paired_difference(*by_seed)
+    else:
+        is_clear, paired = first.max < second.min, paired_difference(*reversed(by_seed))
     is_ahead = paired is not None and MIN_SEEDS <= paired.stat.count == paired.ahead
     if not is_clear and not is_ahead:
         return "within spread"
-    if first.mean - second.mean < _sampling_error(leader, first, second):
+    if abs(first.mean - second.mean) < _sampling_error(leader, first, second):
         return "too few examples"
     return "clear" if is_clear else "every seed"
 
 
 def _sampling_error(leader: MethodSummary, first: Stat, second: Stat) -> float:
     """Return two standard errors of the mean accuracy of both, on the leader's test examples."""
-    if leader.test_examples is None:
+    if leader.test_examples is None or leader.score != ACCURACY:
         return 0.0
     share = min(1.0, max(0.0, (first.mean + second.mean) / 2))
     return 2 * math.sqrt(share * (1 - share) / leader.test_examples)
@@ -116,6 +137,8 @@ def verdict(methods: Sequence[MethodSummary]) -> Verdict:
     scored = [_Scored(m, best) for m in methods if (best := m.stat("best")) is not None]
     if not scored:
         return Verdict("empty", "Nothing has been evaluated yet.")
+    if shared_score([method.summary for method in scored]) is None:
+        return Verdict("apart", _different_scores(scored))
     complete = [method for method in scored if not method.summary.unfinished] or scored
     leader, *others = compared = _compared(complete)
     rivals = [
@@ -141,12 +164,20 @@ def verdict(methods: Sequence[MethodSummary]) -> Verdict:
     return Verdict(status, headline, tuple(filter(None, details)))
 
 
+def _different_scores(methods: Sequence[_Scored]) -> str:
+    names: dict[str, list[str]] = {}
+    for method in methods:
+        names.setdefault(method.summary.judged_by, []).append(method.name)
+    scores = "; ".join(f"{enumeration(of_score)} by {score}" for score, of_score in names.items())
+    return f"The methods are judged by different scores, so they are not ranked: {scores}."
+
+
 def _compared(complete: Sequence[_Scored]) -> list[_Scored]:
     """Return the methods that the conclusion is about, the best first.
 
-    If two methods or more have enough seeds, and no other has a higher mean, it is about these.
+    If two methods or more have enough seeds, and no other has a better mean, it is about these.
     """
-    ranked = sorted(complete, key=lambda method: -method.best.mean)
+    ranked = sorted(complete, key=lambda method: -method.score.sign * method.best.mean)
     with_seeds = [method for method in ranked if method.best.count >= MIN_SEEDS]
     return with_seeds if len(with_seeds) > 1 and with_seeds[0] is ranked[0] else ranked
 
@@ -155,8 +186,11 @@ def _headline(
     leader: _Scored, rivals: Sequence[_Rival], reference: _Rival | None
 ) -> tuple[Status, str]:
     so_far = "So far, " if leader.summary.unfinished else ""
-    score = f"{format_accuracy(leader.best)} (best round, {counted(leader.best.count, 'seed')})"
-    reached = f"{so_far}{leader.name} reached {score}"
+    score = leader.score
+    value = format_score(leader.best, score, 1, has_unit=True)
+    lower = "" if score.higher_is_better else "; lower is better"
+    value += f" (best round, {counted(leader.best.count, 'seed')}{lower})"
+    reached = f"{so_far}{leader.name} reached {_named(score)}{value}"
     if reference is None:
         return "single", f"{reached}."
     ahead = f"{reached}, {reference.above}"
@@ -168,7 +202,7 @@ def _headline(
         no_winner = "So far, no clear winner" if so_far else "No clear winner"
         certain = [rival for rival in rivals if rival not in uncertain]
         sentences = [
-            f"{no_winner}: {leader.name} has the highest mean, {score}.",
+            f"{no_winner}: {leader.name} has the {extreme_of(score)} mean{_of(score)}, {value}.",
             *_uncertain_leads(leader, uncertain),
             *(f"It is {rival.above}." for rival in certain[:1]),
         ]
@@ -183,6 +217,10 @@ def _headline(
         of_others = f"although the ranges overlap, of {enumeration(unnamed)}"
         ahead += f". It is also ahead on every seed, {of_others}"
     return ("ahead" if overlapping else "clear"), f"{ahead}."
+
+
+def _of(score: MetricInfo) -> str:
+    return "" if score == ACCURACY else f" {score.label}"
 
 
 def _uncertain_leads(leader: _Scored, rivals: Sequence[_Rival]) -> list[str]:
@@ -233,19 +271,20 @@ def _leader_at_the_end(methods: Sequence[MethodSummary]) -> str:
     ends = [(m, stat) for m in methods if (stat := m.stat("last_mean")) is not None]
     if len(ends) < 2 or ends[0][0] is not methods[0]:
         return ""
-    first, end = max(ends, key=lambda item: item[1].mean)
+    score = methods[0].score
+    first, end = max(ends, key=lambda item: score.sign * item[1].mean)
     leader_end = ends[0][1]
     if first is methods[0] or is_tied(end, leader_end):
         return ""
-    percents = f"{format_percent(end.mean)} % against {format_percent(leader_end.mean)} %"
+    values = [format_score(stat.mean, score, 1, has_unit=True) for stat in (end, leader_end)]
     at_the_end = "At the end (mean of the last ten evaluations)"
-    return f"{at_the_end} {quoted(first.method)} is ahead: {percents}."
+    return f"{at_the_end} {quoted(first.method)} is ahead: {' against '.join(values)}."
 
 
 def _rounds_to_target(leader: _Scored, reference: _Rival | None) -> str:
     if leader.summary.target is None:
         return ""
-    target = f"{100 * leader.summary.target:g} %"
+    target = f"{_named(leader.score)}{format_target(leader.summary.target, leader.score)}"
     rounds = _rounds_needed(leader)
     needed = f"never reached {target}" if rounds is None else f"reached {target} after {rounds}"
     if reference is None:

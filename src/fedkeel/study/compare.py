@@ -104,6 +104,7 @@ def _run_results(result: Result) -> RunResults:
         result.rows,
         result.record.target,
         score=result.record.score,
+        loss=result.record.task.loss,
         model_bytes=result.record.model.bytes,
     )
     folder = "" if result.folder is None else result.folder.name

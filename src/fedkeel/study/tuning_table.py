@@ -8,8 +8,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.records.score import MetricInfo
-from fedkeel.report.formatting import MISSING, format_percent
+from fedkeel.records.score import ACCURACY, MetricInfo
+from fedkeel.records.statistics import Stat
+from fedkeel.report.formatting import MISSING, format_score, score_unit
 from fedkeel.report.tables import Footnote
 from fedkeel.study.tuning_result import TunedMethod
 
@@ -36,8 +37,8 @@ def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = 
         caption_justify="left",
     )
     table.add_column("method", overflow="fold")
-    score = rows[0].score if rows else MetricInfo("score")
-    table.add_column(f"{metrics}\n{score.unit or score.label}", justify="right", no_wrap=True)
+    score = rows[0].score if rows else ACCURACY
+    table.add_column(f"{metrics}\n{score_unit(score)}", justify="right", no_wrap=True)
     table.add_column("measured\non", no_wrap=True)
     table.add_column("chosen", overflow="fold")
     table.add_column("trials", justify="right", no_wrap=True)
@@ -50,9 +51,10 @@ def tuning_table(rows: Sequence[TunedMethod], validation_examples: int | None = 
 
 def cells(row: TunedMethod) -> list[str]:
     """Return the text of a row, column by column."""
-    value = _shown(row.value, row.score)
-    if row.spread is not None:
-        value += f" ± {_shown(row.spread, row.score)}"
+    stat = None
+    if row.value is not None:
+        stat = Stat(row.value, row.spread, row.seeds, row.value, row.value)
+    value = format_score(stat, row.score, decimals=1)
     settings = [f"{key}={_short(v)}" for key, v in row.chosen.items() if key != "method"]
     method = row.chosen.get("method", row.method)
     if method != row.method:
@@ -73,7 +75,7 @@ def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> l
     """Return what a reader of the table has to know."""
     notes = []
     if any(row.on == "test" for row in rows):
-        text = "as in many papers, so these scores are too good."
+        text = f"as in many papers, so these {_too_good(rows[0].score)}."
         notes.append(Footnote("Chosen on the test set", text))
     elif validation_examples is not None:
         text = f"{validation_examples:,} examples held out from the clients' training data."
@@ -96,11 +98,9 @@ def footnotes(rows: Sequence[TunedMethod], validation_examples: int | None) -> l
     return notes
 
 
-def _shown(value: float | None, score: MetricInfo) -> str:
-    """Return a score as a cell shows it: a share in percent, without the sign."""
-    if score.unit or value is None:
-        return format_percent(value)
-    return score.format(value)
+def _too_good(score: MetricInfo) -> str:
+    name = "accuracies" if score == ACCURACY else "scores"
+    return f"{name} are too {'high' if score.higher_is_better else 'low'}"
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""How accuracy is distributed over the clients: a box for each method, and a table."""
+"""How the score is distributed over the clients: a box for each method, and a table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report import palette
 from fedkeel.report.chart_style import Chart, add_method_rows, empty_figure, escaped, rounded
-from fedkeel.report.formatting import format_number
+from fedkeel.report.formatting import capital, format_number
 from fedkeel.report.runs import MethodResults, RunResults
 
 MAX_SINGLE_POINTS = 60
@@ -21,66 +22,72 @@ MAX_SINGLE_POINTS = 60
 
 
 @dataclass(frozen=True)
-class ClientScores:
-    """The accuracy of each client that a run evaluated, as a share, after a round."""
+class RunClientScores:
+    """The score of each client that a run evaluated, after a round."""
 
     round: int
-    accuracies: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class ClientAccuracy:
-    """How accuracy is distributed over the clients of a method.
+class ClientScores:
+    """How the score is distributed over the clients of a method.
 
     Args:
         method: the method.
-        scores: scores of the clients, for each run that evaluated them.
+        score: what is distributed.
+        runs: scores of the clients, for each run that evaluated them.
     """
 
     method: MethodResults
-    scores: tuple[ClientScores, ...]
+    score: MetricInfo
+    runs: tuple[RunClientScores, ...]
 
     @property
-    def accuracies(self) -> list[float]:
-        """The accuracy of every client of every seed, as a share, ascending."""
-        return sorted(value for scores in self.scores for value in scores.accuracies)
+    def values(self) -> list[float]:
+        """The score of every client of every seed, ascending."""
+        return sorted(value for run in self.runs for value in run.values)
 
     @property
     def stat(self) -> Stat | None:
         """Mean and deviation over them."""
-        return Stat.of(self.accuracies)
+        return Stat.of(self.values)
 
     @property
     def worst_tenth(self) -> float:
-        """Mean accuracy of the worst tenth of the clients."""
-        return statistics.fmean(self.accuracies[: self._tenth])
+        """Mean score of the worst tenth of the clients."""
+        return statistics.fmean(self._from_worst[: self._tenth])
 
     @property
     def best_tenth(self) -> float:
-        """Mean accuracy of the best tenth of the clients."""
-        return statistics.fmean(self.accuracies[-self._tenth :])
+        """Mean score of the best tenth of the clients."""
+        return statistics.fmean(self._from_worst[-self._tenth :])
+
+    @property
+    def _from_worst(self) -> list[float]:
+        return sorted(self.values, key=lambda value: self.score.sign * value)
 
     @property
     def _tenth(self) -> int:
-        return max(1, len(self.accuracies) // 10)
+        return max(1, len(self.values) // 10)
 
     @property
     def client_counts(self) -> str:
         """How many clients of a run were evaluated: one number, or the range over runs."""
-        counts = [len(scores.accuracies) for scores in self.scores]
+        counts = [len(run.values) for run in self.runs]
         return "–".join(f"{count:,}" for count in dict.fromkeys((min(counts), max(counts))))
 
     @property
     def rounds(self) -> str:
         """The rounds after which the clients were evaluated."""
-        return ", ".join(map(str, sorted({scores.round for scores in self.scores})))
+        return ", ".join(map(str, sorted({run.round for run in self.runs})))
 
 
-def client_scores(run: RunResults) -> ClientScores | None:
+def run_client_scores(run: RunResults, score: MetricInfo) -> RunClientScores | None:
     """Return the scores of the last round in which clients were evaluated."""
     for row in reversed(run.rows):
         columns = row.per_client
-        values = (columns or {}).get(run.record.score.name)
+        values = (columns or {}).get(score.name)
         if columns and values:
             sizes = columns.get("examples") or [1.0] * len(values)
             pairs = zip(sizes, values, strict=False)
@@ -88,17 +95,19 @@ def client_scores(run: RunResults) -> ClientScores | None:
                 a for size, value in pairs if size and (a := finite_or_none(value)) is not None
             ]
             if known:
-                return ClientScores(row.round, tuple(known))
+                return RunClientScores(row.round, tuple(known))
     return None
 
 
-def client_accuracies(methods: Sequence[MethodResults]) -> list[ClientAccuracy]:
-    """Return the accuracies of each method whose clients were evaluated."""
+def client_scores(methods: Sequence[MethodResults]) -> list[ClientScores]:
+    """Return the first method's score over clients, for each method whose clients have it."""
+    score = methods[0].record.score
     result = []
     for method in methods:
-        scores = tuple(s for run in method.runs if (s := client_scores(run)) is not None)
-        if scores:
-            result.append(ClientAccuracy(method, scores))
+        scores = (run_client_scores(run, score) for run in method.runs)
+        runs = tuple(run for run in scores if run is not None)
+        if runs:
+            result.append(ClientScores(method, score, runs))
     return result
 
 
@@ -119,27 +128,30 @@ def measured_on(methods: Sequence[MethodResults]) -> str:
     return "Some runs measure clients on examples they hold out, others on those they train on."
 
 
-def client_accuracy_chart(clients: Sequence[ClientAccuracy]) -> Chart | None:
+def client_score_chart(clients: Sequence[ClientScores]) -> Chart | None:
     """Return a box over clients for each method, or None where no run has evaluated them."""
     if not clients:
         return None
     figure = empty_figure(70 + 62 * len(clients), hovermode="closest")
     texts = []
-    for place, client_accuracy in enumerate(clients):
-        method = client_accuracy.method
-        values = [100 * accuracy for accuracy in client_accuracy.accuracies]
-        figure.add_traces(_box(method, values, -2.0 * place))
+    score = clients[0].score
+    unit = f" {score.unit}".rstrip()
+    for place, of_method in enumerate(clients):
+        method = of_method.method
+        values = [score.scale * value for value in of_method.values]
+        figure.add_traces(_box(method, values, -2.0 * place, score))
         low, middle, high = map(format_number, (values[0], statistics.median(values), values[-1]))
-        texts.append(f"{method.label}: median {middle} %, from {low} to {high} %")
-    figure.update_xaxes(title_text="accuracy on a client's own examples, %")
+        texts.append(f"{method.label}: median {middle}{unit}, from {low} to {high}{unit}")
+    title = f"{score.label} on a client's own examples"
+    figure.update_xaxes(title_text=", ".join(filter(None, (title, score.unit))))
     add_method_rows(figure, [c.method for c in clients], step=2.0)
-    return Chart(figure, f"Accuracy of single clients. {'; '.join(texts)}.")
+    return Chart(figure, f"{capital(score.label)} of single clients. {'; '.join(texts)}.")
 
 
-def _box(method: MethodResults, values: Sequence[float], y: float) -> list[Any]:
+def _box(method: MethodResults, values: Sequence[float], y: float, score: MetricInfo) -> list[Any]:
     """Return a box with points: all clients if they are few, else those outside the whiskers.
 
-    The values are in percent and ascending.
+    The values are ascending, shares in percent.
     """
     low, first, middle, third, high = (
         rounded(float(value)) for value in np.percentile(values, (5, 25, 50, 75, 95))
@@ -166,6 +178,6 @@ def _box(method: MethodResults, values: Sequence[float], y: float) -> list[Any]:
         y=[y] * len(shown),
         mode="markers",
         marker={"size": 5, "color": palette.method_colour(method.index, 0.55)},
-        hovertemplate="%{x:.1f} %<extra></extra>",
+        hovertemplate="%{x:.1f} %<extra></extra>" if score.unit else "%{x:.4g}<extra></extra>",
     )
     return [box, points]
