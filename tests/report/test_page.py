@@ -106,6 +106,8 @@ def test_a_comparison_has_everything(comparison):
         "score_megabytes",
         "loss_rounds",
         "loss_megabytes",
+        "metric0_rounds",
+        "metric0_megabytes",
         "traffic",
         "seconds",
         "clients",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,15 @@ from fedkeel.records.score import ACCURACY, MetricInfo, TaskRecord
 from fedkeel.records.statistics import Stat
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.client_scores import client_score_chart, client_scores
+from fedkeel.report.columns import all_columns
 from fedkeel.report.formatting import format_score
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.page import render_report
-from fedkeel.report.page_content import common_settings, rounds_to_shares, tiles
+from fedkeel.report.page_content import common_settings, metric_columns, rounds_to_shares, tiles
 from fedkeel.report.runs import load_runs
 from fedkeel.report.sparklines import score_axis
 from fedkeel.report.summary import MethodSummary, shared_score, summarise
-from fedkeel.report.tables import all_columns, markdown_table, result_rows, terminal_table
+from fedkeel.report.tables import markdown_table, result_rows, terminal_table
 from fedkeel.report.verdict import lead_over, verdict
 from fedkeel.study.tuning_result import TunedMethod
 from fedkeel.study.tuning_table import cells, footnotes, tuning_table
@@ -358,3 +360,45 @@ def test_an_axis_of_small_errors():
         "0.000019", "0.000020", "0.000021", "0.000022", "0.000023",
     ]  # fmt: skip
     assert 2 <= axis.position(1.9e-5) < axis.position(2.3e-5) <= 98
+
+
+# ---- further metrics ----------------------------------------------------------------------------
+
+
+def test_all_metrics_at_the_end_are_in_a_table(make, tmp_path):
+    methods = load_runs(regression(make, tmp_path, rounds=4))
+    columns = metric_columns(methods)
+    assert [column.metric.label for column in columns] == ["MAE", "R²", "loss"]
+    last = [run.rows[-1].test["r2"] for run in methods[1].runs]
+    assert columns[1].stats[1] == Stat.of(last)
+    text = render_report(methods)
+    assert "All metrics at the last evaluation" in text
+    assert f"<td>{format_score(Stat.of(last), MetricInfo('r2'))}</td>" in text
+    assert "Higher is better for R², lower for MAE and loss." in text
+
+
+def test_a_metric_that_is_not_defined_or_alone_makes_no_table(make, tmp_path):
+    gone = [
+        replace(row, test=Scores(10, {"mae": 0.5, "r2": float("nan"), "loss": 1.0}))
+        for row in make.rows(rounds=2)
+    ]
+    methods = load_runs([make.save(tmp_path / "a", make.record(task=REGRESSION), gone)])
+    assert [column.metric.name for column in metric_columns(methods)] == ["mae", "loss"]
+    alone = make.record(task=TaskRecord("mse", [LOSS], "loss"))
+    methods = load_runs([make.save(tmp_path / "b", alone, gone)])
+    assert metric_columns(methods) == []
+    untrained = load_runs([make.save(tmp_path / "c", make.record(), make.rows(rounds=0))])
+    assert metric_columns(untrained) == []
+
+
+def test_every_further_metric_has_curves(make, tmp_path):
+    html = render_report(load_runs(regression(make, tmp_path, ["fedavg"], rounds=4)))
+    figures = dict(re.findall(r'id="figure-(\w+_rounds)">(.*?)</script>', html, re.S))
+    assert set(figures) == {"score_rounds", "metric0_rounds", "loss_rounds"}
+    titles = {n: json.loads(f)["layout"]["yaxis"]["title"]["text"] for n, f in figures.items()}
+    assert titles == {
+        "score_rounds": "test MAE",
+        "metric0_rounds": "test R²",
+        "loss_rounds": "test loss",
+    }
+    assert "<summary><h3>R²</h3></summary>" in html

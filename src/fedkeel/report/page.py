@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from fedkeel.errors import RunError
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
-from fedkeel.records.score import LOSS, MetricInfo
+from fedkeel.records.score import LOSS
 from fedkeel.report import page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
@@ -36,7 +36,7 @@ from fedkeel.report.formatting import (
 )
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
-from fedkeel.report.runs import MethodResults, load_runs
+from fedkeel.report.runs import MethodResults, all_metrics, load_runs
 from fedkeel.report.sparklines import score_axis
 from fedkeel.report.summary import shared_score
 from fedkeel.report.tables import footnotes, result_rows, visible_columns
@@ -147,6 +147,11 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         columns=visible_columns(rows, is_page=True),
         footnotes=footnotes(rows),
         charts=charts,
+        further=[
+            (f"metric{place}", metric)
+            for place, metric in enumerate(all_metrics(methods)[1:])
+            if f"metric{place}_rounds" in charts
+        ],
         is_zoomed=curve is not None and curve.figure.layout.yaxis.range is not None,
         clients=clients,
         measured_on=measured_on(methods),
@@ -173,11 +178,13 @@ def _charts(
     """Return the charts by name, without those for which the records hold nothing to draw."""
     targets = (method.summary.target for method in methods)
     target = next((target for target in targets if target is not None), None)
-    score = methods[0].record.score
-    losses = {} if score.name == LOSS else curve_charts(methods, MetricInfo(LOSS, False))
+    score, *others = all_metrics(methods)
+    curves = {"score": curve_charts(methods, score, target)}
+    for place, metric in enumerate(others):
+        name = LOSS if metric.name == LOSS else f"metric{place}"
+        curves[name] = curve_charts(methods, metric)
     charts = {
-        **{f"score_{axis}": c for axis, c in curve_charts(methods, score, target).items()},
-        **{f"loss_{axis}": c for axis, c in losses.items()},
+        **{f"{name}_{axis}": c for name, both in curves.items() for axis, c in both.items()},
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
         "clients": client_score_chart(clients),

@@ -11,10 +11,12 @@ from typing import Any
 
 from fedkeel.errors import counted
 from fedkeel.records.run_record import RunRecord, to_json
+from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat, finite_or_none
 from fedkeel.report.formatting import (
     MISSING,
     Fact,
+    enumeration,
     format_bytes,
     format_duration,
     format_number,
@@ -26,7 +28,7 @@ from fedkeel.report.formatting import (
     join_values,
     without_folders,
 )
-from fedkeel.report.runs import MethodResults, RunResults, main_settings
+from fedkeel.report.runs import MethodResults, RunResults, all_metrics, main_settings
 from fedkeel.report.sparklines import sparkline
 from fedkeel.report.summary import Quantity, rounds_to, shared_score
 
@@ -69,6 +71,14 @@ class SourceRow:
 
     source: str
     scores: tuple[Stat | None, ...]
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """The value of a metric at the last evaluation, for each method."""
+
+    metric: MetricInfo
+    stats: tuple[Stat | None, ...]
 
 
 def page_title(methods: Sequence[MethodResults]) -> str:
@@ -287,6 +297,36 @@ def rounds_to_shares(methods: Sequence[MethodResults]) -> list[list[Stat | None]
         ]
         for method in methods
     ]
+
+
+def metric_columns(methods: Sequence[MethodResults]) -> list[MetricColumn]:
+    """Return all metrics at the last evaluation of the trained models, by method.
+
+    Nothing where there is no metric but the score, which has its own columns, or no evaluation.
+    """
+    last = [
+        [next((r.test for r in reversed(run.rows) if r.test and r.round), None) for run in m.runs]
+        for m in methods
+    ]
+    columns = []
+    for metric in all_metrics(methods):
+        values = [[finite_or_none(t[metric.name]) if t else None for t in tests] for tests in last]
+        columns.append(MetricColumn(metric, tuple(Stat.of(of_method) for of_method in values)))
+    known = [column for column in columns if any(column.stats)]
+    return known if len(known) > 1 else []
+
+
+def directions(metrics: Sequence[MetricInfo]) -> str:
+    """Return a sentence on which values of some metrics are better.
+
+    >>> directions([MetricInfo("mae", False), MetricInfo("r2")])
+    'Higher is better for R², lower for MAE.'
+    """
+    high = [metric.label for metric in metrics if metric.higher_is_better]
+    low = [metric.label for metric in metrics if not metric.higher_is_better]
+    if not high or not low:
+        return f"{'Higher' if high else 'Lower'} is better."
+    return f"Higher is better for {enumeration(high, 9)}, lower for {enumeration(low, 9)}."
 
 
 def source_rows(methods: Sequence[MethodResults]) -> list[SourceRow]:

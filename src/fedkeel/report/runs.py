@@ -13,6 +13,7 @@ from fedkeel.records.folder import RunFolder
 from fedkeel.records.histogram import Histogram
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, to_json
+from fedkeel.records.score import MetricInfo
 from fedkeel.report.formatting import format_setting
 from fedkeel.report.summary import MethodSummary, RunSummary, summarise
 
@@ -154,6 +155,16 @@ def main_settings(record: RunRecord) -> dict[str, str]:
         "score": record.score.label,
         "metrics": ", ".join(metric.label for metric in record.task.metrics),
     }
+
+
+def all_metrics(methods: Sequence[MethodResults]) -> list[MetricInfo]:
+    """Return the metrics that any run has measured, the first method's score first."""
+    score = methods[0].record.score
+    metrics = {score.name: score}
+    for method in methods:
+        for metric in method.record.task.metrics:
+            metrics.setdefault(metric.name, metric)
+    return list(metrics.values())
 
 
 def distinguishing_facts(record: RunRecord) -> dict[str, str]:

@@ -25,10 +25,11 @@ from fedkeel.records.comparison import INDEX, runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.alerts import differences, problems
+from fedkeel.report.columns import ResultRow
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
-from fedkeel.report.tables import ResultRow, markdown_table, result_rows
+from fedkeel.report.tables import markdown_table, result_rows
 from fedkeel.runner.callbacks import Callback
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.progress import ProgressDisplay, run_name
