@@ -23,8 +23,9 @@ from fedkeel.method.server_round import raw_weights
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree
 
-Split = Literal["test", "clients"]
-"""What is evaluated: the test set, or each client's own examples, one client after the other."""
+Split = Literal["test", "clients", "pictures"]
+"""What is evaluated: the test set; each client's own examples, one client after the other; or the
+test set as a whole with the counts for the pictures of a report in place of the metrics."""
 
 SMALL = 100
 """Examples in one forward pass of convolutions on a processor: what lies between two layers then

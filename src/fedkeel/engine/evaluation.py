@@ -16,7 +16,7 @@ from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
 from fedkeel.records.rows import Scores
 from fedkeel.rng import seed_torch, torch_seed
-from fedkeel.task.metrics.metric_set import Measured
+from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree
 
 
@@ -63,12 +63,19 @@ class SplitExamples:
 def split_examples(setup: TrainingSetup, split: Split) -> SplitExamples:
     """Return the examples of a split."""
     federation, test = setup.federation, setup.test
+    if split == "pictures" and test.counts is None:
+        return SplitExamples(test, None, 1)
     if split == "test" or test.counts is not None:  # that counts what clients hold out
         return SplitExamples(test, None, len(test.sources), test.source, None, test.counts)
     data, count = federation.data, len(federation)
     if federation.holdout_rows is None or federation.holdout_offsets is None:
         return SplitExamples(data, federation.rows, count, None, federation.offsets)
     return SplitExamples(data, federation.holdout_rows, count, None, federation.holdout_offsets)
+
+
+def metrics_of(setup: TrainingSetup, split: Split) -> MetricSet:
+    """Return what is measured of a split."""
+    return setup.metrics.of_pictures() if split == "pictures" else setup.metrics
 
 
 def count_examples(setup: TrainingSetup, split: Split) -> int:
@@ -136,8 +143,9 @@ def evaluate_shard(
         index = torch.from_numpy(examples.rows[shard])
         x, y = rows_of(examples.data.x, index), rows_of(examples.data.y, index)
     with torch.random.fork_rng(devices=[]):
-        seed_torch(torch_seed(setup.seed, f"evaluation.{split}", client=start))
-        return setup.metrics.measure(
+        of_split = "test" if split == "pictures" else split  # the same draws for a model that draws
+        seed_torch(torch_seed(setup.seed, f"evaluation.{of_split}", client=start))
+        return metrics_of(setup, split).measure(
             setup.training.network, params, buffers, x, y, torch.from_numpy(group), len(groups)
         )
 
@@ -145,13 +153,13 @@ def evaluate_shard(
 def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Measured:
     """Return what is measured of the examples of a split, shard by shard in this process."""
     starts = range(0, len(split_examples(setup, split)), setup.shard)
-    return joined(setup, [evaluate_shard(setup, params, buffers, split, start) for start in starts])
+    shards = [evaluate_shard(setup, params, buffers, split, start) for start in starts]
+    return joined(metrics_of(setup, split), shards)
 
 
-def joined(setup: TrainingSetup, shards: Iterable[Measured]) -> Measured:
+def joined(metrics: MetricSet, shards: Iterable[Measured]) -> Measured:
     """Return the measurements of all shards, in their order."""
     parts = list(shards)
-    metrics = setup.metrics
     if not parts:
         return Measured(
             torch.zeros(0, metrics.state_size, dtype=torch.float64),
@@ -202,8 +210,13 @@ def sums_of(states: Tensor, group: Tensor, groups: int) -> Tensor:
     return total.index_add_(0, group, states)
 
 
+def sums_by_client(setup: TrainingSetup, measured: Measured) -> Tensor:
+    """Return [C, S] the states of each client, of an evaluation of the clients."""
+    group = torch.from_numpy(cut_into_shards(setup, "clients").group)
+    return sums_of(measured.states, group, len(setup.federation))
+
+
 def node_states(setup: TrainingSetup, measured: Measured) -> Tensor:
     """Return [C, S] what a node sends of the evaluation of its clients."""
-    group = torch.from_numpy(cut_into_shards(setup, "clients").group)
-    states = sums_of(measured.states, group, len(setup.federation))
+    states = sums_by_client(setup, measured)
     return setup.metrics.node_states(states, scores_by_group(setup, "clients", measured))

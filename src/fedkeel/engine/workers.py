@@ -16,11 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
-from fedkeel.engine.evaluation import cut_into_shards, evaluate_shard, most_states
+from fedkeel.engine.evaluation import cut_into_shards, evaluate_shard, metrics_of, most_states
 from fedkeel.engine.message_state import message_from_state, message_state
 from fedkeel.engine.process.affinity import current_core, free_core, woken_on_core
 from fedkeel.engine.process.forking import (
@@ -71,7 +72,11 @@ class _Shared:
     round_buffers: RoundBuffers
     states: Buffers
     kept: Buffers
+    pictures: Buffers
     trainer: Trainer
+
+    def states_of(self, split: Split) -> Tensor:
+        return (self.pictures if split == "pictures" else self.states).tensors["rows"]
 
 
 class Workers(KeepsClientStates):
@@ -113,6 +118,11 @@ class Workers(KeepsClientStates):
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
             states=_table(rows, setup.metrics.state_size, allocate),
             kept=_table(kept, setup.metrics.kept_size, allocate),
+            pictures=_table(
+                len(cut_into_shards(setup, "pictures").group),
+                setup.metrics.of_pictures().state_size,
+                allocate,
+            ),
             trainer=trainer or SequentialTrainer(setup),
         )
         self.clients = self._shared.round_buffers.clients
@@ -157,9 +167,9 @@ class Workers(KeepsClientStates):
         self._shared.message.write(message)
         shards = cut_into_shards(setup, split)
         self._work(evaluation_items(shards, split, len(self._workers)))
-        kept = shards.examples if setup.metrics.kept_size else 0
+        kept = shards.examples if metrics_of(setup, split).kept_size else 0
         return Measured(
-            self._shared.states.tensors["rows"][: len(shards.group)].clone(),
+            self._shared.states_of(split)[: len(shards.group)].clone(),
             self._shared.kept.tensors["rows"][:kept].clone(),
         )
 
@@ -274,8 +284,8 @@ def _do(shared: _Shared, item: WorkItem) -> None:
     shards = cut_into_shards(setup, item.split)
     for start in item.starts:
         measured = evaluate_shard(setup, received.params, buffers, item.split, start)
-        shared.states.tensors["rows"][shards.rows(start)] = measured.states
-        if setup.metrics.kept_size:
+        shared.states_of(item.split)[shards.rows(start)] = measured.states
+        if metrics_of(setup, item.split).kept_size:
             rows = slice(start, start + len(measured.kept))
             shared.kept.tensors["rows"][rows] = measured.kept
 

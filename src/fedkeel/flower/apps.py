@@ -44,7 +44,9 @@ def client_app(file: Path | str, mods: Sequence[Mod] = ()) -> ClientApp:
     def handle(message: Message, context: Context) -> Message:
         return answer(lambda: read_experiment(file, context), message, context)
 
-    for register in (app.query("describe"), app.train(), app.train("survey"), app.evaluate()):
+    for register in (app.query("describe"), app.train(), app.train("survey")):
+        register(handle)
+    for register in (app.evaluate(), app.evaluate("pictures")):
         register(handle)
     return app
 

@@ -28,7 +28,8 @@ from fedkeel.task.network import Network
 from fedkeel.tree import walk
 from fedkeel.version import __version__
 
-TRAIN, SURVEY, EVALUATE, DESCRIBE = "train", "train.survey", "evaluate", "query.describe"
+TRAIN, SURVEY, DESCRIBE = "train", "train.survey", "query.describe"
+EVALUATE, PICTURES = "evaluate", "evaluate.pictures"
 """Message types of Flower, with their actions."""
 
 OK, RESTARTED, LOST = "ok", "restarted", "lost"

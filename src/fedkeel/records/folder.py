@@ -6,6 +6,9 @@
       rounds.jsonl    one row a round
       histogram.safetensors  examples by client and class, where they are many: for each pair that
                       occurs its `client`, `label` and `count`; `shape` is [clients, classes]
+      pictures.safetensors  counts of what the last model answers on the test set, for the report:
+                      `confusion` by true and predicted class; `probabilities` by bin and truth;
+                      `quantities` by bin of the true and the predicted value, in their `range`
       model.safetensors  the trained model, once the run is finished: the module's whole state dict
       model-best.safetensors  the model of the best round, which run.json names
       checkpoint/     round-00000120/: arrays.safetensors and state.json, written aside and
@@ -27,11 +30,11 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -50,6 +53,7 @@ from fedkeel.records.files import (
 )
 from fedkeel.records.histogram import HISTOGRAM, Histogram
 from fedkeel.records.lock import FolderLock, locked
+from fedkeel.records.pictures import PICTURES, Pictures
 from fedkeel.records.row_file import ROWS, RowFile
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import FORMAT, RunRecord, to_json
@@ -60,12 +64,14 @@ MODEL = "model.safetensors"
 BEST_MODEL = "model-best.safetensors"
 """File in a run folder with the model of the round that run.json names as `best_model`."""
 
-_OUTPUTS = (ROWS, HISTOGRAM, "checkpoint", "state", "report.html")
+_OUTPUTS = (ROWS, HISTOGRAM, PICTURES, "checkpoint", "state", "report.html")
 """What a run writes beside run.json and config.toml before it is finished."""
 
 _RECORD_CHANGED = "run.json has changed since it was written"
 
 _START_AGAIN = "take it from a copy, or delete {} to run again from the start"
+
+_Read = TypeVar("_Read")
 
 ANOTHER = "choose another folder (--out; out=... in Python and in 'flwr run -c')"
 """What to do where a folder cannot be used."""
@@ -426,11 +432,26 @@ class RunFolder:
         Raises:
             RunError: it is damaged.
         """
-        file = self.path / HISTOGRAM
+        return self._read_arrays(HISTOGRAM, Histogram.of_arrays)
+
+    def save_pictures(self, pictures: Pictures) -> str:
+        """Write the counts for the pictures of a report, and return their digest."""
+        return self.save_model(pictures.arrays(), PICTURES)
+
+    def pictures(self) -> Pictures | None:
+        """Read the counts for the pictures of a report, or None where there are none.
+
+        Raises:
+            RunError: they are damaged.
+        """
+        return self._read_arrays(PICTURES, Pictures.of_arrays)
+
+    def _read_arrays(self, name: str, read: Callable[[dict[str, Any]], _Read]) -> _Read | None:
+        file = self.path / name
         if not file.exists():
             return None
         try:
-            return Histogram.of_arrays(load_file(file))
+            return read(load_file(file))
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise RunError(
                 f"{file} cannot be read.", got=error, do="delete it: it is for the report alone"

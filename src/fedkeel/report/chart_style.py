@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,14 @@ def escaped(label: object) -> str:
     '&lt;b&gt;x&lt;/b&gt;'
     """
     return html.escape(str(label), quote=False)
+
+
+def category_names(names: Sequence[object], count: int) -> list[str]:
+    """Return names as a category axis takes them: short, escaped, unique; numbers without names."""
+    known = names if len(names) == count else range(count)
+    labels = [escaped(shortened(str(name), 18)) for name in known]
+    repeated = {label for label, n in Counter(labels).items() if n > 1}
+    return [f"{label} ({i})" if label in repeated else label for i, label in enumerate(labels)]
 
 
 def empty_figure(height: int, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's own values

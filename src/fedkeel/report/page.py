@@ -36,6 +36,7 @@ from fedkeel.report.formatting import (
 )
 from fedkeel.report.learning_curves import curve_charts
 from fedkeel.report.partition_chart import PartitionSummary, partition_summary
+from fedkeel.report.prediction_charts import has_numbers, prediction_charts
 from fedkeel.report.runs import MethodResults, all_metrics, load_runs
 from fedkeel.report.sparklines import score_axis
 from fedkeel.report.summary import shared_score
@@ -152,6 +153,8 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
             for place, metric in enumerate(all_metrics(methods)[1:])
             if f"metric{place}_rounds" in charts
         ],
+        predicted_methods=[m.index for m in methods if f"predictions{m.index}" in charts],
+        has_classes=any(has_numbers(method) for method in methods),
         is_zoomed=curve is not None and curve.figure.layout.yaxis.range is not None,
         clients=clients,
         measured_on=measured_on(methods),
@@ -185,6 +188,7 @@ def _charts(
         curves[name] = curve_charts(methods, metric)
     charts = {
         **{f"{name}_{axis}": c for name, both in curves.items() for axis, c in both.items()},
+        **prediction_charts(methods),
         "traffic": traffic_chart(methods),
         "seconds": time_chart(methods),
         "clients": client_score_chart(clients),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +15,11 @@ from fedkeel.report import palette
 from fedkeel.report.chart_style import (
     Chart,
     LegendItem,
+    category_names,
     empty_figure,
-    escaped,
     evenly_spaced,
 )
-from fedkeel.report.formatting import Fact, format_percent, shortened
+from fedkeel.report.formatting import Fact, format_percent
 
 MAX_CLIENTS = 600
 MAX_CLASSES = 120
@@ -70,8 +68,8 @@ def _chart(record: RunRecord, histogram: NDArray[np.int32]) -> Chart:
     shown = [order[i] for i in evenly_spaced(len(order), MAX_CLIENTS)]
     classes = _shown_classes(histogram)
     sizes = histogram.sum(axis=1)
-    client_names = _category_names(record.partition.names, len(histogram))
-    class_names = _category_names(record.data.label_names, histogram.shape[1])
+    client_names = category_names(record.partition.names, len(histogram))
+    class_names = category_names(record.data.label_names, histogram.shape[1])
     x, y = [client_names[k] for k in shown], [class_names[c] for c in classes]
     counts = histogram[np.ix_(shown, classes)]
     shares = (counts / np.maximum(sizes[shown], 1)[:, None]).T.round(3)  # [Y, C]
@@ -191,11 +189,3 @@ def _shown_classes(histogram: NDArray[np.int32]) -> list[int]:
     """Return the most frequent classes, in their order."""
     by_frequency = np.argsort(-histogram.sum(axis=0), kind="stable")
     return sorted(int(number) for number in by_frequency[:MAX_CLASSES])
-
-
-def _category_names(names: Sequence[object], count: int) -> list[str]:
-    """Return names as a category axis takes them: short, escaped, unique; numbers without names."""
-    known = names if len(names) == count else range(count)
-    labels = [escaped(shortened(str(name), 18)) for name in known]
-    repeated = {label for label, n in Counter(labels).items() if n > 1}
-    return [f"{label} ({i})" if label in repeated else label for i, label in enumerate(labels)]

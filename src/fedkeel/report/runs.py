@@ -11,6 +11,7 @@ from typing import Any
 from fedkeel.errors import RunError, counted
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.histogram import Histogram
+from fedkeel.records.pictures import Pictures
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, to_json
 from fedkeel.records.score import MetricInfo
@@ -36,6 +37,7 @@ class RunResults:
         settings: the settings that decide numbers, by dotted key; none of a run in memory.
         changes: what is not as the run has left it in its folder, one sentence each.
         histogram: of the partition, where it has a file of its own.
+        pictures: counts of what its last model answers, where it has any.
     """
 
     folder: str
@@ -47,6 +49,7 @@ class RunResults:
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     histogram: Histogram | None = None
+    pictures: Pictures | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -195,10 +198,12 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
     name = folder.path.resolve().name
     path = name if folder.path.is_absolute() else folder.path.as_posix()
     changes = folder.changes(record, rows)
+    histogram, pictures = None, None
     try:
         histogram = folder.histogram()
+        pictures = folder.pictures()
     except RunError as error:  # the page does without its chart
-        histogram, changes = None, [*changes, error.what]
+        changes = [*changes, error.what]
     return RunResults(
         folder=name,
         record=record,
@@ -209,6 +214,7 @@ def _read(folder: RunFolder, target: float | None) -> RunResults:
         settings=folder.deciding(),
         changes=tuple(changes),
         histogram=histogram,
+        pictures=pictures,
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import Engine, Split, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
 from fedkeel.method.round_values import Server
+from fedkeel.records.pictures import BINS, CONFUSION, PROBABILITIES, QUANTITIES, Pictures
 from fedkeel.records.rows import RoundRecord
 from fedkeel.task.metrics.metric_set import Measured
 
@@ -27,6 +31,30 @@ def with_test_scores(
         return row
     scores = scores_by_group(setup, "test", measured)
     return replace(row, sources=dict(zip(setup.test.sources, scores, strict=True)))
+
+
+def measure_pictures(engine: Engine, setup: TrainingSetup, server: Server) -> Pictures | None:
+    """Return the counts for the pictures of a report, None where the task has none."""
+    metrics = setup.metrics.of_pictures()
+    if not metrics.summed:
+        return None
+    states = _measure(engine, setup, server, "pictures").states
+    counts = states[~states.isnan().any(dim=1)].sum(dim=0).long().numpy()
+    tables = dict(zip(metrics.order, np.split(counts, np.cumsum(metrics.sizes)[:-1]), strict=True))
+    classes = setup.federation.data.classes
+    shapes = {CONFUSION: (classes, classes), PROBABILITIES: (-1, 2), QUANTITIES: (BINS, BINS)}
+    shaped = {name: table.reshape(shapes[name]) for name, table in tables.items()}
+    low, high = 0.0, 0.0
+    if QUANTITIES in shaped:
+        targets = only_tensor(setup.federation.data.y, "a picture")
+        low, high = float(targets.min()), float(targets.max())
+    return Pictures(
+        confusion=shaped.get(CONFUSION),
+        probabilities=shaped.get(PROBABILITIES),
+        quantities=shaped.get(QUANTITIES),
+        low=low,
+        high=high,
+    )
 
 
 def with_client_scores(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedkeel.records.folder import BEST_MODEL, MODEL, RunFolder
+from fedkeel.records.pictures import PICTURES, Pictures
 from fedkeel.records.row_file import ROWS
 from fedkeel.records.run_record import BestModel, RunRecord, Status
 from fedkeel.runner.result import Result
@@ -33,8 +34,13 @@ def ended(
     return replace(record, status=status, message=message, engine=engine, best_model=best)
 
 
-def finish(result: Result, folder: RunFolder | None) -> Result:
+def finish(result: Result, folder: RunFolder | None, pictures: Pictures | None = None) -> Result:
     """Write how a run ended; a finished one leaves its models and no more client state.
+
+    Args:
+        result: the result.
+        folder: the run folder, None of a run in memory.
+        pictures: counts of what the last model answers.
 
     Returns:
         The result with its record as it was written.
@@ -47,6 +53,8 @@ def finish(result: Result, folder: RunFolder | None) -> Result:
     record = result.record
     if record.status == "finished":
         digests = {ROWS: folder.complete_rows(), **folder.histogram_digest()}
+        if pictures is not None:
+            digests[PICTURES] = folder.save_pictures(pictures)
         for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
             if module is not None:
                 arrays = {key: tensor.numpy() for key, tensor in module.items()}

@@ -31,7 +31,7 @@ from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInf
 from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
 from fedkeel.runner.engines import make, state_folder
-from fedkeel.runner.evaluate import with_client_scores, with_test_scores
+from fedkeel.runner.evaluate import measure_pictures, with_client_scores, with_test_scores
 from fedkeel.runner.finish import ended, finish
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
@@ -258,7 +258,10 @@ class Run:
         with suppress(RunError) if lenient else ExitStack():
             if self._checkpoints is not None and self._rows and self._is_recorded:
                 self._checkpoints.save(server)
-            result = finish(result, self._folder)
+            pictures = None
+            if status == "finished" and engine is not None and self._folder is not None:
+                pictures = measure_pictures(engine, self._setup, server)
+            result = finish(result, self._folder, pictures)
             self._record = result.record
         self._callbacks.on_run_end(result)
         return result

@@ -22,6 +22,7 @@ from fedkeel.task.first_pass import find_reset, new_parameters
 from fedkeel.task.losses import OF_QUANTITIES, Loss, cross_entropy, make_loss
 from fedkeel.task.metrics.base import TaskInfo
 from fedkeel.task.metrics.metric_set import MetricSet, make_metric_set
+from fedkeel.task.metrics.pictures import picture_metrics
 from fedkeel.task.metrics.registry import MetricLike
 from fedkeel.task.network import Network
 from fedkeel.task.output_check import check_loss, check_output
@@ -164,7 +165,8 @@ class Task:
         info = TaskInfo(
             tuple(scores.shape[1:]), target if isinstance(target, tuple) else (), classes
         )
-        return make_metric_set(network, self.metrics, self.score, info, pair.x, pair.y)
+        metrics = make_metric_set(network, self.metrics, self.score, info, pair.x, pair.y)
+        return replace(metrics, pictures=picture_metrics(info, network.task_loss, data.y))
 
     @staticmethod
     def _make(model: Callable[[], nn.Module], seed: int) -> nn.Module:

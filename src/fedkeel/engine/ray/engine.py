@@ -20,7 +20,7 @@ import torch
 from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
-from fedkeel.engine.evaluation import cut_into_shards, joined
+from fedkeel.engine.evaluation import cut_into_shards, joined, metrics_of
 from fedkeel.engine.message_state import message_state
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import (
@@ -150,7 +150,7 @@ class Ray(KeepsClientStates):
         shards = cut_into_shards(self._setup, split)
         items = evaluation_items(shards, split, self._worker_count)
         self._work(items, self._put_message(*names), evaluated=evaluated)
-        return joined(self._setup, [evaluated[start] for start in shards.starts])
+        return joined(metrics_of(self._setup, split), [evaluated[start] for start in shards.starts])
 
     def __enter__(self) -> Ray:
         return self

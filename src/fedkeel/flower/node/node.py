@@ -17,7 +17,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.scaling import Moments, Scale
 from fedkeel.data.values import Values, only_tensor
 from fedkeel.engine.base import ClientJob, TrainingSetup
-from fedkeel.engine.evaluation import evaluate, node_states, split_examples
+from fedkeel.engine.evaluation import evaluate, node_states, split_examples, sums_by_client
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
 from fedkeel.engine.prepared import Prepared
@@ -33,6 +33,7 @@ from fedkeel.flower.protocol import (
     EVALUATE,
     LOST,
     OK,
+    PICTURES,
     RESTARTED,
     SURVEY,
     TRAIN,
@@ -98,7 +99,7 @@ class Node:
         """Return the reply to a message of Flower.
 
         Args:
-            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE` or `DESCRIBE`.
+            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PICTURES` or `DESCRIBE`.
             content: what it holds.
 
         Raises:
@@ -107,6 +108,7 @@ class Node:
         if kind == DESCRIBE:
             return self.describe()
         handlers = {TRAIN: self.train, SURVEY: self.survey, EVALUATE: self.evaluate}
+        handlers[PICTURES] = self.count_answers
         return handlers[kind](content)
 
     def train(self, content: RecordDict) -> RecordDict:
@@ -213,6 +215,24 @@ class Node:
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
             records[of_client(SCORES, client)] = MetricRecord({STATES: states[client].tolist()})
+        return records
+
+    def count_answers(self, content: RecordDict) -> RecordDict:
+        """Return the counts for the pictures of a report of the clients of a request.
+
+        Raises:
+            WireError: it is no request of this run, or not for this node.
+        """
+        request, message = self._read(content, self.specs.evaluation)
+        setup = self.prepared.setup
+        setup = replace(setup, metrics=setup.metrics.of_pictures())
+        buffers = message.buffers or setup.training.network.buffers
+        with use_numerics(setup.precision):
+            measured = evaluate(setup, message.params, buffers, "clients")
+        counts = sums_by_client(setup, measured)
+        records = RecordDict({HEADER: request.record()})
+        for client in request.client_ids:
+            records[of_client(SCORES, client)] = MetricRecord({STATES: counts[client].tolist()})
         return records
 
     def describe(self) -> RecordDict:

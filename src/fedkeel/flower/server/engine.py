@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fedkeel.cost.memory import estimate_run
+from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate, split_examples
@@ -30,6 +31,7 @@ from fedkeel.flower.protocol import (
     EVALUATE,
     LOST,
     OK,
+    PICTURES,
     RESTARTED,
     SURVEY,
     TRAIN,
@@ -51,6 +53,7 @@ from fedkeel.flower.server.replies import (
     ReceivedReplies,
     ReplyReader,
     missing_answer,
+    read_counts,
     read_states,
 )
 from fedkeel.flower.server.traffic import EVALUATION, SURVEY_STAGE, TrafficRecord
@@ -163,7 +166,7 @@ class NodeClients(KeepsClientStates):
         }
         model: dict[str, State] = {"params": dict(message.params), "buffers": dict(message.buffers)}
         for _ in contents:
-            self._traffic.add_sent(EVALUATION if kind == EVALUATE else "model", model)
+            self._traffic.add_sent(EVALUATION if kind in (EVALUATE, PICTURES) else "model", model)
             for part, state in message.broadcast.items():
                 self._traffic.add_sent(part, {part: state})
         started = time.monotonic()
@@ -412,7 +415,11 @@ class NodeClients(KeepsClientStates):
         if self._descriptions is None:
             with use_numerics(self._setup.precision):
                 return evaluate(self._setup, params, buffers, split)
-        examples, metrics = split_examples(self._setup, split), self._setup.metrics.on_nodes()
+        is_picture = split == "pictures"
+        kind, metrics = EVALUATE, self._setup.metrics.on_nodes()
+        if is_picture:
+            kind, metrics = PICTURES, self._setup.metrics.of_pictures()
+        examples = split_examples(self._setup, split)
         clients = examples.groups()
         counts = cast(Ints, examples.counts)  # see `placeholder`: it has numbers of examples alone
         states = torch.full((len(clients), metrics.state_size), math.nan, dtype=torch.float64)
@@ -422,13 +429,17 @@ class NodeClients(KeepsClientStates):
         message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self.clients.jobs(clients)}
         replied: set[int] = set()
-        for reply, request in self._ask(EVALUATE, message, jobs, replied, EVALUATION):
+        for reply, request in self._ask(kind, message, jobs, replied, EVALUATION):
             try:
                 content = reply.checked()
                 for client in request.client_ids:
                     row = int(np.searchsorted(clients, client))
                     count = int(counts[row])
-                    states[row], losses[row] = read_states(content, client, count, metrics)
+                    if is_picture:
+                        most = count * only_tensor(examples.data.y, "a picture")[0].numel()
+                        states[row] = read_counts(content, client, most, metrics)
+                    else:
+                        states[row], losses[row] = read_states(content, client, count, metrics)
                     replied.add(client)
             except WireError as error:
                 failed = set(request.client_ids) - replied

@@ -180,6 +180,26 @@ def read_states(
     return states, scores[LOSS]
 
 
+def read_counts(content: RecordDict, client: int, most: int, metrics: MetricSet) -> Tensor:
+    """Return [S] a client's counts for the pictures of a report.
+
+    Args:
+        content: the reply of its node.
+        client: which client.
+        most: the number of its targets.
+        metrics: the pictures.
+
+    Raises:
+        WireError: there are no counts, or they cannot be those of so many targets.
+    """
+    values = lists(content, of_client(SCORES, client), {STATES: metrics.state_size})[STATES]
+    counts = torch.tensor(values, dtype=torch.float64)
+    sums = [part.sum() for part in torch.split(counts, list(metrics.sizes))]
+    if not all(0 <= total <= most for total in sums) or not (counts == counts.floor().abs()).all():
+        raise WireError("The counts of predictions are none of so many examples.", got=most)
+    return counts
+
+
 def missing_answer(specs: Mapping[str, TensorSpec]) -> ByPart:
     """Return the answer of a client that has given none to a survey: NaN everywhere."""
     answer = {k: torch.full(spec.shape, math.nan, dtype=spec.dtype) for k, spec in specs.items()}

@@ -77,7 +77,7 @@ def _table(info: TaskInfo) -> int:
     return max(info.outputs, info.classes)
 
 
-def _confusion_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
+def confusion_cells(output: Outputs, y: Tensor, classes: int) -> Tensor:
     """Return [B, ...] true class * classes + predicted class, -1 where a place does not count."""
     predictions, truth = classes_of(output, y), y.to(torch.int64)
     cells = truth * classes + predictions.clamp(min=0)
@@ -99,7 +99,7 @@ def confusion(info: TaskInfo, name: str = "confusion") -> CountMetric:
         matrix = _matrix(counts)
         return divided(matrix.diagonal(dim1=1, dim2=2).sum(dim=1), matrix.sum(dim=(1, 2)))
 
-    return CountMetric(name, classes**2, partial(_confusion_cells, classes=classes), share)
+    return CountMetric(name, classes**2, partial(confusion_cells, classes=classes), share)
 
 
 def balanced_accuracy(info: TaskInfo) -> CountMetric:
@@ -187,7 +187,7 @@ def _recall(counts: Tensor, label: int) -> Tensor:
 def _of_confusion(info: TaskInfo, name: str, finish: Finish) -> CountMetric:
     info.need_classes(name)
     classes = _table(info)
-    cells = partial(_confusion_cells, classes=classes)
+    cells = partial(confusion_cells, classes=classes)
     return CountMetric(name, classes**2, cells, finish)
 
 
@@ -260,13 +260,15 @@ def _of_probabilities(info: TaskInfo, name: str, bins: int, finish: Finish) -> C
     binary = info.outputs == 2 and not info.target
     labels = 1 if binary else info.scores[0]
 
-    def cells(output: Outputs, y: Tensor) -> Tensor:
-        shares, truth = probabilities(output, y)
-        bin = (shares * bins).long().clamp(0, bins - 1)
-        label = torch.arange(shares.shape[1], device=y.device)
-        return torch.where(shares.isnan(), -1, (label * bins + bin) * 2 + truth.long())
+    return CountMetric(name, labels * bins * 2, partial(probability_cells, bins=bins), finish)
 
-    return CountMetric(name, labels * bins * 2, cells, finish)
+
+def probability_cells(output: Outputs, y: Tensor, bins: int) -> Tensor:
+    """Return [B, L] (label * bins + bin of its probability) * 2 + whether it is of the truth."""
+    shares, truth = probabilities(output, y)
+    bin = (shares * bins).long().clamp(0, bins - 1)
+    label = torch.arange(shares.shape[1], device=y.device)
+    return torch.where(shares.isnan(), -1, (label * bins + bin) * 2 + truth.long())
 
 
 def _curve(table: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,15 @@ from fedkeel.reached_values import describe_value
 from fedkeel.records.rows import Scores
 from fedkeel.records.score import LOSS, MetricInfo
 from fedkeel.task.losses import Loss
-from fedkeel.task.metrics.base import Metric, PooledMetric, SumMetric, TaskInfo, Unit, sum_by_group
+from fedkeel.task.metrics.base import (
+    CountMetric,
+    Metric,
+    PooledMetric,
+    SumMetric,
+    TaskInfo,
+    Unit,
+    sum_by_group,
+)
 from fedkeel.task.metrics.registry import MetricLike, default_metrics, make_metric
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, Target, scores_of
@@ -69,6 +77,7 @@ class MetricSet:
         order: names in the order in which they are shown.
         code: a text of the user's own functions among them.
         unseen: where values are in reach of these that could not be read.
+        pictures: counts for the pictures of a report, which are measured when a run ends.
     """
 
     summed: tuple[Metric, ...]
@@ -79,6 +88,7 @@ class MetricSet:
     order: tuple[str, ...]
     code: str = ""
     unseen: tuple[str, ...] = ()
+    pictures: tuple[CountMetric, ...] = ()
 
     @property
     def score(self) -> MetricInfo:
@@ -109,6 +119,12 @@ class MetricSet:
             MetricInfo(name, metrics[name].higher_is_better, metrics[name].unit)
             for name in self.order
         ]
+
+    def of_pictures(self) -> MetricSet:
+        """Return the counts for the pictures of a report as metrics of their own."""
+        sizes = tuple(metric.size for metric in self.pictures)
+        names = tuple(metric.name for metric in self.pictures)
+        return MetricSet(self.pictures, (), sizes, (), "", names)
 
     def on_nodes(self) -> MetricSet:
         """Return the metrics as a server knows them whose nodes measure: only sums reach it.

@@ -1,0 +1,243 @@
+"""What the last models predict: confusion matrices, ROC curves, and predicted against true values.
+
+The counts of a method's seeds are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from fedkeel.records.pictures import BINS, Pictures
+from fedkeel.report import palette
+from fedkeel.report.chart_style import (
+    Chart,
+    LegendItem,
+    category_names,
+    empty_figure,
+    escaped,
+    evenly_spaced,
+    rounded,
+)
+from fedkeel.report.formatting import format_number, format_percent
+from fedkeel.report.runs import MethodResults
+
+MAX_NUMBERED_CLASSES = 12
+"""Classes up to which the shares stand in the cells of a confusion matrix."""
+
+_MAX_TICKS = 25
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+def prediction_charts(methods: Sequence[MethodResults]) -> dict[str, Chart]:
+    """Return the charts by name: ``roc`` of all methods, ``predictions0`` and so on of each one."""
+    charts = {"roc": roc_chart(methods)}
+    for method in methods:
+        chart = confusion_chart(method) or quantity_chart(method)
+        charts[f"predictions{method.index}"] = chart
+    return {name: chart for name, chart in charts.items() if chart is not None}
+
+
+def _pictures(method: MethodResults) -> list[Pictures]:
+    return [run.pictures for run in method.runs if run.pictures is not None]
+
+
+def _total(
+    method: MethodResults, name: Literal["confusion", "probabilities", "quantities"]
+) -> _Ints | None:
+    """Return counts added up over seeds, None where no run has any."""
+    tables = [table for p in _pictures(method) if (table := getattr(p, name)) is not None]
+    alike = [table for table in tables if table.shape == tables[0].shape]
+    total: _Ints | None = np.sum(alike, axis=0) if alike and np.sum(alike) > 0 else None
+    return total
+
+
+# ---- classes ------------------------------------------------------------------------------------
+
+
+def has_numbers(method: MethodResults) -> bool:
+    """Return whether its confusion matrix has numbers in its cells."""
+    counts = _total(method, "confusion")
+    return counts is not None and len(counts) <= MAX_NUMBERED_CLASSES
+
+
+def confusion_chart(method: MethodResults) -> Chart | None:
+    """Return the share of each true class that is predicted as each class."""
+    counts = _total(method, "confusion")
+    if counts is None:
+        return None
+    classes = len(counts)
+    sizes = counts.sum(axis=1)
+    shares = counts / np.maximum(sizes, 1)[:, None]
+    names = category_names(method.record.data.label_names, classes)
+    is_numbered = has_numbers(method)
+    tone = palette.HEAT[0]
+    ink = palette.rgba(palette.INK[0])
+    figure = empty_figure(150 + max(230, min(470, 30 * classes)), hovermode="closest")
+    figure.add_heatmap(
+        z=shares.round(4).tolist(),
+        customdata=[
+            [[names[i], names[j], int(counts[i, j])] for j in range(classes)]
+            for i in range(classes)
+        ],
+        text=[[f"{100 * share:.0f}" if share else "" for share in row] for row in shares],
+        texttemplate="%{text}" if is_numbered else "",
+        textfont={"color": ink, "size": 12},
+        hovertemplate="true %{customdata[0]}, predicted %{customdata[1]}: %{customdata[2]:,}, "
+        "%{z:.1%}<extra></extra>",
+        # half of the tone leaves the numbers readable on a light and on a dark page
+        colorscale=[[0, palette.rgba(tone, 0)], [1, palette.rgba(tone, 0.5 if is_numbered else 1)]],
+        zmin=0,
+        zmax=1,
+        showscale=False,
+        xgap=1,
+        ygap=1,
+    )
+    step = 1 if classes <= _MAX_TICKS else 5
+    ticks = {
+        "tickvals": list(range(0, classes, step)),
+        "ticktext": names[::step],
+        "showgrid": False,
+        "constrain": "domain",
+        "ticks": "",
+        "showline": False,
+    }
+    figure.update_xaxes(title_text="predicted class", **ticks)
+    figure.update_yaxes(
+        title_text="true class", autorange="reversed", scaleanchor="x", scaleratio=1, **ticks
+    )
+    scale = LegendItem("share of a true class, 0 to 100 %", *palette.HEAT, is_scale=True)
+    return Chart(
+        figure, _confusion_text(method, counts, shares, names), () if is_numbered else (scale,)
+    )
+
+
+def _confusion_text(
+    method: MethodResults, counts: _Ints, shares: _Floats, names: Sequence[str]
+) -> str:
+    occurring = counts.sum(axis=1) > 0
+    recall = format_percent(float(shares.diagonal()[occurring].mean()))
+    text = f"Confusion matrix of {method.label}: of a class {recall} % are recognised on average."
+    wrong = shares - np.diag(shares.diagonal())
+    true, predicted = divmod(int(wrong.argmax()), len(wrong))
+    if wrong[true, predicted] > 0:
+        share = format_percent(float(wrong[true, predicted]))
+        text += f" Most often wrong: {share} % of {names[true]} are taken for {names[predicted]}."
+    return text
+
+
+# ---- probabilities of two classes ---------------------------------------------------------------
+
+
+def roc_chart(methods: Sequence[MethodResults]) -> Chart | None:
+    """Return the receiver operating characteristic of each method; None without two classes."""
+    figure = empty_figure(380, hovermode="closest")
+    muted = palette.rgba(palette.MUTED[0])
+    figure.add_scatter(
+        x=[0, 100],
+        y=[0, 100],
+        mode="lines",
+        line={"color": muted, "width": 1, "dash": "dot"},
+        hoverinfo="skip",
+    )
+    texts, legend = [], []
+    for method in methods:
+        counts = _total(method, "probabilities")
+        if counts is None or not counts.sum(axis=0).all():
+            continue
+        false_alarms, hits = roc_curve(counts)
+        area = float(np.sum(np.diff(false_alarms) * (hits[1:] + hits[:-1]) / 2))
+        figure.add_trace(_roc_line(method, false_alarms, hits))
+        text = f"{method.label}: AUROC {format_percent(area)} %"
+        texts.append(text)
+        light, dark = palette.METHODS[method.index % len(palette.METHODS)]
+        legend.append(LegendItem(text, light, dark))
+    if not texts:
+        return None
+    figure.update_xaxes(
+        title_text="false positive rate, %", range=[-1, 101], showgrid=True, constrain="domain"
+    )
+    figure.update_yaxes(title_text="true positive rate, %", range=[-1, 101])
+    return Chart(figure, f"ROC curves of the last models. {'; '.join(texts)}.", tuple(legend))
+
+
+def roc_curve(counts: _Ints) -> tuple[_Floats, _Floats]:
+    """Return false positive and true positive rates by falling threshold, 0 first.
+
+    Args:
+        counts: [B, 2] negatives and positives by bin of their probability, of both some.
+    """
+    filled = counts[counts.sum(axis=1) > 0]
+    below = np.concatenate([np.zeros((1, 2)), np.cumsum(filled[::-1], axis=0)])
+    rates = below / below[-1]
+    return rates[:, 0], rates[:, 1]
+
+
+def _roc_line(method: MethodResults, false_alarms: _Floats, hits: _Floats) -> go.Scatter:
+    shown = evenly_spaced(len(hits))
+    return go.Scatter(
+        x=[rounded(100 * float(false_alarms[i])) for i in shown],
+        y=[rounded(100 * float(hits[i])) for i in shown],
+        mode="lines",
+        name=escaped(method.label),
+        line={
+            "color": palette.method_colour(method.index),
+            "width": 2.25,
+            "dash": palette.line_style(method.index),
+        },
+        hovertemplate="%{y:.1f} % found at %{x:.1f} % false positives"
+        "<extra>%{fullData.name}</extra>",
+    )
+
+
+# ---- quantities ---------------------------------------------------------------------------------
+
+
+def quantity_chart(method: MethodResults) -> Chart | None:
+    """Return how often each predicted value occurs with each true one."""
+    counts = _total(method, "quantities")
+    if counts is None:
+        return None
+    first = next(p for p in _pictures(method) if p.quantities is not None)
+    low, high = first.low, first.high
+    width = (high - low) / BINS
+    centres = [rounded(low + (i + 0.5) * width) for i in range(BINS)]
+    tone = palette.HEAT[0]
+    figure = empty_figure(380, hovermode="closest")
+    figure.add_heatmap(
+        x=centres,
+        y=centres,
+        z=np.sqrt(counts.T).round(3).tolist(),  # few examples are seen beside many
+        customdata=counts.T.tolist(),
+        hovertemplate="true %{x:.4g}, predicted %{y:.4g}: %{customdata:,}<extra></extra>",
+        colorscale=[[0, palette.rgba(tone, 0)], [1, palette.rgba(tone)]],
+        zmin=0,
+        showscale=False,
+    )
+    figure.add_scatter(
+        x=[rounded(low), rounded(high)],
+        y=[rounded(low), rounded(high)],
+        mode="lines",
+        line={"color": palette.rgba(palette.MUTED[0]), "width": 1, "dash": "dot"},
+        hoverinfo="skip",
+    )
+    edges: dict[str, Any] = {"range": [rounded(low), rounded(high)], "constrain": "domain"}
+    figure.update_xaxes(title_text="true value", **edges)
+    figure.update_yaxes(title_text="predicted value", showgrid=False, **edges)
+    bins = np.arange(BINS)
+    near = int(counts[abs(bins[:, None] - bins) <= 1].sum())
+    share = format_percent(near / int(counts.sum()), 0)
+    text = (
+        f"Predicted against true values of {method.label}, from {format_number(low)} to "
+        f"{format_number(high)}, in {BINS} bins: {share} % lie in the bin of the true value or "
+        "beside it."
+    )
+    most = f"{int(counts.max()):,}"
+    scale = LegendItem(f"examples in a cell, 0 to {most}", *palette.HEAT, is_scale=True)
+    return Chart(figure, text, (scale,))
