@@ -409,3 +409,11 @@ def test_a_loss_may_be_a_mean_and_no_sum() -> None:
         assert network(plain, loss=lambda scores, y, f=factor: f * scores.abs().sum()).names
     text = refusal(plain, loss=nn.CrossEntropyLoss(reduction="sum"))
     assert "The loss is a sum over the batch" in text
+
+
+def test_a_likelihood_that_doubles_once_is_no_sum() -> None:
+    """Cox's of equal scores is log 2 of two at risk, and log 4 of four."""
+    times = dataset(torch.ones(4, 3), [[1.0, 1.0], [2.0, 0.0]] * 2)
+    zeros = nn.Linear(3, 1)
+    nn.init.zeros_(zeros.weight)
+    assert network(zeros, loss="cox", data=times).names

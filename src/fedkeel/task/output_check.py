@@ -186,11 +186,14 @@ def check_loss(network: Network, output: Outputs, y: Values) -> None:
             do="return the losses before their mean, e.g. with reduction='none'",
         )
     if losses.ndim == 0 and bool(losses.isfinite() and losses != 0):
-        with torch.no_grad():
-            doubled = network.task_losses(
-                map_output(lambda tensor: torch.cat([tensor, tensor]), output), joined([y, y])
-            )
-        if torch.allclose(doubled, 2 * losses):
+
+        def loss_of_copies(count: int) -> Tensor:
+            copies = map_output(lambda tensor: torch.cat([tensor] * count), output)
+            with torch.no_grad():
+                return network.task_losses(copies, joined([y] * count))
+
+        # twice alone may be Cox's loss, too: log 4 of four at risk, and log 2 of two
+        if all(torch.allclose(loss_of_copies(n), n * losses) for n in (2, 3)):
             raise ModelError(
                 "The loss is a sum over the batch.",
                 got="twice the number for twice the same examples",
