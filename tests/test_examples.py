@@ -1,0 +1,91 @@
+"""The worked examples of tasks, each on small data in the layout of its publisher."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def voice(patient: int, day: int) -> dict[str, Any]:
+    """A recording in the columns of the publisher, in whose order the later days come first."""
+    random = np.random.default_rng([patient, day])
+    severity = 20 + 5 * np.sin(patient + 0.2 * day)
+    measures = {f"Shimmer:{i}": severity * i + random.normal() for i in range(1, 17)}
+    about = {"subject#": patient, "age": 60 + patient, "sex": patient % 2, "test_time": day / 2}
+    return {**about, "motor_UPDRS": severity, "total_UPDRS": severity + 8, **measures}
+
+
+def test_parkinsons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [voice(patient, day) for patient in (1, 2, 3) for day in range(20, 0, -1)]
+    write_rows(tmp_path / "parkinsons_updrs.data", rows)
+    module = example("parkinsons")
+    table = module.read(tmp_path)
+    for early, late in zip(*module.split(table), strict=True):
+        assert (len(early), len(late)) == (14, 6)
+        assert table["test_time"][early].max() < table["test_time"][late].min()
+        assert len(set(table["subject#"][[*early, *late]])) == 1
+    errors = module.main([str(tmp_path), "--quick"])
+    early, late = (np.concatenate(rows) for rows in module.split(table))
+    y = table["motor_UPDRS"]
+    plain = np.abs(y[late] - y[early].mean()).mean()
+    assert errors["mean of all training scores"] == [pytest.approx(plain)]
+    assert errors["pooled data"][0] < 0.9 * plain
+    assert errors["scaffold"][0] < plain
+    assert f"| mean of all training scores | {plain:.2f} ± 0.00 |" in capsys.readouterr().out
+
+
+def patient(*number: int) -> tuple[dict[str, Any], float, int]:
+    """What both tables tell of a patient, her days until the event, and whether it was seen."""
+    random = np.random.default_rng(number)
+    nodes = int(random.integers(0, 20))
+    days = float(random.exponential(2000 / (1 + nodes))) + 1
+    known = {"pid": 0, "age": 40 + number[-1] % 30, "meno": 0, "grade": 2 + number[-1] % 2}
+    return {**known, "nodes": nodes, "pgr": 10, "er": 20, "hormon": 0}, days, int(days < 3000)
+
+
+def test_survival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = [], []
+    for number in range(200):
+        known, days, seen = patient(number)
+        outcome = {"rtime": days, "recur": seen, "dtime": days + 1, "death": 0}
+        first.append({**known, "size": ("<=20", "20-50", ">50")[number % 3], **outcome})
+        known, days, seen = patient(1, number)
+        second.append({**known, "size": 10 + number % 60, "rfstime": days, "status": seen})
+    write_rows(tmp_path / "rotterdam.csv", first)
+    write_rows(tmp_path / "gbsg.csv", second)
+    module = example("survival")
+    (x, y), (x2, y2) = module.rotterdam(tmp_path), module.gbsg(tmp_path)
+    assert (x.shape, y.shape, x2.shape, y2.shape) == ((200, 9), (200, 2)) * 2
+    assert x[:3, 2:4].tolist() == [[0, 0], [1, 0], [1, 1]]  # the bands
+    assert x2[[10, 11, 41], 2:4].tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert y[0].tolist() == [first[0]["rtime"] / 365.25, first[0]["recur"]]
+    scores = module.main([str(tmp_path), "--quick"])
+    assert set(scores) >= {"Rotterdam alone", "Germany alone", "pooled data", "fedavg", "scaffold"}
+    for of_hospital in scores.values():
+        assert of_hospital.keys() == {"Rotterdam", "Germany"}
+        assert all(value[0] > 0.6 for value in of_hospital.values())
+    assert "| fedavg | 0." in capsys.readouterr().out
