@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--quick", action="store_true", help="two rounds and one seed")
     parser.add_argument("--out", type=Path, help="folder of the runs, which can be continued")
     given = parser.parse_args(arguments)
-    rounds, seeds = (2, 1) if given.quick else (100, 3)
+    rounds, seeds = (2, 1) if given.quick else (60, 3)
 
     table = read(given.folder)
     train, test = split(table)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
 
     options = {
         "task": fk.Task(lambda: Net(x.shape[1], mean), loss="huber", metrics=["mae", "r2"]),
-        "local": fk.Local(lr=0.02, epochs=3, batch_size=16),
+        "local": fk.Local(lr=0.05, epochs=3, batch_size=32),
         "rounds": rounds,
         "evaluation": fk.Evaluation(every=10),
     }

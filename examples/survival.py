@@ -121,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, list[flo
                 test=by_hospital(test),
                 rounds=rounds,
                 local=fk.Local(lr=0.1, epochs=2, batch_size=256),  # the loss compares in a batch
+                weights="examples",
                 seed=seed,
                 out=given.out and given.out / f"{name}-{seed}",
             )

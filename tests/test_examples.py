@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -89,3 +90,40 @@ def test_survival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert of_hospital.keys() == {"Rotterdam", "Germany"}
         assert all(value[0] > 0.6 for value in of_hospital.values())
     assert "| fedavg | 0." in capsys.readouterr().out
+
+
+def test_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"fluorescence_256": (150, 140), "histology_320": (128, 160)}
+    rows = []
+    for name in ("images", "labels"):
+        (tmp_path / name).mkdir()
+    for domain, (width, height) in sizes.items():
+        for number in range(7):
+            random = np.random.default_rng([width, number])
+            labels = np.zeros((height, width), dtype=np.uint16)
+            row, column = random.integers(30, 60, size=2)
+            labels[row : row + 40, column : column + 30] = 300 + number  # more than a byte holds
+            image = np.where(labels > 0, 200, 40).astype(np.uint8)
+            if domain == "histology_320":
+                image = np.stack([255 - image, 200 - image // 2, 255 - image], axis=2)
+            key = f"{domain}-{number}"
+            Image.fromarray(image).save(tmp_path / "images" / f"{key}.png")
+            Image.fromarray(labels).save(tmp_path / "labels" / f"{key}.png")
+            rows.append({"image_id": key, "domain": domain, "width": width, "height": height})
+    write_rows(tmp_path / "domains.csv", rows)
+    module = example("segmentation")
+    for x, y in module.read(tmp_path).values():
+        assert (x.shape, y.shape) == ((7, 3, 64, 64), (7, 64, 64))
+        is_bright = x[:, 0] > 0
+        assert (y == is_bright).all() or (y == ~is_bright).all()
+        assert y.sum(axis=(1, 2)).tolist() == [20 * 15] * 7
+    count = sum(p.numel() for p in module.UNet().parameters())
+    assert f"{count:,} numbers" in module.UNet.__doc__
+    scores = module.main([str(tmp_path), "--quick"])
+    alone = {f"{domain} alone" for domain in sizes}
+    assert scores.keys() == {*alone, "pooled data", "fedavg", "scaffold"}
+    for of_domain in scores.values():
+        assert of_domain.keys() == sizes.keys()
+        assert all(0 <= value <= 1 for values in of_domain.values() for value in values)
+    assert scores["fedavg"] == scores["scaffold"]  # its corrections begin at 0
+    assert "| Dice | fluorescence_256 | histology_320 |" in capsys.readouterr().out
