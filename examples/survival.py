@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, list[flo
     parser.add_argument("--quick", action="store_true", help="two rounds and one seed")
     parser.add_argument("--out", type=Path, help="folder of the runs, which can be continued")
     given = parser.parse_args(arguments)
-    rounds, seeds = (2, 1) if given.quick else (30, 5)
+    rounds, seeds = (2, 1) if given.quick else (60, 5)
 
     hospitals = {"Rotterdam": rotterdam(given.folder), "Germany": gbsg(given.folder)}
     scores: dict[str, dict[str, list[float]]] = {}
@@ -120,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, list[flo
                 clients=fk.from_clients(clients),
                 test=by_hospital(test),
                 rounds=rounds,
-                local=fk.Local(lr=0.1, epochs=2, batch_size=256),  # the loss compares in a batch
+                local=fk.Local(lr=0.03, epochs=2, batch_size=256),  # the loss compares in a batch
+                evaluation=fk.Evaluation(every=20),
                 weights="examples",
                 seed=seed,
                 out=given.out and given.out / f"{name}-{seed}",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -127,3 +128,29 @@ def test_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert all(0 <= value <= 1 for values in of_domain.values() for value in values)
     assert scores["fedavg"] == scores["scaffold"]  # its corrections begin at 0
     assert "| Dice | fluorescence_256 | histology_320 |" in capsys.readouterr().out
+
+
+def test_shakespeare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["To be, or not to be, that is the question:\n" * 3] * 20
+    blocks = [f"{role}:\n{line}" for line in lines for role in ("HAMLET", "First Citizen")]
+    blocks += ["GHOST:\nList, list, O, list!", "ALL:"]  # too short for a client, and no speech
+    (tmp_path / "input.txt").write_text("\n\n".join(blocks), encoding="ascii")
+    module = example("shakespeare")
+    texts = module.read(tmp_path)
+    assert [*texts] == ["HAMLET", "First Citizen"]
+    alphabet = "".join(sorted(set(texts["HAMLET"])))
+    x, y = module.examples(texts["HAMLET"], alphabet)
+    assert x.shape == y.shape == ((len(texts["HAMLET"]) - 1) // 64, 64)
+    assert (x[:, 1:] == y[:, :-1]).all()
+    assert "".join(alphabet[code] for code in x[0]) == texts["HAMLET"][:64]
+    # of a and b in turn the next is known, but for the pairs that are counted once more
+    pairs = np.array([[0, 1, 0, 1]]), np.array([[1, 0, 1, 0]])
+    assert module.perplexity_of_pairs(pairs, pairs, 2) == pytest.approx(4 / 3)
+    model = module.Transformer(5)
+    text = torch.arange(5)[None]
+    before = model(text)[:, :4]
+    text[0, 4] = 0
+    assert torch.equal(model(text)[:, :4], before)  # no place sees what comes later
+    scores = module.main([str(tmp_path), "--quick"])
+    assert 1 < scores["pairs of characters"][0] < scores["fedavg"][0] < len(alphabet)
+    assert f"| fedavg | {scores['fedavg'][0]:.2f} ± 0.00 |" in capsys.readouterr().out
