@@ -88,7 +88,9 @@ class EngineRule:
         The package's own models and methods are known to be compiled. Others are tried.
         """
         requested = prepared.settings.engine
-        self._first, self._count = self._first or prepared, self._count + 1
+        if self._first is None or self._first.pooled is not None:  # that has a single client
+            self._first = prepared
+        self._count += 1
         if requested.kind not in ("auto", "vectorized"):
             return
         self._work = self._work or run_work(prepared)

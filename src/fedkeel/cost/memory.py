@@ -101,8 +101,8 @@ def estimate_run(prepared: Prepared) -> Estimate:
     # each client's row, its row of the last checkpoint if that differs, and rows being written
     rows = min(2 * population.clients + cohort, cohort * rounds)
     return Estimate(
-        down=down,
-        up=up,
+        down={} if prepared.is_baseline else down,
+        up={} if prepared.is_baseline else up,
         client_state=_bytes(spec, "client_state/"),
         clients=min(population.clients, cohort * rounds),
         table=_bytes(prepared.table, ""),

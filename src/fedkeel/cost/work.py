@@ -59,13 +59,14 @@ class Work:
 def run_work(prepared: Prepared) -> Work:
     """Return the work of a run; clients count as if they had equally many examples."""
     setup, settings = prepared.setup, prepared.settings
-    size = max(len(setup.federation.data) // len(setup.federation), 1)
+    clients = len(prepared.clients)
+    size = max(len(setup.federation.data) // clients, 1)
     batch = max(batches.batch_sizes(settings.local, size))
     return Work(
         steps=batches.count_steps(settings.local, size),
         batch=batch,
         multiply_adds=batch * gradient_multiply_adds(setup),
-        cohort=max(prepared.population.per_round, 1),
+        cohort=max(settings.cohort.size(clients), 1),
         rounds=settings.rounds,
     )
 

@@ -445,6 +445,31 @@ class Federation:
         )
         return flat.reshape(len(self), self.data.classes).astype(np.int64)
 
+    def in_one_place(self) -> Federation:
+        """Return a federation of one client, which has the examples of all."""
+        offsets = self.holdout_offsets
+        return replace(
+            self,
+            offsets=self.offsets[[0, -1]],
+            names=(),
+            holdout_offsets=None if offsets is None else offsets[[0, -1]],
+        )
+
+    def only(self, k: int) -> Federation:
+        """Return a federation of client `k` alone."""
+        rows, offsets = self.holdout_rows, self.holdout_offsets
+        if rows is not None and offsets is not None:
+            rows = rows[offsets[k] : offsets[k + 1]]
+            offsets = np.array([0, len(rows)])
+        return replace(
+            self,
+            rows=self.client(k),
+            offsets=np.array([0, self.sizes[k]]),
+            names=self.names[k : k + 1],
+            holdout_rows=rows,
+            holdout_offsets=offsets,
+        )
+
     def hold_out(self, fraction: float, seed: int) -> Federation:
         """Return the federation with a share of each client's rows kept aside for evaluation.
 

@@ -174,6 +174,9 @@ class Engine(Protocol):
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""
 
+    def client_state(self, client: int) -> ByPart | None:
+        """Return what a client keeps, by part, for reading; None where there is nothing here."""
+
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Make the new state of the clients `keep` count, after the server's round."""
 

@@ -15,7 +15,7 @@ from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
 from fedkeel.engine.store.record import RowCodec
 from fedkeel.errors import RunError
-from fedkeel.method.context import Ints
+from fedkeel.method.context import ByPart, Ints
 from fedkeel.records.folder import ANOTHER
 
 CLIENTS_PREFIX = "clients/"
@@ -114,6 +114,10 @@ class KeepsClientStates:
     def done(self, clients: Ints) -> Ints:
         """Return [K] local steps that clients have made in earlier rounds."""
         return self.clients.steps_done(clients)
+
+    def client_state(self, client: int) -> ByPart | None:
+        """Return what a client keeps, by part, for reading; None where there is nothing here."""
+        return self.clients.store.read_state(client)
 
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Make the new state of the clients `keep` count."""

@@ -16,7 +16,9 @@ from fedkeel.method.context import Population
 from fedkeel.method.local_loop import LocalTraining
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
+from fedkeel.records.baselines import BASELINES
 from fedkeel.task.task import Task
+from fedkeel.tree import Tree
 
 Place = Literal["memory", "disk"]
 """Where the clients' state lives."""
@@ -58,6 +60,8 @@ class Prepared:
         state: where client state lives.
         unseen: where values of the user's code are that could not be read in full, so that the
             run is never taken for an earlier one.
+        pooled: the clients whose examples the run trains on in one place; None where each client
+            trains on its own.
     """
 
     settings: config.Run
@@ -69,6 +73,28 @@ class Prepared:
     key: str = ""
     state: Place = "memory"
     unseen: tuple[str, ...] = ()
+    pooled: Federation | None = None
+
+    @property
+    def clients(self) -> Federation:
+        """The clients as the data are divided, whoever trains on them."""
+        return self.setup.federation if self.pooled is None else self.pooled
+
+    @property
+    def cohort(self) -> config.Cohort:
+        """Who takes part in a round: everybody where all examples are in one place."""
+        return self.settings.cohort if self.pooled is None else config.Cohort()
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the run is a baseline, which sends nothing."""
+        return self.settings.method in BASELINES
+
+    def state_dict(self, server: Server) -> Tree:
+        """Return the state dict of the run's model; empty where each client has its own."""
+        if self.setup.training.keeps_model:
+            return {}
+        return self.setup.training.network.state_dict(server.params, server.buffers)
 
     @property
     def plan(self) -> Plan:

@@ -23,6 +23,7 @@ from fedkeel.method.compose import Plan, compose
 from fedkeel.method.index import ALIASES, installed_methods
 from fedkeel.method.part import Capability, Part
 from fedkeel.method.registry import REGISTRY, Recipe, find_recipe
+from fedkeel.records.baselines import BASELINES
 from fedkeel.user_code import one_line, where_raised
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -190,6 +191,14 @@ def _similar_methods(name: str) -> str:
 
 def _kinds(term: Term, expression: str) -> tuple[dict[str, type[Part]], Recipe]:
     """Return the classes of a term's parts by short name, and the recipe they are from."""
+    if term.name in BASELINES:
+        raise CompositionError(
+            f"'{term.name}' is a baseline, not a method.",
+            got=expression,
+            why="it is run or compared as it is, on one machine: it cannot be combined, searched "
+            "for, or run on nodes",
+            do=f"give '{term.name}' to `fedkeel run` or `fedkeel compare` by itself",
+        )
     recipe = find_recipe(term.name)
     if recipe is None:
         raise CompositionError(

@@ -32,11 +32,9 @@ from fedkeel.method.round_values import Reply
 from fedkeel.task.network import Autograd, Batch, Network
 from fedkeel.tree import State, Tree
 
-BUFFERS = "buffers"
-"""Name of the buffers in a client's state, where they stay local."""
-
-OPTIMISER = "optimiser"
-"""Name of the local optimiser's state in a client's state, where it is kept."""
+BUFFERS, MODEL, OPTIMISER = "buffers", "model", "optimiser"
+"""Names in a client's state of the buffers, the model and the local optimiser, where a client goes
+on from its own."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class LocalTraining:
         buffers: what happens to the model's buffers.
         autograd: how gradients are taken.
         rounds: T, of the run.
+        keeps_model: whether each client goes on from its own model; its update is then 0.
     """
 
     plan: Plan
@@ -58,6 +57,7 @@ class LocalTraining:
     buffers: Buffers = "refuse"
     autograd: Autograd = "eager"
     rounds: int = 1
+    keeps_model: bool = False
 
     @property
     def optimiser(self) -> LocalOptimiser:
@@ -71,7 +71,8 @@ class LocalTraining:
     @property
     def stateful(self) -> bool:
         """Whether clients keep anything from round to round."""
-        return bool(self.plan.client_states) or self.buffers == "local" or self.local.keep_state
+        keeps_own = self.buffers == "local" or self.keeps_model or self.local.keep_state
+        return bool(self.plan.client_states) or keeps_own
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,12 @@ def client_start(
         examples: returns the distinct examples of the round, where those are not all; called only
             where a part prepares them.
     """
-    plan, start = training.plan, message.params
+    plan = training.plan
     client_state, buffers = start_client_state(training, message, client_state)
+    start = message.params
+    if training.keeps_model:
+        start = tree.tensors(part_state(client_state, MODEL))
+    optimiser = dict(part_state(client_state, OPTIMISER))
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or all_examples)()
@@ -151,7 +156,7 @@ def client_start(
     return client, LocalState(
         params=tree.clone(start) if training.network.traits.writes_parameters else start,
         buffers=tree.clone(buffers),
-        optimiser=part_state(client_state, OPTIMISER) or training.optimiser.init(start),
+        optimiser=optimiser or training.optimiser.init(start),
         carry=start_carry(plan, start, client_state),
         loss=next(iter(start.values())).new_zeros(()),
     )
@@ -169,8 +174,10 @@ def start_client_state(
         }
         if training.buffers == "local":
             client_state[BUFFERS] = dict(tree.clone(buffers))
-        if training.local.keep_state:
-            client_state[OPTIMISER] = training.optimiser.init(message.params)
+        if training.keeps_model:
+            client_state[MODEL] = dict(tree.clone(message.params))
+        if training.local.keep_state and (state := training.optimiser.init(message.params)):
+            client_state[OPTIMISER] = state
     if training.buffers == "local":
         buffers = tree.tensors(part_state(client_state, BUFFERS))
     return client_state, buffers
@@ -283,7 +290,10 @@ def client_finish(
             part=part,
         )
 
-    update = tree.sub(local.params, client.start)
+    if training.keeps_model:
+        update = {name: torch.zeros_like(value) for name, value in client.start.items()}
+    else:
+        update = tree.sub(local.params, client.start)
     for part in plan.update_transforms:
         update = call(part.transform_update, update, view(part.name))
         update = check_tree(part, update, client.start)
@@ -298,8 +308,10 @@ def client_finish(
     }
     if training.buffers == "local":
         client_state[BUFFERS] = dict(local.buffers)
-    if training.local.keep_state:
-        client_state[OPTIMISER] = local.optimiser
+    if training.keeps_model:
+        client_state[MODEL] = dict(local.params)
+    if training.local.keep_state and local.optimiser:
+        client_state[OPTIMISER] = dict(local.optimiser)
     buffers = local.buffers if training.buffers == "average" else {}
     uploads: ByPart = {}
     for sender in plan.uploads:
@@ -314,7 +326,11 @@ def client_finish(
         client_state=client_state,
         loss=local.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
         finite=all_finite(
-            {"update": dict(update), "buffers": dict(buffers), "uploads": dict(uploads)}
+            {
+                "update": dict(local.params if training.keeps_model else update),
+                "buffers": dict(buffers),
+                "uploads": dict(uploads),
+            }
         ),
         diagnostics=round.diagnostics,
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedkeel.data.values import only_tensor
 from fedkeel.engine.base import Engine, Split, TrainingSetup
-from fedkeel.engine.evaluation import scores_by_group
+from fedkeel.engine.evaluation import evaluate, scores_by_group
+from fedkeel.engine.prepared import Prepared
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.round_values import Server
 from fedkeel.records.pictures import BINS, CONFUSION, PROBABILITIES, QUANTITIES, Pictures
-from fedkeel.records.rows import RoundRecord
+from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.task.metrics.metric_set import Measured
+from fedkeel.tree import Tree
 
 
 def with_test_scores(
@@ -58,17 +62,35 @@ def measure_pictures(engine: Engine, setup: TrainingSetup, server: Server) -> Pi
 
 
 def with_client_scores(
-    row: RoundRecord, engine: Engine, setup: TrainingSetup, server: Server
+    row: RoundRecord, engine: Engine, prepared: Prepared, server: Server
 ) -> RoundRecord:
     """Return the row with the scores on each client's own examples, as columns [C].
 
     A client without examples to measure on has 0 of them, and None for its scores.
     """
-    scores = scores_by_group(setup, "clients", _measure(engine, setup, server, "clients"))
+    setup = prepared.setup
+    if prepared.pooled is None:
+        scores = scores_by_group(setup, "clients", _measure(engine, setup, server, "clients"))
+    else:  # the engine knows no clients
+        setup = replace(setup, federation=prepared.pooled)
+        buffers = server.buffers or setup.training.network.buffers
+        scores = scores_of_clients(setup, server.params, buffers)
+    return replace(row, per_client=score_columns(scores, setup))
+
+
+def scores_of_clients(setup: TrainingSetup, params: Tree, buffers: Tree) -> list[Scores]:
+    """Return a model's scores on each client's own examples, measured in this process."""
+    with use_numerics(setup.precision):
+        measured = evaluate(setup, params, buffers, "clients")
+    return scores_by_group(setup, "clients", measured)
+
+
+def score_columns(scores: Sequence[Scores], setup: TrainingSetup) -> dict[str, list[float | None]]:
+    """Return scores by client as columns [C], see `with_client_scores`."""
     columns: dict[str, list[float | None]] = {"examples": [float(s.examples) for s in scores]}
     for info in setup.metrics.infos:
         columns[info.name] = [s.values[info.name] if s.examples else None for s in scores]
-    return replace(row, per_client=columns)
+    return columns
 
 
 def _measure(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Measured:

@@ -56,7 +56,7 @@ def finish(result: Result, folder: RunFolder | None, pictures: Pictures | None =
         if pictures is not None:
             digests[PICTURES] = folder.save_pictures(pictures)
         for name, module in ((MODEL, result.module), (BEST_MODEL, result.best_module)):
-            if module is not None:
+            if module:
                 arrays = {key: tensor.numpy() for key, tensor in module.items()}
                 digests[name] = folder.save_model(arrays, name)
         record = replace(record, digests=digests)

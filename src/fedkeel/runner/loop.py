@@ -29,6 +29,7 @@ from fedkeel.records.run_record import RunRecord, Status
 from fedkeel.runner.best_model import BestModelKeeper
 from fedkeel.runner.callbacks import Callback, CallbackList, GlobalModel, RunInfo
 from fedkeel.runner.checkpoint import Checkpoints
+from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
 from fedkeel.runner.engines import make, state_folder
 from fedkeel.runner.evaluate import measure_pictures, with_client_scores, with_test_scores
@@ -67,7 +68,10 @@ class Run:
             self._setup.federation, self._settings.evaluation, score, needed
         )
         early_stopping = EarlyStopping(self._settings.stop, score, needed)
-        self._callbacks = CallbackList([early_stopping, self._best, *callbacks])
+        self._models: ClientModels | None = None  # where each client has its own
+        has_one_model = not self._setup.training.keeps_model
+        best = [self._best] if has_one_model else []
+        self._callbacks = CallbackList([early_stopping, *best, *callbacks])
         self._server = copy_memory(prepared.server)
         self._rows: list[RoundRecord] = []
         self._stop_reason = ""
@@ -124,13 +128,15 @@ class Run:
             if self._checkpoints.damaged:
                 text = f"{self._checkpoints.damaged}; the run went on from the one before"
                 self._record = replace(self._record, warnings=[*self._record.warnings, text])
+        if self._setup.training.keeps_model:
+            self._models = ClientModels(self._setup, engine)
         self._clock = Clock()
         if saved is not None:
             self._server, self._rows = saved
         else:
             if self._folder is not None:
                 self._folder.keep_rows(-1)
-            row = with_test_scores(RoundRecord(0), engine, self._setup, self._server)
+            row = self._with_test_scores(RoundRecord(0), engine)
             self._clock.lap("evaluation")
             self._add(replace(row, seconds=self._clock.restart()))
         for row in self._rows:
@@ -145,7 +151,7 @@ class Run:
         clock.lap("records")  # of the round before
         lr = learning_rate(self._settings, self._setup.training, server.round)
         sizes = self._setup.federation.sizes
-        cohort = select(self._settings.cohort, sizes, self._settings.seed, server.round)
+        cohort = select(self._prepared.cohort, sizes, self._settings.seed, server.round)
         message = server_message(plan, server, lr)
         clock.lap("sampling")
         if plan.surveys and len(cohort.clients):
@@ -205,7 +211,8 @@ class Run:
         result: RoundResult,
     ) -> None:
         """Evaluate the round, add its row, and call the callbacks."""
-        row = round_record(cohort, message, trained, result, self._record.estimate.up)
+        bytes_up = None if self._prepared.is_baseline else self._record.estimate.up
+        row = round_record(cohort, message, trained, result, bytes_up)
         self._clock.lap("records")
         row = self._evaluate(engine, row)
         self._clock.lap("evaluation")
@@ -221,15 +228,25 @@ class Run:
 
     def _evaluate(self, engine: Engine, row: RoundRecord) -> RoundRecord:
         """Return the row with the scores that are due: all of them after the last round."""
-        setup, evaluation = self._setup, self._settings.evaluation
+        evaluation = self._settings.evaluation
         is_last = row.round == self._settings.rounds
         if is_last or row.round % evaluation.every == 0:
-            row = with_test_scores(row, engine, setup, self._server)
+            row = self._with_test_scores(row, engine)
         self._stop_reason = self._callbacks.stop_reason(row)
         every = evaluation.clients_every
         if is_last or self._stop_reason or (every and row.round % every == 0):
-            row = with_client_scores(row, engine, setup, self._server)
+            row = self._with_client_scores(row, engine)
         return row
+
+    def _with_test_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
+        if self._models is not None:
+            return self._models.with_test_scores(row)
+        return with_test_scores(row, engine, self._setup, self._server)
+
+    def _with_client_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
+        if self._models is not None:
+            return self._models.with_client_scores(row)
+        return with_client_scores(row, engine, self._prepared, self._server)
 
     def _model(self) -> GlobalModel:
         return GlobalModel(self._setup.training.network, self._server.params, self._server.buffers)
@@ -245,13 +262,13 @@ class Run:
         """Save the run and tell the callbacks; `lenient` after an error, which matters more."""
         reasons = [] if engine is None else engine.reasons
         self._record = ended(self._record, status, message, reasons, self._best.record)
-        server, network = self._server, self._setup.training.network
+        server = self._server
         result = Result(
             self._record,
             self._rows,
             server.params,
             server.buffers,
-            network.state_dict(server.params, server.buffers),
+            self._prepared.state_dict(server),
             self._folder.path if self._folder else None,
             self._best.module,
         )

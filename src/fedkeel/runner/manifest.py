@@ -33,6 +33,7 @@ from fedkeel.records.run_record import (
     Scale,
 )
 from fedkeel.records.score import TaskRecord
+from fedkeel.runner.baselines import describe_baseline
 from fedkeel.runner.warnings import find_warnings
 from fedkeel.task.losses import loss_name
 from fedkeel.tree import nbytes, numel
@@ -47,7 +48,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         engine: the engine, where it is chosen already.
     """
     settings, setup, plan = prepared.settings, prepared.setup, prepared.plan
-    network, federation = setup.training.network, setup.federation
+    network, federation = setup.training.network, prepared.clients
     parts = plan.parts or ()
     is_here = federation.how["kind"] != "nodes"
     has_histogram = is_here and not is_large(len(federation), federation.data.classes)
@@ -55,7 +56,9 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
         name=settings.name,
         key=prepared.key,
         method=settings.method,
-        describe=describe(plan),
+        describe=describe_baseline(settings.method, setup.training.local)
+        if prepared.is_baseline
+        else describe(plan),
         parts=[_part_record(part) for part in parts],
         citations=keys(plan),
         bibtex=bibtex(keys(plan)),
@@ -85,7 +88,7 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
                 "names": list(federation.names),
             }
         ),
-        local=_local_text(setup.training.local),
+        local=_local_text(settings.local if prepared.is_baseline else setup.training.local),
         participation=_participation_text(prepared),
         target=settings.evaluation.target or settings.stop.target,
         engine=engine or choose_engine(prepared),
@@ -139,8 +142,8 @@ def _local_text(local: config.Local) -> str:
 
 
 def _participation_text(prepared: Prepared) -> str:
-    cohort, population = prepared.settings.cohort, prepared.population
-    text = f"{population.per_round} of {population.clients} clients a round"
+    cohort, clients = prepared.settings.cohort, len(prepared.clients)
+    text = f"{cohort.size(clients)} of {clients} clients a round"
     if cohort.sampling != "uniform":
         text += f", sampled by {cohort.sampling}"
     if cohort.dropout:

@@ -33,7 +33,7 @@ from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.engine.rehearsal import rehearse
 from fedkeel.errors import ConfigError, DataError, ModelError, RunError, counted
 from fedkeel.memory import format_bytes, free_memory
-from fedkeel.method.compose import SIMULATION
+from fedkeel.method.compose import SIMULATION, Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser
@@ -43,7 +43,9 @@ from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.reached_values import Description, describe_value
+from fedkeel.records.baselines import BASELINES, CENTRALISED
 from fedkeel.records.score import MetricInfo
+from fedkeel.runner.baselines import baseline_training, pooled_work
 from fedkeel.task.losses import OF_QUANTITIES, cox, cross_entropy, make_loss
 from fedkeel.task.models import make
 from fedkeel.task.network import Network
@@ -117,7 +119,9 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             do="make the call outside of the `with` block or the decorated function",
         )
     dtype = DTYPES[settings.engine.dtype]
-    federation = _converted(ingredients.clients(settings.seed), dtype)
+    clients = _converted(ingredients.clients(settings.seed), dtype)
+    is_pooled = settings.method == CENTRALISED
+    federation = clients.in_one_place() if is_pooled else clients
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
     network = ingredients.task.network(federation.data, settings.seed, dtype)
     _check_test_targets(network, federation.data, test)
@@ -129,11 +133,15 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
             do="leave it out of the metrics where the data are on nodes",
         )
     augment = _described_transform(ingredients, federation.data, settings.seed)
-    plan = parse(settings.method, _capabilities(network, federation), settings.weights)
-    population = Population(len(federation), settings.cohort.size(len(federation)))
-    local, buffers = plan.work(settings.local), ingredients.task.buffers
+    plan = _plan(settings, _capabilities(network, federation))
+    count = len(federation)
+    population = Population(count, 1 if is_pooled else settings.cohort.size(count))
+    local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
-    training = LocalTraining(plan, network, local, buffers, rounds=settings.rounds)
+    buffers = ingredients.task.buffers
+    training = baseline_training(
+        settings.method, LocalTraining(plan, network, local, buffers, rounds=settings.rounds)
+    )
     _check_accumulation(training.local, federation)
     _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
@@ -151,7 +159,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     _check_evaluation_of_one(setup)
     _check_evaluation_memory(setup)
     check_server(plan, network.params, population, settings.engine)
-    server = server_start(plan, network, population, ingredients.task.buffers == "average")
+    server = server_start(plan, network, population, training.buffers == "average")
     lr = learning_rate(settings, training, 0)
     try:
         spec = rehearse(setup, server_message(plan, server, lr))
@@ -161,7 +169,16 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     own = describe_user_parts(plan.parts)
     in_parts = (place for module in own.values() for place in module.unseen)
     unseen = (*network.unseen, *metrics.unseen, *augment.unseen, *in_parts)
-    prepared = Prepared(settings, setup, server, spec, population, ingredients, unseen=unseen)
+    prepared = Prepared(
+        settings,
+        setup,
+        server,
+        spec,
+        population,
+        ingredients,
+        unseen=unseen,
+        pooled=clients if is_pooled else None,
+    )
     key = _key(prepared, digests_of_modules(own), augment.text)
     return replace(prepared, key=key, state=choose_place(prepared))
 
@@ -173,6 +190,13 @@ def _described_transform(ingredients: Ingredients, data: Dataset, seed: int) -> 
     few = data.part(slice(4))
     check_transform(ingredients.augment, few.x, few.y, seed)
     return describe_value(ingredients.augment, "augment")
+
+
+def _plan(settings: config.Run, provides: frozenset[Capability]) -> Plan:
+    """Return the method; a baseline is plain training, under its own name."""
+    if settings.method not in BASELINES:
+        return parse(settings.method, provides, settings.weights)
+    return replace(parse("fedavg", provides, settings.weights), expression=settings.method)
 
 
 def _converted(federation: Federation, dtype: torch.dtype) -> Federation:
@@ -441,7 +465,7 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
         settings["engine"]["precision"] = engine.precision
     if prepared.settings.stop == config.Stop():
         settings.pop("stop")
-    setup = prepared.setup
+    setup, clients = prepared.setup, prepared.clients
     digest = hashlib.blake2b(digest_size=8)
     identity = {
         "version": __version__,
@@ -459,12 +483,12 @@ def _key(prepared: Prepared, user_parts: Mapping[str, str], augment: str) -> str
     if prepared.unseen:
         identity["only once"] = secrets.token_hex(16)
     digest.update(json.dumps(identity, sort_keys=True).encode())
-    on_nodes = setup.federation.how["kind"] == "nodes"  # whose rows the server does not know
+    on_nodes = clients.how["kind"] == "nodes"  # whose rows the server does not know
     for array in (
-        None if on_nodes else setup.federation.rows,
-        setup.federation.offsets,
-        setup.federation.holdout_rows,
-        setup.federation.holdout_offsets,
+        None if on_nodes else clients.rows,
+        clients.offsets,
+        clients.holdout_rows,
+        clients.holdout_offsets,
     ):
         digest.update(b"" if array is None else array.tobytes())
     network = setup.training.network

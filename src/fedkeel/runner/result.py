@@ -56,7 +56,11 @@ class Result:
 
         It has all that the module has: trained and frozen parameters, tied ones under each name,
         and buffers, which are the initial ones where clients' were not averaged.
+
+        Raises:
+            RunError: each client has a model of its own, as in the baseline `local`.
         """
+        self._check_model()
         return {name: tensor.clone() for name, tensor in self.module.items()}
 
     def best_state_dict(self) -> dict[str, Tensor]:
@@ -68,8 +72,10 @@ class Result:
         the test set by which a model was chosen flatters that model.
 
         Raises:
-            RunError: no model was scored, or the file is gone or has changed.
+            RunError: no model was scored, or the file is gone or has changed; or each client has a
+                model of its own.
         """
+        self._check_model()
         if self.best_module is not None:
             return {name: tensor.clone() for name, tensor in self.best_module.items()}
         path = None if self.folder is None else self.folder / BEST_MODEL
@@ -97,6 +103,14 @@ class Result:
         if name not in known:
             raise RunError(f"The run has no metric {name!r}.", do=did_you_mean(name, known))
         return [(row.round, row.test[name]) for row in self.rows if row.test is not None]
+
+    def _check_model(self) -> None:
+        if not self.module:
+            raise RunError(
+                f"A run of {self.record.method!r} has no single model.",
+                why="each client has trained its own",
+                do="take the model of another method",
+            )
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:

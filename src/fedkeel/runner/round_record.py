@@ -19,7 +19,7 @@ def round_record(
     message: Message,
     trained: TrainedCohort,
     result: RoundResult,
-    bytes_up: Mapping[str, int],
+    bytes_up: Mapping[str, int] | None,
 ) -> RoundRecord:
     """Return the record of a round, without scores and seconds.
 
@@ -28,7 +28,7 @@ def round_record(
         message: what they received.
         trained: what they replied.
         result: the server after the round.
-        bytes_up: estimated bytes of a reply, by part.
+        bytes_up: estimated bytes of a reply, by part; None where nothing is sent either way.
     """
     replied = trained.replies.clients
     is_used = ~np.isin(replied, result.excluded)
@@ -58,9 +58,11 @@ def round_record(
 
 
 def _traffic(
-    message: Message, cohort: Selection, replied: int, bytes_up: Mapping[str, int]
+    message: Message, cohort: Selection, replied: int, bytes_up: Mapping[str, int] | None
 ) -> RemoteReport:
     """Return what was sent, where every client receives and sends the same."""
+    if bytes_up is None:
+        return RemoteReport(down={}, up={}, faults={}, lost=[])
     selected = len(cohort.clients) + len(cohort.dropped)
     down = {"model": nbytes(dict(message.params)) + nbytes(dict(message.buffers))}
     down.update({part: nbytes(state) for part, state in message.broadcast.items()})

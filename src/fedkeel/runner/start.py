@@ -100,7 +100,7 @@ def _start(
 
 def _save_histogram(folder: RunFolder, prepared: Prepared) -> None:
     """Write the histogram of the partition where it is too large for run.json."""
-    federation = prepared.setup.federation
+    federation = prepared.clients
     is_here = federation.how["kind"] != "nodes"
     if is_here and is_large(len(federation), federation.data.classes):
         folder.save_histogram(federation.class_counts())
@@ -196,7 +196,7 @@ def _finished(
     rows = folder.rows_to(saved.round, saved.rows)
     folder.check_results(record, rows)
     shutil.rmtree(folder.state, ignore_errors=True)  # a kill may have come between
-    module = prepared.setup.training.network.state_dict(server.params, server.buffers)
+    module = prepared.state_dict(server)
     result = Result(record, rows, server.params, server.buffers, module, folder.path)
     for callback in callbacks:
         callback.on_run_begin(RunInfo(record, saved.round, is_finished=True))

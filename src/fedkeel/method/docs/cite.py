@@ -10,7 +10,7 @@ from fedkeel.method.grammar import parse
 def keys(plan: Plan) -> list[str]:
     """Return the citation keys of a method's parts, without repeats, in order."""
     papers = dict.fromkeys(part.paper for part in plan.parts if part.paper)
-    return list(papers) or ([] if plan.parts else ["mcmahan2017"])
+    return list(papers) or (["mcmahan2017"] if plan.expression == "fedavg" else [])
 
 
 def cite(expression: str) -> str:

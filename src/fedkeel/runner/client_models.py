@@ -1,0 +1,95 @@
+"""The scores of the clients' own models, where each client has one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedkeel.engine.base import Engine, TrainingSetup
+from fedkeel.engine.evaluation import scores_by_group
+from fedkeel.method.local_loop import BUFFERS, MODEL
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.runner.evaluate import score_columns, scores_of_clients
+from fedkeel.tree import Tree, tensors
+
+
+class ClientModels:
+    """Scores the model of each client, where each has its own; a score is the mean over them.
+
+    Clients without training examples have no model. A client that has not trained yet has the
+    initial one. A model is scored again only after it has trained.
+
+    Args:
+        setup: method, model, data and seed.
+        engine: keeps the clients' models.
+    """
+
+    def __init__(self, setup: TrainingSetup, engine: Engine) -> None:
+        self._setup, self._engine = setup, engine
+        self._test: dict[int, tuple[int, list[Scores]]] = {}  # steps done, scores, by client
+        self._own: dict[int, tuple[int, list[Scores]]] = {}
+        self._initial: list[Scores] | None = None
+
+    def with_test_scores(self, row: RoundRecord) -> RoundRecord:
+        """Return the row with the mean scores on the test set, and by source if several."""
+        clients = [int(k) for k in np.flatnonzero(self._setup.federation.sizes)]
+        by_client = self._scores(clients, self._test, self._test_scores)
+        total, *by_source = (_mean(scores) for scores in zip(*by_client, strict=True))
+        names = self._setup.test.sources
+        sources = dict(zip(names, by_source, strict=True)) if len(names) > 1 else {}
+        return replace(row, test=total, sources=sources or row.sources)
+
+    def with_client_scores(self, row: RoundRecord) -> RoundRecord:
+        """Return the row with the scores of each client's model on its own examples, [C]."""
+        clients = range(len(self._setup.federation))
+        by_client = self._scores(clients, self._own, self._own_scores)
+        return replace(row, per_client=score_columns([own for (own,) in by_client], self._setup))
+
+    def _scores(
+        self,
+        clients: Sequence[int],
+        known: dict[int, tuple[int, list[Scores]]],
+        measure: Callable[[int], list[Scores]],
+    ) -> list[list[Scores]]:
+        steps = self._engine.done(np.array(clients, dtype=np.int64))
+        for k, done in zip(clients, steps.tolist(), strict=True):
+            if k not in known or known[k][0] != done:
+                known[k] = done, measure(k)
+        return [known[k][1] for k in clients]
+
+    def _test_scores(self, client: int) -> list[Scores]:
+        """Return a model's scores on the test set, then on each of its sources."""
+        state = self._engine.client_state(client)
+        if state is None and self._initial is not None:
+            return self._initial
+        measured = self._engine.evaluate(*self._model(client), "test")
+        scores = scores_by_group(self._setup, "test", measured, of_all=True)
+        if len(self._setup.test.sources) > 1:
+            scores += scores_by_group(self._setup, "test", measured)
+        if state is None:
+            self._initial = scores
+        return scores
+
+    def _own_scores(self, client: int) -> list[Scores]:
+        """Return the scores of a client's model on its own examples."""
+        setup = replace(self._setup, federation=self._setup.federation.only(client))
+        return scores_of_clients(setup, *self._model(client))
+
+    def _model(self, client: int) -> tuple[Tree, Tree]:
+        """Return the parameters and the buffers of a client's model."""
+        network, state = self._setup.training.network, self._engine.client_state(client)
+        if state is None:
+            return network.params, network.buffers
+        return tensors(state[MODEL]), tensors(state[BUFFERS]) if BUFFERS in state else {}
+
+
+def _mean(scores: Sequence[Scores]) -> Scores:
+    """Return the mean of each metric over models that were scored on the same examples."""
+    names = scores[0].values
+    return Scores(
+        scores[0].examples,
+        {name: statistics.fmean(score.values[name] for score in scores) for name in names},
+    )
