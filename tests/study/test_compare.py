@@ -30,12 +30,14 @@ from fedkeel.records.comparison import INDEX, runs_of
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import to_json
 from fedkeel.records.score import ACCURACY, MetricInfo
+from fedkeel.report.page import write_report
 from fedkeel.report.runs import load_runs
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
 from fedkeel.study import compare as module
 from fedkeel.study.compare import Comparison, compare
+from fedkeel.study.tune import tune
 from toys import Net, eventually, federation, held, plain, prepared, same
 
 LOCAL = fk.Local(lr=0.05, epochs=1, batch_size=4)
@@ -548,3 +550,33 @@ def test_a_method_that_cannot_be_compiled_decides_for_all(
     assert [engine.reasons[0].split(":")[:2] for engine in engines] == [
         ["branches", "Branches"]
     ] * 2
+
+
+def test_baselines_are_compared_as_methods_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their order: one engine, one comparison that can be extended, one table."""
+    monkeypatch.setattr(engine_rule, "SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(engine_rule, "core_count", lambda: 1)
+    auto = {"engine": fk.Engine(checkpoint_seconds=0)}
+    methods = ["centralised", "local", "fedavg"]
+    found = compared(methods, 3, tmp_path / "one", **auto)
+    other = compared(methods[::-1], 3, tmp_path / "two", **auto)
+    engine = other.results[0].record.engine
+    assert (engine.kind, engine.parallel_clients) == ("vectorized", 3)
+    assert all(r.record.engine == engine for r in [*found.results, *other.results])
+    again = compared([*methods, "fedprox"], 3, tmp_path / "one", **auto)
+    assert (len(again.results), again.others) == (12, 0)
+    assert [row.summary.method for row in again.table] == [*methods, "fedprox"]
+    gain = next(note for note in again.notes if note.startswith("Is federation worth it?"))
+    assert gain in str(again)
+    assert not any("differ" in note for note in again.notes[1:])
+    page = write_report(runs_of(tmp_path / "one"), tmp_path / "report.html").read_text()
+    assert "Is federation worth it?" in page
+    shutil.rmtree(tmp_path / "two")
+
+
+def test_a_search_takes_no_baseline(tmp_path: Path) -> None:
+    space = config.Space(space={"local.lr": (0.1,)})
+    with pytest.raises(CompositionError, match="'local' is a baseline"):
+        tune(settings(), ingredients(), ["local"], space, tmp_path)

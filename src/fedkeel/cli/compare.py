@@ -42,7 +42,6 @@ def compare(
     from fedkeel.cli.experiment import read_experiment
     from fedkeel.method.grammar import split_expressions
     from fedkeel.records.comparison import runs_of
-    from fedkeel.report.alerts import differences, problems
     from fedkeel.report.page import write_report
     from fedkeel.report.tables import terminal_table
     from fedkeel.runner.prepare import gather
@@ -70,7 +69,7 @@ def compare(
         document(comparison.rows)
     else:
         Console().print(terminal_table(comparison.table))
-    for sentence in [*differences(comparison.entries), *problems(comparison.entries)]:
+    for sentence in comparison.notes:
         say(console, sentence)
     warnings = [text for result in comparison.results for text in result.record.warnings]
     for warning in dict.fromkeys(warnings) if quiet else ():

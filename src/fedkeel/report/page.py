@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
@@ -24,6 +25,7 @@ from fedkeel.report.client_scores import (
     measured_on,
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
+from fedkeel.report.federation_gain import federation_gain
 from fedkeel.report.formatting import (
     capital,
     extreme_of,
@@ -119,6 +121,8 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
     summaries = [method.summary for method in methods]
     rows = result_rows(summaries)
     conclusion = verdict(summaries)
+    if gain := federation_gain(summaries):
+        conclusion = replace(conclusion, details=(*conclusion.details, gain))
     clients = client_scores(methods)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
     partition = next((summary for summary in partitions if summary is not None), None)

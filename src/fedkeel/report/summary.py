@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeVar
 
+from fedkeel.records.baselines import BASELINES
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.score import ACCURACY, LOSS, MetricInfo
 from fedkeel.records.statistics import SeedValues, Stat, finite_or_none, mean_of_last
@@ -42,6 +43,7 @@ ByName = Literal["bytes_down", "bytes_up", "seconds_by_phase"]
 """A figure of `RunSummary` that has a value for each part or phase."""
 
 _SCORES: tuple[Quantity, ...] = ("best", "last", "last_mean")
+_TRAFFIC: tuple[Quantity, ...] = ("bytes_to_target", "down", "up", "sent", "traffic")
 _ROUNDING = 1e-12
 _Number = TypeVar("_Number", int, float)
 
@@ -123,9 +125,13 @@ class RunSummary:
     def value(self, quantity: Quantity) -> float | None:
         """Return a figure by its name.
 
-        A run without a completed round has no score: that of the untrained model says nothing.
+        A run without a completed round has no score: that of the untrained model says nothing. One
+        that sends nothing, such as a baseline, has no traffic.
         """
-        value = getattr(self, quantity) if self.rounds or quantity not in _SCORES else None
+        is_known = self.rounds or quantity not in _SCORES
+        if quantity in _TRAFFIC and not (self.bytes_down or self.bytes_up):
+            is_known = False
+        value = getattr(self, quantity) if is_known else None
         return None if value is None else float(value)
 
 
@@ -146,6 +152,12 @@ class MethodSummary:
     seeds: tuple[int, ...] = ()
     unfinished: int = 0
     failed: int = 0
+
+    @property
+    def baseline(self) -> str:
+        """The name of the baseline that it is, "" for a method."""
+        name = self.method.split(" · ")[0]
+        return name if name in BASELINES else ""
 
     def values(self, quantity: Quantity) -> list[float]:
         """Return a figure for each seed that has it."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeel.errors import counted, printable
+from fedkeel.records.baselines import BASELINES
 from fedkeel.records.statistics import Stat, is_tied, paired_difference
 from fedkeel.report.columns import Column, ColumnName, ResultRow, all_columns
 from fedkeel.report.formatting import extreme_of, format_target
@@ -41,7 +42,8 @@ def result_rows(methods: Sequence[MethodSummary]) -> list[ResultRow]:
         for column in all_columns(score)
         if column.better
     }
-    means = [] if score is None else [(m, stat) for m in methods if (stat := m.stat("best"))]
+    competing = [method for method in methods if not method.baseline]
+    means = [] if score is None else [(m, stat) for m in competing if (stat := m.stat("best"))]
     leader = None
     if score is not None and means:
         leader = max(means, key=lambda item: score.sign * item[1].mean)[0]
@@ -70,12 +72,13 @@ def _best_methods(methods: Sequence[MethodSummary], column: Column) -> list[int]
     """Return the methods to print bold: the best and those tied with it; none where all are equal.
 
     Methods with unfinished runs compete only where all have some; rounds to target are compared
-    only among the methods that reached it on the most seeds.
+    only among the methods that reached it on the most seeds. Baselines do not compete.
     """
-    if column.name == "gap" or column.better is None or len(methods) < 2:
+    competing = [i for i, method in enumerate(methods) if not method.baseline]
+    if column.name == "gap" or column.better is None or len(competing) < 2:
         return []
-    has_finished = any(not method.unfinished for method in methods)
-    eligible = [i for i, m in enumerate(methods) if not (has_finished and m.unfinished)]
+    has_finished = any(not methods[i].unfinished for i in competing)
+    eligible = [i for i in competing if not (has_finished and methods[i].unfinished)]
     stats = {i: stat for i in eligible if (stat := methods[i].stat(column.name))}
     if column.name in _TARGET_COLUMNS:
         shares = {i: stat.count / len(methods[i].runs) for i, stat in stats.items()}
@@ -203,6 +206,8 @@ def footnotes(rows: Sequence[ResultRow]) -> list[Footnote]:
         )
     if any(method.unfinished for method in methods):
         notes.append(Footnote("†", "not every run is finished."))
+    baselines = dict.fromkeys(method.baseline for method in methods if method.baseline)
+    notes += [Footnote(name, f"{BASELINES[name]}.") for name in baselines]
     for method in methods:
         if method.failed:
             text = f"training failed in {counted(method.failed, 'run')}."

@@ -133,7 +133,8 @@ def _sampling_error(leader: MethodSummary, first: Stat, second: Stat) -> float:
 
 
 def verdict(methods: Sequence[MethodSummary]) -> Verdict:
-    """Return the conclusion over methods, or over one method alone."""
+    """Return the conclusion over methods, or over one method alone; baselines do not compete."""
+    methods = [method for method in methods if not method.baseline] or methods
     scored = [_Scored(m, best) for m in methods if (best := m.stat("best")) is not None]
     if not scored:
         return Verdict("empty", "Nothing has been evaluated yet.")

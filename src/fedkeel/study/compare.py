@@ -26,6 +26,7 @@ from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.columns import ResultRow
+from fedkeel.report.federation_gain import federation_gain
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
@@ -87,9 +88,15 @@ class Comparison:
         """The rows of `table` as plain values, ready for JSON."""
         return [row.to_json() for row in self.table]
 
+    @property
+    def notes(self) -> list[str]:
+        """What to know beside the table: the gain by federation, differences, problems."""
+        entries = self.entries
+        gain = federation_gain([method.summary for method in entries])
+        return [*([gain] if gain else []), *differences(entries), *problems(entries)]
+
     def __str__(self) -> str:
-        notes = [*differences(self.entries), *problems(self.entries)]
-        notes += [f"failed: {failure}" for failure in self.failures]
+        notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
         return markdown_table(self.table) + "".join(f"\n{note}\n" for note in notes)
 
     def __repr__(self) -> str:

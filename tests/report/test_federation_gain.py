@@ -1,0 +1,107 @@
+"""Whether federation is worth it: what the baselines show, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedkeel.records.rows import RoundRecord, Scores
+from fedkeel.records.score import MetricInfo
+from fedkeel.report.federation_gain import federation_gain
+from fedkeel.report.summary import MethodSummary, summarise
+from fedkeel.report.tables import markdown_table, result_rows
+from fedkeel.report.verdict import verdict
+
+
+def group(
+    method: str, *bests: float, metric: MetricInfo | None = None, examples: int = 100_000
+) -> MethodSummary:
+    """Runs of one evaluated round; a baseline sends nothing."""
+    metric = metric or MetricInfo("accuracy", unit="%")
+    sent = {} if method in ("local", "centralised") else {"model": 100}
+    runs = [
+        summarise(
+            [
+                RoundRecord(
+                    1,
+                    clients=[0],
+                    bytes_down=sent,
+                    bytes_up=sent,
+                    test=Scores(examples, {metric.name: best, "loss": 1.0}),
+                )
+            ],
+            score=metric,
+            model_bytes=100,
+        )
+        for best in bests
+    ]
+    return MethodSummary(method, tuple(runs), tuple(range(len(bests))))
+
+
+FEDAVG, LOCAL = group("fedavg", 0.80, 0.81, 0.82), group("local", 0.70, 0.71, 0.72)
+POOLED = group("centralised", 0.9, 0.91, 0.92)
+
+
+def test_a_clear_gain() -> None:
+    text = federation_gain([LOCAL, group("fedprox", 0.75, 0.76, 0.77), FEDAVG, POOLED])
+    assert text == (
+        "Is federation worth it? `fedavg` reached 81.0 %, `local` (each client alone) 71.0 %, "
+        "`centralised` (all examples in one place) 91.0 %. So clients gain by federation."
+    )
+
+
+@pytest.mark.parametrize(
+    ("local", "conclusion"),
+    [
+        (group("local", 0.90, 0.91, 0.92), "So clients lose by federation."),
+        (
+            group("local", 0.79, 0.82, 0.80),
+            "The difference to `local` is smaller than the spread between seeds, so it shows "
+            "nothing.",
+        ),
+        (
+            group("local", 0.7),
+            "The difference to `local` is of too few seeds, so it shows nothing.",
+        ),
+    ],
+)
+def test_no_gain_or_none_that_is_shown(local: MethodSummary, conclusion: str) -> None:
+    assert federation_gain([FEDAVG, local]).endswith(conclusion)
+
+
+def test_a_gain_too_small_for_the_test_set() -> None:
+    bests = {"fedavg": (0.80, 0.801, 0.802), "local": (0.79, 0.791, 0.792)}
+    many, few = ([group(m, *b, examples=n) for m, b in bests.items()] for n in (10**6, 50))
+    assert federation_gain(many).endswith("So clients gain by federation.")
+    assert "is too small for so few test examples, so it shows nothing." in federation_gain(few)
+
+
+def test_without_a_baseline_or_a_method_nothing_is_said() -> None:
+    assert federation_gain([FEDAVG]) == federation_gain([LOCAL, POOLED]) == ""
+    assert federation_gain([FEDAVG, group("local")]) == ""
+    assert federation_gain([FEDAVG, POOLED]).endswith("(all examples in one place) 91.0 %.")
+
+
+def test_a_lower_error_is_better() -> None:
+    mae = MetricInfo("mae", higher_is_better=False)
+    methods = [
+        group(m, v, metric=mae) for m, v in (("fedavg", 3.0), ("fedprox", 2.5), ("local", 4))
+    ]
+    assert federation_gain(methods).startswith("Is federation worth it? `fedprox` reached 2.5, ")
+
+
+def test_baselines_do_not_compete() -> None:
+    methods = [LOCAL, FEDAVG, group("fedprox", 0.75, 0.76, 0.77), POOLED]
+    conclusion = verdict(methods)
+    assert conclusion.headline.startswith("`fedavg` reached 81.0")
+    assert "centralised" not in conclusion.headline
+    rows = result_rows(methods)
+    assert [row.marked for row in rows if row.summary.baseline] == [(), ()]
+    assert "best" in rows[1].marked
+    assert rows[1].gap is None  # the best of those that compete
+    assert rows[3].gap is not None
+    assert rows[3].gap.mean == pytest.approx(0.1)
+    assert rows[0].to_json()["sent"] is rows[0].to_json()["traffic"] is None
+    table = markdown_table(rows)
+    assert "local: each client trains alone" in table
+    assert "centralised: one model is trained on the examples of all clients" in table
+    assert verdict([LOCAL, POOLED]).headline.startswith("`centralised` reached 91.0")
