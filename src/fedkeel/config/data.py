@@ -33,6 +33,8 @@ class Data(Settings):
             targets, numpy generator) -> (inputs, targets) of a batch.
         label: name of the label column or array in a file of one's own. Names are kept as a CSV
             file writes them: 1E2 and 100 are two.
+        target: what that column holds: ``"label"``, the name of a class; or ``"quantity"``, a
+            number that is predicted (regression).
         client: name of the client column or array, None where there is none; as for `label`.
         drop: columns of a CSV or Parquet file that are no inputs, such as an identifier. Of several
             sources only some need to have them.
@@ -56,6 +58,7 @@ class Data(Settings):
     normalize: Literal["source", "standardize", "client", "pixels", "none"] = "source"
     augment: str = "none"
     label: str = "label"
+    target: Literal["label", "quantity"] = "label"
     client: str | None = None
     drop: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str, ...]] = ()

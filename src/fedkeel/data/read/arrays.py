@@ -26,15 +26,20 @@ _NPZ = "an .npz file, as numpy.savez(x=..., label=...) makes"
 
 
 def read_arrays(
-    path: Path, label: str, client: str | None, train: RawExamples | None = None
+    path: Path,
+    label: str,
+    client: str | None,
+    train: RawExamples | None = None,
+    is_quantity: bool = False,
 ) -> RawExamples:
-    """Read an ``.npz`` file with an array ``x`` of inputs and one of labels.
+    """Read an ``.npz`` file with an array ``x`` of inputs and one of labels or quantities.
 
     Args:
         path: the file.
         label: name of the array of labels; where it is ``label`` and not there, ``y`` is taken.
         client: name of the array of clients, None where there is none. Test data may do without.
         train: the training data, where test data is read.
+        is_quantity: whether the array of labels holds quantities, [N] or [N, D], instead.
 
     Returns:
         Inputs [N, ...]. Bytes with three axes or four are images: [N, H, W], or [N, H, W, C] and
@@ -53,7 +58,8 @@ def read_arrays(
         raise unreadable_file(path, first_line(error), _NPZ) from None
     (_, x), *named = read
     for name, array in named:
-        if array.ndim != 1 or x.ndim < 2 or len(x) != len(array):
+        axes = (1, 2) if is_quantity and name == named[0][0] else (1,)
+        if array.ndim not in axes or x.ndim < 2 or len(x) != len(array):
             raise DataError(
                 f"{path}: the arrays do not match.",
                 got=f"x {x.shape}, {name} {array.shape}",
@@ -62,7 +68,13 @@ def read_arrays(
             )
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x does not hold numbers.", got=x.dtype, expected="numbers")
-    labels, *clients = (encode_array(path, name, array) for name, array in named)
+    (target_name, target), *others = named
+    clients = [encode_array(path, name, array) for name, array in others]
+    if is_quantity and target.dtype.kind not in "biuf":
+        raise DataError(
+            f"{path}: {target_name} does not hold numbers.", got=target.dtype, expected="numbers"
+        )
+    labels = as_floats(target) if is_quantity else encode_array(path, target_name, target)
     inputs = _as_images(torch.from_numpy(x if x.dtype == np.uint8 else as_floats(x)))
     return of_file(path, inputs, labels, clients[0] if clients else None, train)
 

@@ -311,6 +311,7 @@ def check_no_quantity(path: Path | str, encoded: Encoded) -> None:
             f"{path}: the labels are quantities.",
             got=f"{len(names):,} different numbers in {len(index):,} rows, such as {odd}",
             expected="labels, each of several examples",
-            why="labels name classes: a quantity is not learned (regression)",
-            do="divide quantities into classes; write codes with a letter, such as D427.31",
+            why="labels name classes",
+            do="set data.target = 'quantity' to predict numbers (regression); write codes with a "
+            "letter, such as D427.31",
         )

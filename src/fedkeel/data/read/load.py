@@ -149,6 +149,13 @@ def _check_settings(settings: Data) -> None:
 
 def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_many: bool) -> Source:
     """Read one source."""
+    is_folder = text not in SOURCES and Path(text).expanduser().is_dir()
+    if settings.target == "quantity" and (text in SOURCES or is_folder):
+        raise DataError(
+            f"{text} has labels, and data.target asks for quantities.",
+            expected="a CSV, Parquet or .npz file with a column or an array of numbers",
+            do="leave data.target out",
+        )
     if text in SOURCES:
         return Source(text, True, *read_known_set(text, settings.test_fraction, cache))
     path = Path(text).expanduser()
@@ -157,10 +164,10 @@ def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_ma
     warnings: tuple[str, ...] = ()
     if test is None:
         random = generator(seed, "data.test/own")
-        rows = stratified_split(train.y, settings.test_fraction, random)
+        rows = stratified_split(train.groups, settings.test_fraction, random)
         if not len(rows[1]):
             if not is_one_of_many:
-                raise too_few_to_test(text, train.y, settings.test_fraction)
+                raise too_few_to_test(text, train.groups, settings.test_fraction)
             warnings = (all_trained_on(text, len(train)),)
         if train.client is not None:
             rows = _with_every_client(train.client, *rows)
@@ -314,9 +321,11 @@ def _read_file(
             tuple(settings.categories_of),
             settings.missing != "refuse",
             may_lack_columns,
+            settings.target == "quantity",
         )
         return read_table(path, form, train)
-    return read_arrays(path, settings.label, settings.client, train)
+    is_quantity = settings.target == "quantity"
+    return read_arrays(path, settings.label, settings.client, train, is_quantity)
 
 
 def _limited(source: Source, settings: Data) -> Source:

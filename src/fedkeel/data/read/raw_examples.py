@@ -24,8 +24,8 @@ class RawExamples:
 
     Args:
         x: [N, ...] inputs; four axes are images [N, C, H, W], and uint8 images have values 0..255.
-        y: [N] labels 0..Y-1.
-        label_names: Y names, in the order of the labels.
+        y: [N] labels 0..Y-1; or quantities, [N] or [N, D] floating point.
+        label_names: Y names, in the order of the labels; empty for quantities.
         columns: names of the columns of a table, empty for anything else.
         clients: names of the clients that the data gives, empty where it gives none.
         client: [N] index into `clients`, or None.
@@ -35,7 +35,7 @@ class RawExamples:
     """
 
     x: Tensor
-    y: Ints
+    y: NDArray[Any]
     label_names: tuple[str, ...]
     columns: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
@@ -50,6 +50,11 @@ class RawExamples:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input, without the leading N."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def groups(self) -> Ints:
+        """[N] labels, by which a test part is drawn; all of one group where there are none."""
+        return self.y if self.label_names else np.zeros(len(self), dtype=np.int64)
 
     @property
     def is_image(self) -> bool:
@@ -79,7 +84,7 @@ class RawExamples:
 def of_file(
     path: Path | str,
     x: Tensor,
-    labels: Encoded,
+    labels: Encoded | NDArray[Any],
     clients: Encoded | None,
     train: RawExamples | None,
     columns: tuple[str, ...] = (),
@@ -90,7 +95,7 @@ def of_file(
     Args:
         path: the file.
         x: [N, ...] inputs.
-        labels: of each example, with numbers of their own.
+        labels: of each example, with numbers of their own; or quantities.
         clients: of each example, None where the file has none.
         train: the training data, where these are test data.
         columns: names of the columns of a table.
@@ -99,8 +104,11 @@ def of_file(
     Raises:
         DataError: an input is not finite, or a label of the test data is unknown.
     """
-    y, names = labels
-    if train is None:
+    names: tuple[str, ...] = ()
+    if isinstance(labels, np.ndarray):
+        y = labels
+    elif train is None:
+        y, names = labels
         check_no_quantity(path, labels)
     else:
         y, names = encode_as(labels, train.label_names, str(path)), train.label_names

@@ -41,6 +41,7 @@ class TableFormat:
         drop: names of columns that are left out.
         categories: names of columns of inputs that hold categories and no numbers.
         may_have_gaps: whether inputs may be missing, and test data may lack a column of them.
+        is_quantity: whether the column of labels holds quantities instead.
         may_lack_columns: whether columns in `drop` and `categories` may be missing; test data may
             always lack those in `drop`.
     """
@@ -51,6 +52,7 @@ class TableFormat:
     categories: tuple[str, ...] = ()
     may_have_gaps: bool = False
     may_lack_columns: bool = False
+    is_quantity: bool = False
 
 
 def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) -> RawExamples:
@@ -68,7 +70,8 @@ def read_table(path: Path, form: TableFormat, train: RawExamples | None = None) 
         DataError: the file cannot be read; a column is missing, holds text, or has a gap; a label
             of the test data is unknown.
     """
-    as_written = [key for key in (form.label, form.client, *form.categories) if key is not None]
+    label = None if form.is_quantity else form.label
+    as_written = [key for key in (label, form.client, *form.categories) if key is not None]
     return examples_of_table(path, _read_columns(path, as_written, form.drop), form, train)
 
 
@@ -117,7 +120,11 @@ def examples_of_table(
     x = np.empty((len(columns[label]), len(names)), dtype=dtype)
     for index, name in enumerate(names):
         x[:, index] = numbers.pop(name)
-    labels = encode_column(where, label, columns[label])
+    labels = (
+        as_numbers(where, label, columns[label], False).astype(np.float64)
+        if form.is_quantity
+        else encode_column(where, label, columns[label])
+    )
     clients = None if client is None else encode_column(where, client, columns[client])
     raw = of_file(where, torch.from_numpy(x), labels, clients, train, tuple(names), dropped)
     return replace(raw, categories=categories)

@@ -78,6 +78,7 @@ class Reading:
             "categories": dict(categories) if isinstance(categories, Mapping) else categories,
             "missing": self.missing,
             "normalize": self.normalize,
+            "target": "quantity" if self.classes == 0 else "label",
         }
         return build(Data, values, "data")
 
@@ -210,7 +211,9 @@ def _like_table(train: Dataset, schema: TableSchema, value: Examples, name: str)
     """Return the examples of a table or file by the schema and the scale of the training data."""
     names = tuple(column.name for column in schema.columns)
     known = {c.name: c.categories for c in schema.columns if c.categories is not None}
-    settings = Reading(None, schema.dropped, dict(known), schema.missing).settings(schema.label)
+    classes = 0 if train.classes == 0 else None
+    reading = Reading(None, schema.dropped, dict(known), schema.missing, classes=classes)
+    settings = reading.settings(schema.label)
     empty = np.empty(0, dtype=np.int64)
     x = only_tensor(train.x, "a table")[:0]
     form = RawExamples(x, empty, train.label_names, names, categories=known)
@@ -317,6 +320,7 @@ def _read_raw(
         tuple(settings.categories_of),
         settings.missing != "refuse",
         may_lack_columns=True,
+        is_quantity=settings.target == "quantity",
     )
     return examples_of_table(name, columns, form, train)
 
