@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.score import MetricInfo
-from fedkeel.report.federation_gain import federation_gain
+from fedkeel.report.federation_gain import federation_gain, federation_notes
+from fedkeel.report.runs import MethodResults, RunResults
 from fedkeel.report.summary import MethodSummary, summarise
 from fedkeel.report.tables import markdown_table, result_rows
 from fedkeel.report.verdict import verdict
@@ -45,14 +49,14 @@ def test_a_clear_gain() -> None:
     text = federation_gain([LOCAL, group("fedprox", 0.75, 0.76, 0.77), FEDAVG, POOLED])
     assert text == (
         "Is federation worth it? `fedavg` reached 81.0 %, `local` (each client alone) 71.0 %, "
-        "`centralised` (all examples in one place) 91.0 %. So clients gain by federation."
+        "`centralised` (all examples in one place) 91.0 %. So federation gains on the common test set."
     )
 
 
 @pytest.mark.parametrize(
     ("local", "conclusion"),
     [
-        (group("local", 0.90, 0.91, 0.92), "So clients lose by federation."),
+        (group("local", 0.90, 0.91, 0.92), "So federation loses on the common test set."),
         (
             group("local", 0.79, 0.82, 0.80),
             "The difference to `local` is smaller than the spread between seeds, so it shows "
@@ -71,7 +75,7 @@ def test_no_gain_or_none_that_is_shown(local: MethodSummary, conclusion: str) ->
 def test_a_gain_too_small_for_the_test_set() -> None:
     bests = {"fedavg": (0.80, 0.801, 0.802), "local": (0.79, 0.791, 0.792)}
     many, few = ([group(m, *b, examples=n) for m, b in bests.items()] for n in (10**6, 50))
-    assert federation_gain(many).endswith("So clients gain by federation.")
+    assert federation_gain(many).endswith("So federation gains on the common test set.")
     assert "is too small for so few test examples, so it shows nothing." in federation_gain(few)
 
 
@@ -87,6 +91,30 @@ def test_a_lower_error_is_better() -> None:
         group(m, v, metric=mae) for m, v in (("fedavg", 3.0), ("fedprox", 2.5), ("local", 4))
     ]
     assert federation_gain(methods).startswith("Is federation worth it? `fedprox` reached 2.5, ")
+
+
+def test_what_clients_hold_out_is_said_too(make: Any) -> None:
+    """Each client counts the same, and one without examples not at all."""
+
+    def results(method: str, values: list[float | None], held_out: int) -> MethodResults:
+        record = make.record(method, clients=3)
+        record = replace(record, partition=replace(record.partition, held_out=held_out))
+        columns = {"examples": [1.0, 99.0, 0.0], "accuracy": values}
+        rows = (RoundRecord(1, test=make.scores(0.5), per_client=columns),)
+        run = RunResults(method, record, rows, summarise(rows))
+        return MethodResults(method, 0, (run,))
+
+    fedavg, local = (
+        results("fedavg", [0.5, 0.7, None], 100),
+        results("local", [0.9, 0.8, None], 100),
+    )
+    assert federation_notes([fedavg]) == []
+    assert federation_notes([fedavg, local])[1:] == [
+        "On the examples that clients hold out, the mean over clients is `fedavg` 60.0 %, "
+        "`local` 85.0 %."
+    ]
+    trained_on = results("local", [0.9, 0.8, None], 0)
+    assert len(federation_notes([fedavg, trained_on])) == 1
 
 
 def test_baselines_do_not_compete() -> None:

@@ -25,7 +25,9 @@ def compare(
     preset: str = PRESET,
     settings: list[str] = SET,
     methods: str = typer.Option(
-        None, "--methods", help='Expressions, e.g. "fedavg, fedgc, fedprox(mu=0.1)+gcfed".'
+        None,
+        "--methods",
+        help='Expressions, e.g. "fedavg, fedprox(mu=0.1)+gcfed, local, centralised".',
     ),
     seeds: int = typer.Option(None, "--seeds", min=1, help="Number of seeds."),
     out: Path = typer.Option(None, "--out", help="Folder of the comparison; runs/NAME by default."),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from fedkeel.records.baselines import CENTRALISED, LOCAL
 from fedkeel.report.formatting import quoted
+from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import MethodSummary
 from fedkeel.report.verdict import Lead, lead_over
 
@@ -15,6 +17,42 @@ _DOUBTS: dict[Lead, str] = {
     "too few seeds": "is of too few seeds",
 }
 """What is said of a difference that shows nothing."""
+
+
+def federation_notes(methods: Sequence[MethodResults]) -> list[str]:
+    """Return what the baselines show: on the test set, and on what the clients hold out."""
+    gain = federation_gain([method.summary for method in methods])
+    return list(filter(None, [gain, _on_own_examples(methods) if gain else ""]))
+
+
+def _on_own_examples(methods: Sequence[MethodResults]) -> str:
+    """Return a sentence on the mean over clients, on the examples that they hold out.
+
+    "" where some hold out none: on examples that it is trained on, each client alone is best.
+    """
+    means = {
+        method.label: mean for method in methods if (mean := _mean_over_clients(method)) is not None
+    }
+    if len(means) < len(methods) or not means:
+        return ""
+    score = methods[0].record.score
+    texts = [f"{quoted(label)} {score.format(mean)}" for label, mean in means.items()]
+    return f"On the examples that clients hold out, the mean over clients is {', '.join(texts)}."
+
+
+def _mean_over_clients(method: MethodResults) -> float | None:
+    """Return the mean over clients and seeds in the last round in which they were evaluated."""
+    values: list[float] = []
+    for run in method.runs:
+        columns = next((row.per_client for row in reversed(run.rows) if row.per_client), None)
+        if columns is None or not run.record.partition.held_out:
+            return None
+        pairs = zip(columns["examples"], columns.get(run.record.score.name, ()), strict=False)
+        known = [value for count, value in pairs if count and value is not None]
+        if not known:
+            return None
+        values.append(statistics.fmean(known))
+    return statistics.fmean(values) if values else None
 
 
 def federation_gain(methods: Sequence[MethodSummary]) -> str:
@@ -46,7 +84,11 @@ def _conclusion(best: MethodSummary, local: MethodSummary | None) -> str:
     lead = lead_over(best, local) if gains else lead_over(local, best)
     if doubt := _DOUBTS.get(lead):
         return f"The difference to {quoted(local.method)} {doubt}, so it shows nothing."
-    return "So clients gain by federation." if gains else "So clients lose by federation."
+    return (
+        "So federation gains on the common test set."
+        if gains
+        else "So federation loses on the common test set."
+    )
 
 
 def _mean(method: MethodSummary) -> float:

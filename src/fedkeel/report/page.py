@@ -25,7 +25,7 @@ from fedkeel.report.client_scores import (
     measured_on,
 )
 from fedkeel.report.cost_charts import time_chart, traffic_chart
-from fedkeel.report.federation_gain import federation_gain
+from fedkeel.report.federation_gain import federation_notes
 from fedkeel.report.formatting import (
     capital,
     extreme_of,
@@ -121,8 +121,8 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
     summaries = [method.summary for method in methods]
     rows = result_rows(summaries)
     conclusion = verdict(summaries)
-    if gain := federation_gain(summaries):
-        conclusion = replace(conclusion, details=(*conclusion.details, gain))
+    details = (*conclusion.details, *federation_notes(methods))
+    conclusion = replace(conclusion, details=details)
     clients = client_scores(methods)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
     partition = next((summary for summary in partitions if summary is not None), None)

@@ -57,7 +57,7 @@ def run(
     """Train one method on clients' data.
 
     Args:
-        method: expression, e.g. ``"fedprox(mu=0.1)+gcfed"``.
+        method: expression, e.g. ``"fedprox(mu=0.1)+gcfed"``; or a baseline, see `compare`.
         task: model, loss and head.
         clients: the training data, divided among clients.
         test: test inputs [N, ...] and labels [N], or what else `fedkeel.dataset` takes; None for
@@ -138,7 +138,8 @@ def compare(
     """Train several methods with several seeds, everything else the same.
 
     Args:
-        methods: expressions; or one text, in which commas stand between them.
+        methods: expressions; or one text, in which commas stand between them. ``"local"`` and
+            ``"centralised"`` are the baselines: each client alone, all examples in one place.
         task: as in `run`. A function or class in place of a module starts every seed from
             another initial model.
         clients: as in `run`.

@@ -26,7 +26,7 @@ from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.alerts import differences, problems
 from fedkeel.report.columns import ResultRow
-from fedkeel.report.federation_gain import federation_gain
+from fedkeel.report.federation_gain import federation_notes
 from fedkeel.report.formatting import enumeration
 from fedkeel.report.runs import MethodResults, RunResults, load_runs
 from fedkeel.report.summary import summarise
@@ -92,8 +92,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """What to know beside the table: the gain by federation, differences, problems."""
         entries = self.entries
-        gain = federation_gain([method.summary for method in entries])
-        return [*([gain] if gain else []), *differences(entries), *problems(entries)]
+        return [*federation_notes(entries), *differences(entries), *problems(entries)]
 
     def __str__(self) -> str:
         notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]
