@@ -49,7 +49,8 @@ def test_a_clear_gain() -> None:
     text = federation_gain([LOCAL, group("fedprox", 0.75, 0.76, 0.77), FEDAVG, POOLED])
     assert text == (
         "Is federation worth it? `fedavg` reached 81.0 %, `local` (each client alone) 71.0 %, "
-        "`centralised` (all examples in one place) 91.0 %. So federation gains on the common test set."
+        "`centralised` (all examples in one place) 91.0 %. "
+        "So federation gains on the common test set."
     )
 
 
