@@ -20,11 +20,11 @@ from fedkeel.method.grammar import parse
 from fedkeel.method.local_loop import (
     ClientRound,
     LocalState,
-    LocalTraining,
     client_finish,
     client_start,
     client_step,
 )
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability, Part, Stage
 from fedkeel.method.roles import (
     GradientRule,

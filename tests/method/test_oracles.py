@@ -11,7 +11,8 @@ from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, Cohort, Message, Population
 from fedkeel.method.grammar import parse
-from fedkeel.method.local_loop import LocalTraining, client_finish, client_start, client_step
+from fedkeel.method.local_loop import client_finish, client_start, client_step
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.solve.projections import centralise
 from fedkeel.solve.span import Span
 from fedkeel.task.network import Batch

@@ -16,7 +16,8 @@ from fedkeel.config import Local
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import ClientInfo, Population
 from fedkeel.method.grammar import parse
-from fedkeel.method.local_loop import LocalTraining, client_start, client_step
+from fedkeel.method.local_loop import client_start, client_step
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message

@@ -22,11 +22,11 @@ from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, ClientInfo, Message
 from fedkeel.method.local_loop import (
     LocalState,
-    LocalTraining,
     client_finish,
     client_start,
     client_step,
 )
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import copy_memory, initial_table_row
 from fedkeel.method.server_round import server_message, server_round

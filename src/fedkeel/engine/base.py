@@ -17,7 +17,7 @@ from fedkeel.data.dataset import Dataset, Federation
 from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message
-from fedkeel.method.local_loop import LocalTraining
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Replies
 from fedkeel.method.server_round import raw_weights
 from fedkeel.task.metrics.metric_set import Measured, MetricSet

@@ -13,7 +13,7 @@ from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
-from fedkeel.method.local_loop import LocalTraining
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Server
 from fedkeel.method.server_memory import initial_table_row
 from fedkeel.records.baselines import BASELINES

@@ -17,7 +17,7 @@ from fedkeel.engine.survey import survey_client
 from fedkeel.errors import TrainingError
 from fedkeel.method import checks
 from fedkeel.method.context import ByPart, Message
-from fedkeel.method.local_loop import start_client_state
+from fedkeel.method.local_training import start_client_state
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.round_values import reply_state
 from fedkeel.method.survey import add_mean_answers, with_answers

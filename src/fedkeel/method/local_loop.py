@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedkeel import tree
-from fedkeel.config import Buffers, Local
 from fedkeel.method.checks import call, check_states, check_tree
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
@@ -26,53 +25,12 @@ from fedkeel.method.context import (
     Step,
     part_state,
 )
-from fedkeel.method.local_optimiser import OPTIMISERS, LocalOptimiser, clipped
+from fedkeel.method.local_optimiser import clipped
 from fedkeel.method.local_path import nonlinear_optimiser, path_length
+from fedkeel.method.local_training import MODEL, OPTIMISER, LocalTraining, start_client_state
 from fedkeel.method.round_values import Reply
-from fedkeel.task.network import Autograd, Batch, Network
+from fedkeel.task.network import Batch
 from fedkeel.tree import State, Tree
-
-BUFFERS, MODEL, OPTIMISER = "buffers", "model", "optimiser"
-"""Names in a client's state of the buffers, the model and the local optimiser, where a client goes
-on from its own."""
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """What stays the same for all clients and rounds.
-
-    Args:
-        plan: the method.
-        network: the model and its loss.
-        local: local training, as the method means it (`Plan.work`).
-        buffers: what happens to the model's buffers.
-        autograd: how gradients are taken.
-        rounds: T, of the run.
-        keeps_model: whether each client goes on from its own model; its update is then 0.
-    """
-
-    plan: Plan
-    network: Network
-    local: Local
-    buffers: Buffers = "refuse"
-    autograd: Autograd = "eager"
-    rounds: int = 1
-    keeps_model: bool = False
-
-    @property
-    def optimiser(self) -> LocalOptimiser:
-        """The local optimiser."""
-        return OPTIMISERS[self.local.optimiser].of(self.local, self.network.traits.without_gradient)
-
-    def step_factors(self, round: int, steps: int) -> tuple[float, ...]:
-        """Return the learning rates of the S steps of a round over the round's; () for 1 in all."""
-        return self.local.schedule.step_factors(round, steps, self.rounds)
-
-    @property
-    def stateful(self) -> bool:
-        """Whether clients keep anything from round to round."""
-        keeps_own = self.buffers == "local" or self.keeps_model or self.local.keep_state
-        return bool(self.plan.client_states) or keeps_own
 
 
 @dataclass(frozen=True)
@@ -160,27 +118,6 @@ def client_start(
         carry=start_carry(plan, start, client_state),
         loss=next(iter(start.values())).new_zeros(()),
     )
-
-
-def start_client_state(
-    training: LocalTraining, message: Message, client_state: ByPart | None
-) -> tuple[ByPart, Tree]:
-    """Return a client's state, its first one where it has none, and the buffers it begins with."""
-    buffers = message.buffers or training.network.buffers
-    if client_state is None:
-        client_state = {
-            part.name: call(part.init_client, message.params)
-            for part in training.plan.client_states
-        }
-        if training.buffers == "local":
-            client_state[BUFFERS] = dict(tree.clone(buffers))
-        if training.keeps_model:
-            client_state[MODEL] = dict(tree.clone(message.params))
-        if training.local.keep_state and (state := training.optimiser.init(message.params)):
-            client_state[OPTIMISER] = state
-    if training.buffers == "local":
-        buffers = tree.tensors(part_state(client_state, BUFFERS))
-    return client_state, buffers
 
 
 def start_carry(plan: Plan, start: Tree, client_state: ByPart) -> ByPart:
@@ -306,12 +243,7 @@ def client_finish(
     client_state = {
         part.name: call(part.next_client, view(part.name)) for part in plan.client_states
     }
-    if training.buffers == "local":
-        client_state[BUFFERS] = dict(local.buffers)
-    if training.keeps_model:
-        client_state[MODEL] = dict(local.params)
-    if training.local.keep_state and local.optimiser:
-        client_state[OPTIMISER] = dict(local.optimiser)
+    client_state |= training.kept(local.buffers, local.params, local.optimiser)
     buffers = local.buffers if training.buffers == "average" else {}
     uploads: ByPart = {}
     for sender in plan.uploads:

@@ -20,7 +20,8 @@ from fedkeel.method.context import (
     PartStates,
     part_state,
 )
-from fedkeel.method.local_loop import LocalTraining, make_step, start_carry, start_client_state
+from fedkeel.method.local_loop import make_step, start_carry
+from fedkeel.method.local_training import LocalTraining, start_client_state
 from fedkeel.task.network import Batch
 
 

@@ -11,7 +11,7 @@ from fedkeel.data import batches
 from fedkeel.data.cohort import select
 from fedkeel.errors import counted
 from fedkeel.method.context import Ints
-from fedkeel.method.local_loop import LocalTraining
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.records.baselines import BASELINES, LOCAL
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeel.engine.base import Engine, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
-from fedkeel.method.local_loop import BUFFERS, MODEL
+from fedkeel.method.local_training import BUFFERS, MODEL
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.runner.evaluate import score_columns, scores_of_clients
 from fedkeel.tree import Tree, tensors

@@ -37,7 +37,7 @@ from fedkeel.method.compose import SIMULATION, Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser
-from fedkeel.method.local_loop import LocalTraining
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.plugins import describe_user_parts, digests_of_modules
 from fedkeel.method.server_memory import server_start

@@ -24,11 +24,11 @@ from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.local_loop import (
     ClientRound,
     LocalState,
-    LocalTraining,
     client_finish,
     client_start,
     client_step,
 )
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Reply, reply_state
 from fedkeel.task.network import Batch
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors

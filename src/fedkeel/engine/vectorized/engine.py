@@ -33,7 +33,8 @@ from fedkeel.engine.vectorized.low_rank import Matrix, dense, stack_records
 from fedkeel.engine.vectorized.strategy import Strategy
 from fedkeel.method.checks import explain_errors
 from fedkeel.method.context import ClientInfo, Message
-from fedkeel.method.local_loop import local_path_length, start_client_state
+from fedkeel.method.local_loop import local_path_length
+from fedkeel.method.local_training import start_client_state
 from fedkeel.rng import continue_torch, seed_torch, torch_seeds
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors, unwalk, walk
 

@@ -26,7 +26,8 @@ from fedkeel.engine.client_inputs import label_counts
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, RandomDraws
 from fedkeel.engine.compiler.errors import first_line
 from fedkeel.method.context import ByPart, ClientInfo, Message, Population
-from fedkeel.method.local_loop import LocalTraining, client_start, client_step, start_client_state
+from fedkeel.method.local_loop import client_start, client_step
+from fedkeel.method.local_training import LocalTraining, start_client_state
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.method.survey import add_mean_answers, client_survey
