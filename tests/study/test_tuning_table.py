@@ -61,7 +61,7 @@ def test_what_has_to_be_known() -> None:
     assert "3 seeds" in notes[1].text
     assert [note.term for note in notes[2:]] == ["Trials differ", "Failed", "At the edge"]
     on_test = footnotes([row(on="test")], None)
-    assert "too good" in on_test[0].text
+    assert "too high" in on_test[0].text
 
 
 def test_the_table_prints() -> None:
