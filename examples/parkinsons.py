@@ -20,6 +20,7 @@ import fedkeel as fk
 
 TARGET, CLIENT, TIME = "motor_UPDRS", "subject#", "test_time"
 NOT_INPUTS = ("subject#", "motor_UPDRS", "total_UPDRS")
+Examples = tuple[np.ndarray, np.ndarray]
 
 
 def read(folder: Path) -> dict[str, np.ndarray]:
@@ -29,23 +30,17 @@ def read(folder: Path) -> dict[str, np.ndarray]:
     return dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
 
 
-def split(table: dict[str, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the rows of each patient before and after the day that divides them 70 to 30."""
-    train, test = [], []
+def split(table: dict[str, np.ndarray]) -> tuple[dict[str, Examples], dict[str, Examples]]:
+    """Return each patient's examples before and after the day that divides them 70 to 30."""
+    x = np.stack([column for name, column in table.items() if name not in NOT_INPUTS], axis=1)
+    train, test = {}, {}
     for patient in np.unique(table[CLIENT]):
         rows = np.flatnonzero(table[CLIENT] == patient)
+        rows = rows[np.argsort(table[TIME][rows], kind="stable")]
         is_early = table[TIME][rows] <= np.quantile(table[TIME][rows], 0.7)
-        train.append(rows[is_early])
-        test.append(rows[~is_early])
+        for part, chosen in ((train, rows[is_early]), (test, rows[~is_early])):
+            part[f"{patient:.0f}"] = x[chosen], table[TARGET][chosen]
     return train, test
-
-
-def standardise(x: np.ndarray, train: list[np.ndarray]) -> np.ndarray:
-    """Bring each column to mean 0 and deviation 1; patients would send their three sums alone."""
-    count = sum(len(rows) for rows in train)
-    mean = sum(x[rows].sum(axis=0) for rows in train) / count
-    square = sum((x[rows] ** 2).sum(axis=0) for rows in train) / count
-    return (x - mean) / np.sqrt(square - mean**2)
 
 
 class Net(nn.Module):
@@ -62,6 +57,12 @@ class Net(nn.Module):
         return self.body(x)
 
 
+def mean_error(test: dict[str, Examples], prediction: dict[str, float]) -> float:
+    """Return the mean absolute error where each patient has one prediction."""
+    errors = [np.abs(y - prediction[patient]) for patient, (_, y) in test.items()]
+    return np.concatenate(errors).mean()
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     """Print the table, and return the mean absolute error of each method, by seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -71,51 +72,31 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     given = parser.parse_args(arguments)
     rounds, seeds = (2, 1) if given.quick else (60, 3)
 
-    table = read(given.folder)
-    train, test = split(table)
-    inputs = np.stack([v for name, v in table.items() if name not in NOT_INPUTS], axis=1)
-    x, y = standardise(inputs, train), table[TARGET]
-    early, late = np.concatenate(train), np.concatenate(test)
-    mean = y[early].mean()
-
-    options = {
-        "task": fk.Task(lambda: Net(x.shape[1], mean), loss="huber", metrics=["mae", "r2"]),
-        "local": fk.Local(lr=0.05, epochs=3, batch_size=32),
-        "rounds": rounds,
-        "evaluation": fk.Evaluation(every=10),
-    }
-
-    def mae_alone(train: np.ndarray, test: np.ndarray, seed: int) -> float:
-        """Return the error on some rows of a model that some other rows have trained."""
-        clients = fk.from_clients([(x[train], y[train])], classes=0)
-        test_set = fk.dataset(x[test], y[test], classes=0)
-        return fk.run("fedavg", clients=clients, test=test_set, seed=seed, **options).last
-
-    patients = list(zip(train, test, strict=True))
-    sizes = [len(rows) for rows in test]
-    errors = {
-        "mean of all training scores": [np.abs(y[late] - mean).mean()],
-        "mean of the patient's own": [
-            np.average([np.abs(y[t] - y[r].mean()).mean() for r, t in patients], weights=sizes)
-        ],
-        "each patient alone": [
-            np.average([mae_alone(r, t, seed) for r, t in patients], weights=sizes)
-            for seed in range(seeds)
-        ],
-        "pooled data": [mae_alone(early, late, seed) for seed in range(seeds)],
-    }
+    train, test = split(read(given.folder))
+    mean = np.concatenate([y for _, y in train.values()]).mean()
     comparison = fk.compare(
-        ["fedavg", "fedprox(mu=0.1)", "scaffold"],
-        clients=fk.from_clients([(x[rows], y[rows]) for rows in train], classes=0),
-        test=fk.dataset(x[late], y[late], classes=0),
+        ["local", "centralised", "fedavg", "fedprox(mu=0.1)", "scaffold"],
+        task=fk.Task(lambda: Net(19, mean), loss="huber", metrics=["mae", "r2"]),
+        clients=fk.from_clients(train, test=test, normalize="standardize"),
+        rounds=rounds,
         seeds=seeds,
+        local=fk.Local(lr=0.05, epochs=3, batch_size=32),
+        evaluation=fk.Evaluation(every=rounds),
         out=given.out,
-        **options,
     )
-    for result in comparison.results:
-        errors.setdefault(result.record.method, []).append(result.last)
+    errors = {
+        "mean score of all patients": [mean_error(test, dict.fromkeys(test, mean))],
+        "mean score of the patient": [
+            mean_error(test, {k: y.mean() for k, (_, y) in train.items()})
+        ],
+        "last score of the patient": [mean_error(test, {k: y[-1] for k, (_, y) in train.items()})],
+    }
+    for result in comparison.results:  # of `local`, each patient's own model
+        of_patient = result.rows[-1].per_client
+        error = np.average(of_patient["mae"], weights=of_patient["examples"])
+        errors.setdefault(result.record.method, []).append(error)
 
-    print("| predictor | mean absolute error |\n| --- | --- |")
+    print("| prediction | mean absolute error |\n| --- | --- |")
     for name, values in errors.items():
         print(f"| {name} | {np.mean(values):.2f} ± {np.std(values):.2f} |")
     return errors

@@ -55,17 +55,6 @@ def split(domains: dict[str, Examples], seed: int) -> tuple[dict[str, Examples],
     return train, test
 
 
-def joined(domains: dict[str, Examples]) -> Examples:
-    x, y = zip(*domains.values(), strict=True)
-    return np.concatenate(x), np.concatenate(y)
-
-
-def by_domain(test: dict[str, Examples]) -> fk.Dataset:
-    """Return one test set that is measured for each domain."""
-    source = np.repeat(range(len(test)), [len(x) for x, _ in test.values()])
-    return fk.dataset(*joined(test), sources=tuple(test), source=source)
-
-
 def block(inputs: int, outputs: int) -> nn.Sequential:
     layers = []
     for channels in (inputs, outputs):
@@ -113,24 +102,21 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, list[flo
     scores: dict[str, dict[str, list[float]]] = {}
     for seed in range(seeds):
         train, test = split(domains, seed)
-        runs = [(f"{name} alone", "fedavg", {name: train[name]}) for name in train]
-        runs += [("pooled data", "fedavg", {"all": joined(train)})]
-        runs += [(method, method, train) for method in ("fedavg", "scaffold")]
-        for name, method, clients in runs:
-            result = fk.run(
-                method,
-                task=fk.Task(UNet, loss="bce", metrics=["dice", "iou"]),
-                clients=fk.from_clients(clients),
-                test=by_domain(test),
-                rounds=rounds,
-                local=fk.Local(lr=0.1, epochs=1, batch_size=8, momentum=0.9),
-                evaluation=fk.Evaluation(every=5),
-                weights="examples",
-                seed=seed,
-                out=given.out and given.out / f"{name}-{seed}",
-            )
-            for domain, values in result.rows[-1].sources.items():
-                scores.setdefault(name, {}).setdefault(domain, []).append(values["dice"])
+        comparison = fk.compare(
+            ["local", "centralised", "fedavg", "scaffold"],
+            task=fk.Task(UNet, loss="bce", metrics=["dice", "iou"]),
+            clients=fk.from_clients(train, test=test),
+            rounds=rounds,
+            seed=seed,
+            seeds=1,
+            local=fk.Local(lr=0.1, epochs=1, batch_size=8, momentum=0.9),
+            evaluation=fk.Evaluation(every=rounds),
+            out=given.out and given.out / f"split-{seed}",
+        )
+        for result in comparison.results:  # of `local`, each domain's own model
+            of_method = scores.setdefault(result.record.method, {})
+            for domain, value in zip(train, result.rows[-1].per_client["dice"], strict=True):
+                of_method.setdefault(domain, []).append(value)
 
     print(f"| Dice | {' | '.join(domains)} |\n| --- |{' --- |' * len(domains)}")
     for name, of_domain in scores.items():

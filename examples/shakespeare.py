@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--quick", action="store_true", help="two rounds and one seed")
     parser.add_argument("--out", type=Path, help="folder of the runs, which can be continued")
     given = parser.parse_args(arguments)
-    rounds, seeds = (2, 1) if given.quick else (60, 2)
+    rounds, seeds = (2, 1) if given.quick else (40, 2)
 
     texts = read(given.folder)
     alphabet = "".join(sorted(set("".join(texts.values()))))
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     early = tuple(np.concatenate(parts) for parts in zip(*train.values(), strict=True))
 
     comparison = fk.compare(
-        ["fedavg", "fedprox(mu=0.01)", "fedavg+momentum"],
+        ["centralised", "fedavg", "fedprox(mu=0.01)", "fedavg+momentum"],
         task=fk.Task(
             lambda: Transformer(len(alphabet)),
             loss="token_cross_entropy",
@@ -111,9 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
         test=test,
         rounds=rounds,
         seeds=seeds,
-        clients_per_round=10,
-        local=fk.Local(lr=0.3, epochs=1, batch_size=16, momentum=0.9),
-        evaluation=fk.Evaluation(every=20),
+        clients_per_round=min(10, len(train)),
+        local=fk.Local(lr=0.003, epochs=1, batch_size=16, optimiser="adamw"),
+        evaluation=fk.Evaluation(every=rounds),
         out=given.out,
     )
     scores = {"pairs of characters": [perplexity_of_pairs(early, test, len(alphabet))]}

@@ -78,17 +78,6 @@ def split(hospitals: dict[str, Examples], seed: int) -> tuple[dict[str, Examples
     return train, test
 
 
-def joined(hospitals: dict[str, Examples]) -> Examples:
-    x, y = zip(*hospitals.values(), strict=True)
-    return np.concatenate(x), np.concatenate(y)
-
-
-def by_hospital(test: dict[str, Examples]) -> fk.Dataset:
-    """Return one test set that is measured for each hospital."""
-    source = np.repeat(range(len(test)), [len(x) for x, _ in test.values()])
-    return fk.dataset(*joined(test), sources=tuple(test), source=source)
-
-
 class Cox(nn.Linear):
     """The logarithm of the relative risk, linear in the inputs: Cox's model has no constant."""
 
@@ -110,25 +99,23 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, list[flo
     scores: dict[str, dict[str, list[float]]] = {}
     for seed in range(seeds):
         train, test = split(hospitals, seed)
-        runs = [(f"{name} alone", "fedavg", {name: train[name]}) for name in train]
-        runs += [("pooled data", "fedavg", {"all": joined(train)})]
-        runs += [(method, method, train) for method in ("fedavg", "fedprox(mu=0.1)", "scaffold")]
-        for name, method, clients in runs:
-            result = fk.run(
-                method,
-                task=fk.Task(Cox, loss="cox", metrics=["concordance"]),
-                clients=fk.from_clients(clients),
-                test=by_hospital(test),
-                rounds=rounds,
-                local=fk.Local(lr=0.03, epochs=2, batch_size=256),  # the loss compares in a batch
-                evaluation=fk.Evaluation(every=20),
-                weights="examples",
-                seed=seed,
-                out=given.out and given.out / f"{name}-{seed}",
-            )
-            for hospital, values in result.rows[-1].sources.items():
-                of_hospital = scores.setdefault(name, {}).setdefault(hospital, [])
-                of_hospital.append(values["concordance"])
+        comparison = fk.compare(
+            ["local", "centralised", "fedavg", "fedprox(mu=0.1)", "scaffold"],
+            task=fk.Task(Cox, loss="cox", metrics=["concordance"]),
+            clients=fk.from_clients(train, test=test),
+            rounds=rounds,
+            seed=seed,
+            seeds=1,
+            local=fk.Local(lr=0.03, epochs=2, batch_size=256),  # the loss compares in a batch
+            evaluation=fk.Evaluation(every=rounds),
+            out=given.out and given.out / f"split-{seed}",
+        )
+        for result in comparison.results:  # of `local`, each hospital's own model
+            of_method = scores.setdefault(result.record.method, {})
+            for hospital, value in zip(
+                train, result.rows[-1].per_client["concordance"], strict=True
+            ):
+                of_method.setdefault(hospital, []).append(value)
 
     print(f"| concordance | {' | '.join(hospitals)} |\n| --- | --- | --- |")
     for name, of_hospital in scores.items():

@@ -45,19 +45,24 @@ def test_parkinsons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [voice(patient, day) for patient in (1, 2, 3) for day in range(20, 0, -1)]
     write_rows(tmp_path / "parkinsons_updrs.data", rows)
     module = example("parkinsons")
-    table = module.read(tmp_path)
-    for early, late in zip(*module.split(table), strict=True):
-        assert (len(early), len(late)) == (14, 6)
-        assert table["test_time"][early].max() < table["test_time"][late].min()
-        assert len(set(table["subject#"][[*early, *late]])) == 1
+    train, test = module.split(module.read(tmp_path))
+    assert [*train] == [*test] == ["1", "2", "3"]
+    for patient in train:
+        (x, y), (x_late, y_late) = train[patient], test[patient]
+        assert (x.shape, y.shape, x_late.shape, y_late.shape) == ((14, 19), (14,), (6, 19), (6,))
+        assert x[:, 2].tolist() == [day / 2 for day in range(1, 15)]
+        assert x_late[:, 2].tolist() == [day / 2 for day in range(15, 21)]
+        assert y_late[-1] == pytest.approx(20 + 5 * np.sin(int(patient) + 4))
     errors = module.main([str(tmp_path), "--quick"])
-    early, late = (np.concatenate(rows) for rows in module.split(table))
-    y = table["motor_UPDRS"]
-    plain = np.abs(y[late] - y[early].mean()).mean()
-    assert errors["mean of all training scores"] == [pytest.approx(plain)]
-    assert errors["pooled data"][0] < 0.9 * plain
+    early, late = (np.concatenate([y for _, y in part.values()]) for part in (train, test))
+    plain = np.abs(late - early.mean()).mean()
+    assert errors["mean score of all patients"] == [pytest.approx(plain)]
+    own = [np.abs(test[k][1] - train[k][1].mean()).mean() for k in train]
+    assert errors["mean score of the patient"] == [pytest.approx(np.mean(own))]
+    assert errors["last score of the patient"] != errors["mean score of the patient"]
+    assert errors["centralised"][0] < 0.9 * plain
     assert errors["scaffold"][0] < plain
-    assert f"| mean of all training scores | {plain:.2f} ± 0.00 |" in capsys.readouterr().out
+    assert f"| mean score of all patients | {plain:.2f} ± 0.00 |" in capsys.readouterr().out
 
 
 def patient(*number: int) -> tuple[dict[str, Any], float, int]:
@@ -86,7 +91,7 @@ def test_survival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert x2[[10, 11, 41], 2:4].tolist() == [[0, 0], [1, 0], [1, 1]]
     assert y[0].tolist() == [first[0]["rtime"] / 365.25, first[0]["recur"]]
     scores = module.main([str(tmp_path), "--quick"])
-    assert set(scores) >= {"Rotterdam alone", "Germany alone", "pooled data", "fedavg", "scaffold"}
+    assert [*scores] == ["local", "centralised", "fedavg", "fedprox(mu=0.1)", "scaffold"]
     for of_hospital in scores.values():
         assert of_hospital.keys() == {"Rotterdam", "Germany"}
         assert all(value[0] > 0.6 for value in of_hospital.values())
@@ -121,8 +126,7 @@ def test_segmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     count = sum(p.numel() for p in module.UNet().parameters())
     assert f"{count:,} numbers" in module.UNet.__doc__
     scores = module.main([str(tmp_path), "--quick"])
-    alone = {f"{domain} alone" for domain in sizes}
-    assert scores.keys() == {*alone, "pooled data", "fedavg", "scaffold"}
+    assert [*scores] == ["local", "centralised", "fedavg", "scaffold"]
     for of_domain in scores.values():
         assert of_domain.keys() == sizes.keys()
         assert all(0 <= value <= 1 for values in of_domain.values() for value in values)
@@ -152,5 +156,6 @@ def test_shakespeare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text[0, 4] = 0
     assert torch.equal(model(text)[:, :4], before)  # no place sees what comes later
     scores = module.main([str(tmp_path), "--quick"])
-    assert 1 < scores["pairs of characters"][0] < scores["fedavg"][0] < len(alphabet)
+    assert 1 < scores["pairs of characters"][0] < len(alphabet)
+    assert all(1 < scores[method][0] < len(alphabet) for method in ("centralised", "fedavg"))
     assert f"| fedavg | {scores['fedavg'][0]:.2f} ± 0.00 |" in capsys.readouterr().out
