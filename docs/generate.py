@@ -59,7 +59,7 @@ from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.records.run_record import RunRecord
 from fedkeel.solve.span import Span
 from fedkeel.study.footprint import footprint, footprint_lines
-from fedkeel.task.network import Batch, Output
+from fedkeel.task.batch import Batch, Output
 
 COMMAND = "python docs/generate.py"
 NOTICE = f"<!-- Written by `{COMMAND}` from the code. Do not edit. -->\n\n"

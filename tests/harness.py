@@ -26,7 +26,8 @@ from fedkeel.method.round_values import Replies, Reply, Server, TableRows
 from fedkeel.method.server_memory import initial_table_row, server_start
 from fedkeel.method.server_round import server_message, server_round
 from fedkeel.method.survey import add_mean_answers, client_survey
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from fedkeel.tree import State, Tree
 
 ORACLES = Path(__file__).parent / "oracles"

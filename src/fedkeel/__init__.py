@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedkeel.config import Schedule as Schedule
     from fedkeel.config import Stop as Stop
     from fedkeel.data.dataset import Dataset as Dataset
-    from fedkeel.data.dataset import Federation as Federation
-    from fedkeel.data.dataset import federation as federation
+    from fedkeel.data.federation import Federation as Federation
+    from fedkeel.data.federation import federation as federation
     from fedkeel.data.partition.from_arrays import by_classes as by_classes
     from fedkeel.data.partition.from_arrays import by_client as by_client
     from fedkeel.data.partition.from_arrays import dirichlet as dirichlet
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedkeel.config": ("Cohort", "Engine", "Evaluation", "Local", "Schedule", "Stop"),
-    "fedkeel.data.dataset": ("Dataset", "Federation", "federation"),
+    "fedkeel.data.dataset": ("Dataset",),
+    "fedkeel.data.federation": ("Federation", "federation"),
     "fedkeel.data.partition.from_arrays": (
         "by_classes",
         "by_client",

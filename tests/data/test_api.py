@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedkeel.config import Partition
-from fedkeel.data.dataset import dataset, federation
+from fedkeel.data.dataset import dataset
+from fedkeel.data.federation import federation
 from fedkeel.data.partition import from_arrays as api
 from fedkeel.data.partition.recipes import dirichlet, divide
 from fedkeel.errors import ConfigError, DataError

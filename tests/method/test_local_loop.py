@@ -36,7 +36,7 @@ from fedkeel.method.roles import (
     Upload,
 )
 from fedkeel.method.round_values import Reply
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, consecutive, toy_network
 from method.players import (

@@ -15,7 +15,7 @@ from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.solve.projections import centralise
 from fedkeel.solve.span import Span
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from harness import Federation, consecutive, distance, oracle, tensors, toy_network
 
 

@@ -14,7 +14,8 @@ from fedkeel import tree
 from fedkeel.errors import ModelError
 from fedkeel.method import per_example
 from fedkeel.method.per_example import sum_squared_grads
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 from method.players import gap
 

@@ -10,7 +10,7 @@ from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.data.batches import plan as planned
 from fedkeel.method.grammar import parse
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
 from harness import consecutive
 from method.players import (

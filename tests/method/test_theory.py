@@ -21,7 +21,8 @@ from fedkeel.method.local_path import path_length
 from fedkeel.method.parts.gradma import GradMAW
 from fedkeel.method.server_round import server_message
 from fedkeel.solve.projections import centralise
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from fedkeel.tree import Tree, group_names
 from harness import Federation
 from method.players import LOCAL, contrary, federation, gap, skewed

@@ -21,7 +21,7 @@ from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.part import Capability
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
 from harness import EVERYTHING, Federation, toy_network
 from method.players import LOCAL, gap, play

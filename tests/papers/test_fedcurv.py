@@ -13,7 +13,7 @@ from fedkeel.method import per_example
 from fedkeel.method.context import ClientInfo, Round, Step
 from fedkeel.method.grammar import parse
 from fedkeel.method.parts.fedcurv import fisher
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from harness import toy_network
 from method.players import LOCAL, equal, federation, gap, normed, play, skewed
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, flat

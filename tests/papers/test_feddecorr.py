@@ -11,7 +11,7 @@ import torch
 from fedkeel.errors import CompositionError
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
-from fedkeel.task.network import Batch, Output
+from fedkeel.task.batch import Batch, Output
 from harness import toy_network
 from method.players import LOCAL, equal, gap, play
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, averaged, softmax

@@ -10,7 +10,7 @@ import torch
 
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
 from harness import toy_network
 from method.players import LOCAL, alike, equal, federation, gap, play

@@ -10,7 +10,7 @@ import torch
 
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.grammar import parse
-from fedkeel.task.network import Batch, Output
+from fedkeel.task.batch import Batch, Output
 from harness import toy_network
 from method.players import LOCAL, equal, gap, play
 from method.test_oracles import follow

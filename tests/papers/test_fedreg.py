@@ -17,7 +17,7 @@ from fedkeel.method.context import ClientInfo
 from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.round_values import Reply
 from fedkeel.method.server_round import server_message
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from harness import Federation
 from papers.numpy_net import Told, TrainingSetup, Vector, agree
 

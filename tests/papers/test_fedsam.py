@@ -10,7 +10,7 @@ import torch
 
 from fedkeel.config import Local
 from fedkeel.method.grammar import parse
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from method.players import LOCAL, equal, federation, gap, play
 from papers.numpy_net import Told, TrainingSetup, Vector, agree, descend
 

@@ -13,7 +13,8 @@ from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, Objective, Step
 from fedkeel.method.grammar import parse
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 from harness import ToyMLP, toy_network
 from method.players import LOCAL, equal, federation, gap, play

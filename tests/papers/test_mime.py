@@ -16,7 +16,8 @@ from fedkeel import tree
 from fedkeel.config import Local
 from fedkeel.method.context import ClientInfo, Step
 from fedkeel.method.parts.mime import PIECE, whole_gradient
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from harness import Federation, toy_network
 from method.players import LOCAL, equal, federation, gap, play, skewed
 from method.test_theory import Quadratics

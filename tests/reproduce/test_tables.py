@@ -15,7 +15,8 @@ import torch
 
 from fedkeel import config
 from fedkeel.config import build
-from fedkeel.data.dataset import Dataset, dataset, federation
+from fedkeel.data.dataset import Dataset, dataset
+from fedkeel.data.federation import federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Ingredients

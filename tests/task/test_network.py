@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
+from fedkeel.task.batch import Batch
 from fedkeel.task.losses import cross_entropy, picked_cross_entropy
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import module_names, under
 from fedkeel.tree import Tree
 

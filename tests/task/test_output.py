@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ModelError
+from fedkeel.task.batch import Batch, Output
 from fedkeel.task.functional import Functional
-from fedkeel.task.network import Batch, Network, Output
+from fedkeel.task.network import Network
 from fedkeel.task.parameter_names import blocks
 from fedkeel.tree import Tree
 

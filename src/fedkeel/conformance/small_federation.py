@@ -14,7 +14,8 @@ from fedkeel import config
 from fedkeel.config import Weights
 from fedkeel.conformance.tasks import SmallTask
 from fedkeel.data import batches
-from fedkeel.data.dataset import Dataset, Federation, dataset, federation
+from fedkeel.data.dataset import Dataset, dataset
+from fedkeel.data.federation import Federation, federation
 from fedkeel.data.values import rows_of
 from fedkeel.engine import client_inputs
 from fedkeel.engine.prepared import Ingredients, Prepared
@@ -35,7 +36,7 @@ from fedkeel.rng import generator
 from fedkeel.runner.prepare import prepare
 from fedkeel.runner.result import Result
 from fedkeel.runner.start import start
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.task.task import Task
 from fedkeel.tree import State, Tree, map_tensors, stack, substates, tensors
 

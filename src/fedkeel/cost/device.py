@@ -9,7 +9,7 @@ from fedkeel.data.values import map_values
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.vectorized.facts import few_examples
 from fedkeel.errors import RunError
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 
 
 def choose_device(requested: config.Engine, setup: TrainingSetup) -> tuple[str, list[str]]:

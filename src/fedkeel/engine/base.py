@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedkeel.config import Precision
 from fedkeel.data.augment import Transform
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
 from fedkeel.data.values import tensors_of
 from fedkeel.errors import RunError
 from fedkeel.method.context import ByPart, Floats, Ints, Message

@@ -14,7 +14,7 @@ from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.method.context import ClientInfo, Ints, Message
 from fedkeel.method.part import Capability
 from fedkeel.rng import generators, torch_seed
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import Tree
 
 

@@ -26,7 +26,7 @@ from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.local_loop import client_finish, client_start, client_step
 from fedkeel.method.round_values import Reply
 from fedkeel.rng import generator, seed_torch, torch_seed
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 
 PHASES = ("data", "steps", "upload")
 """Phases of a client's round: choosing and loading examples; the start and the local steps; the

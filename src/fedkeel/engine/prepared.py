@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
 from fedkeel.engine.base import TrainingSetup
 from fedkeel.engine.spec import TensorSpec, specs_of
 from fedkeel.method.compose import Plan

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedkeel.data.dataset import Federation
+from fedkeel.data.federation import Federation
 from fedkeel.engine.base import ClientJob, TrainingSetup
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_state

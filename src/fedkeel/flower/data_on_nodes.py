@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fedkeel.config import Experiment
 from fedkeel.data.augment import named_transform
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
 from fedkeel.data.read.load import check_augment
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError

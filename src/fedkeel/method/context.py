@@ -26,7 +26,8 @@ from fedkeel.method.part import Capability
 from fedkeel.method.per_example import map_examples
 from fedkeel.rng import generator
 from fedkeel.solve.span import Span
-from fedkeel.task.network import Autograd, Batch, Network, Output, batch_mean
+from fedkeel.task.batch import Batch, Output, batch_mean
+from fedkeel.task.network import Autograd, Network
 from fedkeel.tree import Groups, State, Tree
 
 Floats = NDArray[np.float64]

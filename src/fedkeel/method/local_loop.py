@@ -29,7 +29,7 @@ from fedkeel.method.local_optimiser import clipped
 from fedkeel.method.local_path import nonlinear_optimiser, path_length
 from fedkeel.method.local_training import MODEL, OPTIMISER, LocalTraining, start_client_state
 from fedkeel.method.round_values import Reply
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
 
 

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from fedkeel import tree
 from fedkeel.data.values import Values, example, tensors_of
 from fedkeel.errors import ModelError
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 
 MAX_ENTRIES = 1 << 22

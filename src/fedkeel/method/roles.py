@@ -31,7 +31,7 @@ from fedkeel.method.part import Part as Part
 from fedkeel.method.part import Stage as Stage
 from fedkeel.method.part import param as param
 from fedkeel.solve.span import Span
-from fedkeel.task.network import Batch, Output
+from fedkeel.task.batch import Batch, Output
 from fedkeel.tree import State, Tree
 
 # ---- before training ------------------------------------------------------------------------

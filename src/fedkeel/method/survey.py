@@ -22,7 +22,7 @@ from fedkeel.method.context import (
 )
 from fedkeel.method.local_loop import make_step, start_carry
 from fedkeel.method.local_training import LocalTraining, start_client_state
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 
 
 def client_survey(

@@ -23,7 +23,8 @@ import torch
 
 from fedkeel import config
 from fedkeel.data.augment import named_transform
-from fedkeel.data.dataset import Dataset, dataset, federation
+from fedkeel.data.dataset import Dataset, dataset
+from fedkeel.data.federation import federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import FedkeelError

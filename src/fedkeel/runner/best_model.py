@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel import config
-from fedkeel.data.dataset import Federation
+from fedkeel.data.federation import Federation
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import BestModel
 from fedkeel.records.score import MetricInfo

@@ -22,7 +22,8 @@ from fedkeel import config
 from fedkeel.cost.memory import check_server, choose_place, evaluation_batch
 from fedkeel.data import batches
 from fedkeel.data.augment import check_transform, named_transform
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.load import load
 from fedkeel.data.values import rows_of, shape_of, shape_text

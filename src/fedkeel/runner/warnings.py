@@ -10,7 +10,8 @@ import torch
 
 from fedkeel import config
 from fedkeel.config.base import Kinds
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
 from fedkeel.data.read.catalogue import SOURCES
 from fedkeel.data.read.identifiers import is_number
 from fedkeel.data.values import rows_of, tensors_of

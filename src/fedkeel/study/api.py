@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
-from fedkeel.data.dataset import Federation
+from fedkeel.data.federation import Federation
 from fedkeel.engine.process.interrupts import interrupts
 from fedkeel.engine.process.turns import one_at_a_time
 from fedkeel.method.grammar import split_expressions

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fedkeel import config
 from fedkeel.data.augment import Transform
-from fedkeel.data.dataset import Dataset, Federation
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation
 from fedkeel.data.read.user_data import Examples, is_examples, like
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ from functools import cache
 from fedkeel import config
 from fedkeel.config import Metric, Space
 from fedkeel.config import Run as RunSettings
-from fedkeel.data.dataset import Federation
+from fedkeel.data.federation import Federation
 from fedkeel.engine.prepared import Ingredients
 from fedkeel.errors import DataError
 from fedkeel.records.rows import RoundRecord

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,13 +17,11 @@ from fedkeel.data.values import (
     Values,
     copy_of,
     count_of,
-    map_values,
     only_tensor,
-    rows_of,
-    tensors_of,
 )
 from fedkeel.errors import ModelError
 from fedkeel.matmul import linear_layers
+from fedkeel.task.batch import Batch, Output, batch_mean
 from fedkeel.task.batch_norm import RealExamples
 from fedkeel.task.functional import Functional
 from fedkeel.task.losses import SOFT_TARGETS, Loss, cross_entropy, picked_cross_entropy
@@ -37,70 +34,6 @@ from fedkeel.tree import Tree, clone
 Autograd = Literal["eager", "functional"]
 """How gradients are taken: by `torch.autograd`, which is faster for one client, or by `torch.func`,
 which works inside vmap. Both differentiate the same function."""
-
-
-def _with_axis(tensor: Tensor) -> Tensor:
-    return tensor[None]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Examples of one step.
-
-    Args:
-        x: [B, ...] inputs, or several by name.
-        y: [B, ...] targets: labels [B], class probabilities [B, Y], quantities, masks, tokens; or
-            several by name.
-        weight: [B] 1 for a real example and 0 for padding; None where all are real.
-    """
-
-    x: Values
-    y: Values
-    weight: Tensor | None = None
-
-    @classmethod
-    def of_one(cls, x: Values, y: Values) -> Batch:
-        """Return a batch of one example, whose tensors have no leading axis."""
-        return cls(map_values(_with_axis, x), map_values(_with_axis, y))
-
-    def __len__(self) -> int:
-        return count_of(self.y)
-
-    @property
-    def labels(self) -> Tensor:
-        """[B] labels, or [B, Y] class probabilities, for parts that need CLASSES."""
-        return only_tensor(self.y, "a method of classes")
-
-    def real(self, dtype: torch.dtype) -> Tensor:
-        """Return [B] 1 for a real example and 0 for padding."""
-        if self.weight is not None:
-            return self.weight
-        return tensors_of(self.x)[0].new_ones(len(self), dtype=dtype)
-
-    def part(self, rows: slice) -> Batch:
-        """Return some of the examples."""
-        weight = None if self.weight is None else self.weight[rows]
-        return Batch(rows_of(self.x, rows), rows_of(self.y, rows), weight)
-
-
-@dataclass(frozen=True)
-class Output:
-    """What the network returns for a batch.
-
-    Args:
-        logits: the scores, [B, Y] of a classifier, see `fedkeel.task.outputs.scores_of`.
-        features: [B, F] inputs of the classifier, flattened; None where the module has none.
-        returned: what the module itself returned, which the task's loss receives.
-    """
-
-    logits: Tensor
-    features: Tensor | None = None
-    returned: Outputs = None
-
-    @classmethod
-    def of(cls, returned: Outputs, features: Tensor | None = None) -> Output:
-        """Return the output of what the module returned."""
-        return cls(scores_of(returned), features, returned)
 
 
 def _contiguous_copy(tensor: Tensor) -> Tensor:
@@ -497,20 +430,3 @@ class Network:
     def copy_buffers(self, buffers: Tree) -> Tree:
         """Return buffers that a forward pass may change without any effect."""
         return clone(buffers) if buffers else buffers
-
-
-def batch_mean(values: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of a value for each example, [B], over the real ones; [] as it stands.
-
-    Raises:
-        ModelError: some examples are padding, and there is one value for all.
-    """
-    if batch.weight is None:
-        return values.mean() if values.ndim else values
-    if values.ndim == 0:
-        raise ModelError(
-            "The loss is a mean over the batch, which cannot leave out padded examples.",
-            expected="one loss for each example, [B]",
-            do="return the losses before their mean, e.g. with reduction='none'",
-        )
-    return (values * batch.weight).sum() / batch.weight.sum()

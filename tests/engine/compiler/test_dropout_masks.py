@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedkeel.engine.compiler.dropout_masks import DrawnMasks, MaskSpec, random_draws
 from fedkeel.engine.compiler.errors import CannotCompile
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 
 
 def seeded(*seeds: int) -> list[torch.Generator]:

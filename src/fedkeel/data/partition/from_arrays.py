@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkeel.config import Partition, build
-from fedkeel.data.dataset import Dataset, Federation, concatenate_rows
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.federation import Federation, concatenate_rows
 from fedkeel.data.partition.recipes import divide
 from fedkeel.data.read.user_data import Array, Examples, Reading, dataset, read_clients
 from fedkeel.data.user_arrays import check_in_memory

@@ -16,7 +16,8 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from fedkeel.config import Partition
-from fedkeel.data.dataset import Dataset, Federation, Ints, federation
+from fedkeel.data.dataset import Dataset, Ints
+from fedkeel.data.federation import Federation, federation
 from fedkeel.data.partition.common import (
     Lists,
     Sizes,

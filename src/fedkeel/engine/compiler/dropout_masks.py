@@ -20,7 +20,8 @@ from fedkeel.data.values import joined
 from fedkeel.engine.compiler.errors import CannotCompile, first_line
 from fedkeel.engine.compiler.graph_nodes import draws_random_numbers
 from fedkeel.method.context import Ints
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 
 aten = torch.ops.aten
 

@@ -30,7 +30,7 @@ from fedkeel.method.local_loop import (
 )
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Reply, reply_state
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import State, leaf, map_tensors, substate, substates, tensors
 
 

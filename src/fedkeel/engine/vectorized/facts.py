@@ -13,7 +13,7 @@ from fedkeel.engine.compiler.dropout_masks import RandomDraws, random_draws
 from fedkeel.engine.vectorized.padding import method_obstacle, network_obstacle
 from fedkeel.method.context import Population
 from fedkeel.method.plugins import user_modules
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 
 SHORT_ROUND = 8
 """Steps of a round that is compiled as a whole, at most."""

@@ -31,7 +31,8 @@ from fedkeel.method.local_training import LocalTraining, start_client_state
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message
 from fedkeel.method.survey import add_mean_answers, client_survey
-from fedkeel.task.network import Batch, Network
+from fedkeel.task.batch import Batch
+from fedkeel.task.network import Network
 from fedkeel.tree import State, Tree
 
 _PADDING = 2

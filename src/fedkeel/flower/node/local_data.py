@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedkeel.config import Experiment
-from fedkeel.data.dataset import Dataset, Federation, Ints, dataset
+from fedkeel.data.dataset import Dataset, Ints, dataset
+from fedkeel.data.federation import Federation
 from fedkeel.data.read.load import all_trained_on, load
 from fedkeel.data.read.raw_examples import stratified_split
 from fedkeel.data.read.scaling import normalise

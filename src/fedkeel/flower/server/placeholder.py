@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from fedkeel.config import Experiment
-from fedkeel.data.dataset import Dataset, Federation, ScalePair
+from fedkeel.data.dataset import Dataset, ScalePair
+from fedkeel.data.federation import Federation
 from fedkeel.data.read.scaling import Moments
 from fedkeel.data.values import Values
 from fedkeel.engine.prepared import Ingredients

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import LossTerm
-from fedkeel.task.network import Output
+from fedkeel.task.batch import Output
 from fedkeel.tree import Tree
 
 EPS = 1e-8

@@ -18,7 +18,7 @@ from fedkeel.errors import CompositionError
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import LossTerm
-from fedkeel.task.network import Output
+from fedkeel.task.batch import Output
 from fedkeel.task.parameter_names import blocks, under
 from fedkeel.tree import Tree
 

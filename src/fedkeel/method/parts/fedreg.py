@@ -19,7 +19,7 @@ from fedkeel.data.values import only_tensor
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import GradientRule, Preparation, StepCorrection
-from fedkeel.task.network import Batch
+from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
 
 TINY = 1e-30

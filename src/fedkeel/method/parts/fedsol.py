@@ -17,7 +17,7 @@ from fedkeel import tree
 from fedkeel.method.context import Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import GradientRule
-from fedkeel.task.network import Output
+from fedkeel.task.batch import Output
 from fedkeel.tree import Tree
 
 ROUNDING = 64.0

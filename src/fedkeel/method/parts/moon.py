@@ -18,7 +18,7 @@ from fedkeel import tree
 from fedkeel.method.context import Round, Step
 from fedkeel.method.part import Capability, param
 from fedkeel.method.roles import ClientState, LossTerm
-from fedkeel.task.network import Output
+from fedkeel.task.batch import Output
 from fedkeel.tree import State, Tree
 
 

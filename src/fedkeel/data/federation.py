@@ -1,0 +1,181 @@
+"""A training set divided among clients: the `Federation`.
+
+A client is a list of row numbers, not an object: fifty thousand clients cost two index arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedkeel.data.dataset import Dataset, Ints
+from fedkeel.data.user_arrays import as_rows, check_in_memory
+from fedkeel.errors import DataError
+from fedkeel.records.histogram import Histogram
+from fedkeel.rng import generator
+
+_QUICK = 1_000_000
+"""Clients times classes up to which counting in a whole table is quicker than sorting."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A training set divided among clients. C clients.
+
+    Args:
+        data: the training set.
+        rows: [M] row numbers of all clients, one client after the other.
+        offsets: [C + 1]; client k owns ``rows[offsets[k]:offsets[k + 1]]``.
+        how: what divided the data, for records: at least ``{"kind": ...}``.
+        names: C names of the clients, empty where they are just numbers.
+        holdout_rows: [H] row numbers that clients keep aside for evaluation, as `rows`.
+        holdout_offsets: [C + 1], as `offsets`.
+        test: test examples of the clients, whose names are its sources; None where there are none.
+    """
+
+    data: Dataset
+    rows: Ints
+    offsets: Ints
+    how: Mapping[str, Any] = field(default_factory=lambda: {"kind": "given"})
+    names: tuple[str, ...] = ()
+    holdout_rows: Ints | None = None
+    holdout_offsets: Ints | None = None
+    test: Dataset | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def client(self, k: int) -> Ints:
+        """Return the row numbers of client `k`, a view."""
+        return self.rows[self.offsets[k] : self.offsets[k + 1]]
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """[C] number of training examples of each client."""
+        return np.diff(self.offsets)
+
+    def client_of_row(self) -> Ints:
+        """[M] client of each entry of `rows`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def class_counts(self) -> Histogram:
+        """Return the number of training examples of each client and class, without the zeros."""
+        classes = self.data.classes
+        if not self.data.has_labels:
+            return Histogram.of_rows(np.zeros((len(self), 0), dtype=np.int64))
+        if len(self) * classes <= _QUICK:
+            return Histogram.of_rows(self.histogram())
+        key = self.client_of_row() * classes + self.data.labels[self.rows]
+        pairs, count = np.unique(key, return_counts=True)
+        return Histogram(len(self), classes, *np.divmod(pairs, classes), count.astype(np.int64))
+
+    def histogram(self) -> Ints:
+        """[C, Y] number of training examples of each client and class."""
+        if not self.data.has_labels:
+            return np.zeros((len(self), 0), dtype=np.int64)
+        y = self.data.labels[self.rows]
+        flat = np.bincount(
+            self.client_of_row() * self.data.classes + y, minlength=len(self) * self.data.classes
+        )
+        return flat.reshape(len(self), self.data.classes).astype(np.int64)
+
+    def in_one_place(self) -> Federation:
+        """Return a federation of one client, which has the examples of all."""
+        offsets = self.holdout_offsets
+        return replace(
+            self,
+            offsets=self.offsets[[0, -1]],
+            names=(),
+            holdout_offsets=None if offsets is None else offsets[[0, -1]],
+        )
+
+    def only(self, k: int) -> Federation:
+        """Return a federation of client `k` alone."""
+        rows, offsets = self.holdout_rows, self.holdout_offsets
+        if rows is not None and offsets is not None:
+            rows = rows[offsets[k] : offsets[k + 1]]
+            offsets = np.array([0, len(rows)])
+        return replace(
+            self,
+            rows=self.client(k),
+            offsets=np.array([0, self.sizes[k]]),
+            names=self.names[k : k + 1],
+            holdout_rows=rows,
+            holdout_offsets=offsets,
+        )
+
+    def hold_out(self, fraction: float, seed: int) -> Federation:
+        """Return the federation with a share of each client's rows kept aside for evaluation.
+
+        Every client keeps at least one example to train on; floor(fraction * size) are held out,
+        drawn without replacement, one client after the other from the stream (seed, "holdout").
+        """
+        kept, held = [], []
+        random = generator(seed, "holdout")
+        for k in range(len(self)):
+            rows = self.client(k)
+            count = min(math.floor(fraction * len(rows) + 1e-9), len(rows) - 1)
+            order = random.permutation(len(rows))
+            held.append(rows[np.sort(order[:count])])
+            kept.append(rows[np.sort(order[count:])])
+        rows, offsets = concatenate_rows(kept)
+        holdout_rows, holdout_offsets = concatenate_rows(held)
+        return replace(
+            self,
+            rows=rows,
+            offsets=offsets,
+            holdout_rows=holdout_rows,
+            holdout_offsets=holdout_offsets,
+        )
+
+
+def concatenate_rows(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Return (concatenated rows, offsets) of one list of rows for each client."""
+    offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum([len(rows) for rows in lists], out=offsets[1:])
+    return np.concatenate(lists) if lists else offsets[:0], offsets
+
+
+def federation(
+    data: Dataset,
+    lists: Sequence[Ints],
+    how: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+) -> Federation:
+    """Make a `Federation` of one list of row numbers for each client.
+
+    Raises:
+        DataError: there are no clients, a client has no examples, a row does not exist, or they are
+            no whole numbers, such as masks.
+    """
+    if isinstance(lists, Mapping):
+        raise DataError(
+            "The partition is no sequence of lists of rows.",
+            got=f"a {type(lists).__name__}",
+            expected="one list of row numbers for each client",
+            do="give list(rows.values()) and names=list(rows), or arrays to fedkeel.from_clients",
+        )
+    check_in_memory(lists, "The rows of the clients")
+    if len(lists) == 0:
+        raise DataError("The partition has no clients.", expected="at least one client")
+    rows, offsets = concatenate_rows([as_rows(rows, k) for k, rows in enumerate(lists)])
+    if len(rows) and (rows.min() < 0 or rows.max() >= len(data)):
+        raise DataError(
+            "A client owns a row that the data does not have.",
+            got=f"row {rows.max() if rows.max() >= len(data) else rows.min()}",
+            expected=f"rows 0..{len(data) - 1}",
+        )
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if len(empty):
+        raise DataError(
+            f"{len(empty)} of {len(lists)} clients have no examples.",
+            got=f"client {empty[0]} is empty",
+            expected="at least one example for each client",
+            do="use fewer clients, a larger alpha, or a minimum size (min_size)",
+        )
+    return Federation(data, rows, offsets, dict(how or {"kind": "given"}), tuple(names))

@@ -1,0 +1,93 @@
+"""The examples of a step, and what a network returns for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkeel.data.values import Values, count_of, map_values, only_tensor, rows_of, tensors_of
+from fedkeel.errors import ModelError
+from fedkeel.task.outputs import Outputs, scores_of
+
+
+def _with_axis(tensor: Tensor) -> Tensor:
+    return tensor[None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of one step.
+
+    Args:
+        x: [B, ...] inputs, or several by name.
+        y: [B, ...] targets: labels [B], class probabilities [B, Y], quantities, masks, tokens; or
+            several by name.
+        weight: [B] 1 for a real example and 0 for padding; None where all are real.
+    """
+
+    x: Values
+    y: Values
+    weight: Tensor | None = None
+
+    @classmethod
+    def of_one(cls, x: Values, y: Values) -> Batch:
+        """Return a batch of one example, whose tensors have no leading axis."""
+        return cls(map_values(_with_axis, x), map_values(_with_axis, y))
+
+    def __len__(self) -> int:
+        return count_of(self.y)
+
+    @property
+    def labels(self) -> Tensor:
+        """[B] labels, or [B, Y] class probabilities, for parts that need CLASSES."""
+        return only_tensor(self.y, "a method of classes")
+
+    def real(self, dtype: torch.dtype) -> Tensor:
+        """Return [B] 1 for a real example and 0 for padding."""
+        if self.weight is not None:
+            return self.weight
+        return tensors_of(self.x)[0].new_ones(len(self), dtype=dtype)
+
+    def part(self, rows: slice) -> Batch:
+        """Return some of the examples."""
+        weight = None if self.weight is None else self.weight[rows]
+        return Batch(rows_of(self.x, rows), rows_of(self.y, rows), weight)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the network returns for a batch.
+
+    Args:
+        logits: the scores, [B, Y] of a classifier, see `fedkeel.task.outputs.scores_of`.
+        features: [B, F] inputs of the classifier, flattened; None where the module has none.
+        returned: what the module itself returned, which the task's loss receives.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+    returned: Outputs = None
+
+    @classmethod
+    def of(cls, returned: Outputs, features: Tensor | None = None) -> Output:
+        """Return the output of what the module returned."""
+        return cls(scores_of(returned), features, returned)
+
+
+def batch_mean(values: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of a value for each example, [B], over the real ones; [] as it stands.
+
+    Raises:
+        ModelError: some examples are padding, and there is one value for all.
+    """
+    if batch.weight is None:
+        return values.mean() if values.ndim else values
+    if values.ndim == 0:
+        raise ModelError(
+            "The loss is a mean over the batch, which cannot leave out padded examples.",
+            expected="one loss for each example, [B]",
+            do="return the losses before their mean, e.g. with reduction='none'",
+        )
+    return (values * batch.weight).sum() / batch.weight.sum()
