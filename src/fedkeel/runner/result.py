@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedkeel.errors import RunError, did_you_mean
+from fedkeel.records.baselines import LOCAL
 from fedkeel.records.files import file_digest
 from fedkeel.records.folder import BEST_MODEL
 from fedkeel.records.rows import RoundRecord
@@ -105,7 +106,7 @@ class Result:
         return [(row.round, row.test[name]) for row in self.rows if row.test is not None]
 
     def _check_model(self) -> None:
-        if not self.module:
+        if self.record.method == LOCAL:
             raise RunError(
                 f"A run of {self.record.method!r} has no single model.",
                 why="each client has trained its own",
