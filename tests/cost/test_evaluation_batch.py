@@ -24,7 +24,7 @@ class Wide(nn.Module):
         return (x[:, :1] * self.scale).relu().sum(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("numbers", [10, 10**5, 10**6, 10**8])
+@pytest.mark.parametrize("numbers", [10, 10**5, 10**6])
 def test_it_keeps_the_bytes_between_the_layers_bounded(numbers: int) -> None:
     count = evaluation_batch(Network(Wide(numbers)), torch.zeros(2, 3))
     expected = EVALUATION_BYTES // (2 * 4 * numbers + 4)

@@ -165,7 +165,9 @@ def test_fedreg_follows_its_authors(name: str) -> None:
     x, y = torch.from_numpy(o["x"]), torch.from_numpy(o["y"].astype(np.int64))
     gamma, eta_s = hp(o, "gamma"), hp(o, "eta_s")
     plan = parse(f"fedreg(gamma={gamma!r}, eta_s={eta_s!r})")
-    training = LocalTraining(plan, toy_network(start, loss=loss), Local(lr=hp(o, "lr"), epochs=1))
+    network = toy_network(start, loss=loss)
+    network.scores_classes = True  # as a task finds out
+    training = LocalTraining(plan, network, Local(lr=hp(o, "lr"), epochs=1))
     message = Message(start, {}, {}, 0, hp(o, "lr"))
     with torch.no_grad():
         client, progress = client_start(
