@@ -25,12 +25,14 @@ from fedkeel.method.roles import (
     Carry,
     ClientState,
     GradientTransform,
+    LossTerm,
     Reduction,
     ServerState,
     UpdateTransform,
     Upload,
 )
 from fedkeel.solve.span import Span
+from fedkeel.task.batch import Output
 from fedkeel.tree import State, Tree
 
 
@@ -253,6 +255,14 @@ class TakesMeanGradient(Broken, ClientState):
         return {"g": round.mean_grad()["fc1.bias"]}
 
 
+class TakesLabels(Broken, LossTerm):
+    """Looks at class labels, and does not say that it needs them."""
+
+    def loss_term(self, output: Output, params: Tree, step: Step) -> Tensor:
+        y = step.batch.labels
+        return torch.nn.functional.cross_entropy(output.logits, y, reduction="none")
+
+
 def entered(monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> None:
     """Enter a part under the name ``broken``."""
     recipes = {**registry.REGISTRY, "broken": Recipe("mcmahan2017", "broken", {"": kind})}
@@ -285,6 +295,7 @@ def failure(monkeypatch: pytest.MonkeyPatch, kind: type[Part], check: str) -> st
         (MoreWhenFull, "recorded bytes are the bytes on the wire"),
         (DefaultType, "all numbers are of the run's type"),
         (ReadsPath, "it bears AdamW, clipping and accumulation, or says why not"),
+        (TakesLabels, "it trains on every kind of task that it accepts"),
         (TakesMeanGradient, "it bears AdamW, clipping and accumulation, or says why not"),
     ],
 )
@@ -360,7 +371,7 @@ def test_a_check_that_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(CHECKS, "the order of replies does not matter", breaks)
     with pytest.raises(ConformanceError, match="LookupError: nothing there") as error:
         check_method("fedavg")
-    assert "'fedavg' fails 1 of 14 checks." in error.value.what
+    assert f"'fedavg' fails 1 of {len(CHECKS)} checks." in error.value.what
 
 
 def test_nan_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
