@@ -159,3 +159,67 @@ def test_shakespeare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert 1 < scores["pairs of characters"][0] < len(alphabet)
     assert all(1 < scores[method][0] < len(alphabet) for method in ("centralised", "fedavg"))
     assert f"| fedavg | {scores['fedavg'][0]:.2f} ± 0.00 |" in capsys.readouterr().out
+
+
+def write_blood(folder: Path, name: str, cells: list[tuple[str, int, int, int, int]]) -> None:
+    """An image of 640 x 480 and its boxes, whose pixels the publisher counts from 1."""
+    image = np.full((480, 640, 3), 220, dtype=np.uint8)
+    objects = ""
+    for kind, *box in cells:
+        left, top, right, bottom = box
+        image[top - 1 : bottom, left - 1 : right] = (
+            (90, 40, 160) if kind == "WBC" else (200, 60, 60)
+        )
+        corners = "".join(
+            f"<{key}>{value}</{key}>" for key, value in zip(CORNERS, box, strict=True)
+        )
+        objects += f"<object><name>{kind}</name><bndbox>{corners}</bndbox></object>"
+    Image.fromarray(image).save(folder / "JPEGImages" / f"{name}.jpg")
+    text = f"<annotation>{objects}</annotation>"
+    (folder / "Annotations" / f"{name}.xml").write_text(text, encoding="ascii")
+
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def test_blood_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (tmp_path / name).mkdir(parents=True)
+    for part, count in (("trainval", 10), ("test", 3)):
+        names = [f"{part}_{number}" for number in range(count)]
+        for number, name in enumerate(names):
+            white = ("WBC", 101 + 10 * number, 201, 260 + 10 * number, 360)
+            write_blood(tmp_path, name, [white, ("RBC", 401, 41, 480, 120), ("RBC", 9, 9, 9, 40)])
+        (tmp_path / "ImageSets/Main" / f"{part}.txt").write_text("\n".join(names) + "\n")
+    module = example("blood_cells")
+    x, y = module.read(tmp_path, "test")
+    assert (x.shape, y["boxes"].shape) == ((3, 3, 120, 160), (3, 40, 5))
+    assert y["count"].tolist() == [2] * 3  # the box without an area is left out
+    # a cell of the grid is 32 pixels of the image
+    assert y["boxes"][1, 0].tolist() == pytest.approx([1, 190 / 32, 280 / 32, 160 / 32, 160 / 32])
+    assert y["boxes"][0, 1].tolist() == pytest.approx([0, 440 / 32, 80 / 32, 80 / 32, 80 / 32])
+    assert (
+        sum(len(x) for x, _ in module.laboratories(*module.read(tmp_path, "trainval")).values())
+        == 10
+    )
+
+    truth = {name: torch.tensor(array) for name, array in y.items()}
+    maps = torch.full((3, 7, 15, 20), -20.0)
+    for image in range(3):
+        for kind, *box in y["boxes"][image, :2]:
+            column, row = int(box[0]), int(box[1])
+            maps[image, int(kind), row, column] = 20
+            offsets = (box[0] - column, box[1] - row, *np.log(box[2:]))
+            maps[image, 3:, row, column] = torch.tensor(offsets)
+    perfect = module.found_and_true(maps, truth).double()
+    assert module.mean_average_precision(perfect) == 1
+    assert float(module.detection_loss(maps, truth).max()) < 1e-5
+    maps[0, 1, :, :] = -20  # one white cell of three is missed, so the mean is of 1 and 2 / 3
+    kept = module.found_and_true(maps, truth).double()
+    assert module.mean_average_precision(kept) == pytest.approx((1 + 2 / 3) / 2)
+    boxes = np.array([[0.0, 0.0, 2.0, 2.0], [1.0, 0.0, 3.0, 2.0], [2.0, 2.0, 4.0, 4.0]])
+    assert module.overlaps(boxes[0], boxes).tolist() == pytest.approx([1, 1 / 3, 0])
+
+    scores = module.main([str(tmp_path), "--quick"])
+    assert all(0 <= values[0] <= 1 for values in scores.values())
+    assert "| fedavg | " in capsys.readouterr().out
