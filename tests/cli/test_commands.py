@@ -55,6 +55,7 @@ def test_run_as_a_table(folder: Path) -> None:
         "config.toml",
         "model-best.safetensors",
         "model.safetensors",
+        "pictures.safetensors",
         "report.html",
         "rounds.jsonl",
         "run.json",

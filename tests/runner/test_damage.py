@@ -288,6 +288,7 @@ def test_the_report_says_what_has_changed_since_a_run_ended(
         "rounds.jsonl",
         "model.safetensors",
         "model-best.safetensors",
+        "pictures.safetensors",
     }
 
 

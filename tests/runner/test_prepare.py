@@ -501,7 +501,10 @@ def test_a_test_set_of_another_shape() -> None:
     wide = fk.dataset(np.zeros((4, 6)), [0, 1, 2, 0], classes=3)
     error = refused(test=wide)
     assert isinstance(error, ModelError)
-    assert (error.got, error.expected) == ("[6] of the test set", "[5], as in training")
+    assert (error.got, error.expected) == (
+        "[4, 6] of the test set",
+        "[75, 5], as in training, but for the number of examples",
+    )
 
 
 def test_a_test_set_with_more_classes_than_outputs() -> None:

@@ -60,7 +60,10 @@ def evaluation_batch(network: Network, x: Values) -> int:
             network.test_output(network.params, network.buffers, rows_of(x, [0] * count))
         return counter.total
 
-    size = total(3) - total(2)  # without what is made of the parameters alone
+    try:
+        size = total(3) - total(2)  # without what is made of the parameters alone
+    except Exception:  # a model of the user's that does not bear being watched
+        return EVALUATION_BATCH
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // max(1, size)))
 
 

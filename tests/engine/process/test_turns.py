@@ -92,7 +92,7 @@ def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
         while not shown and time.monotonic() < deadline:
             shown = capfd.readouterr().err
             time.sleep(0.01)
-        assert shown.startswith("waiting for a run in another thread")
+        assert shown.startswith("waiting: another thread of this process is making a run")
         assert not result.done()
         end.set()
         assert result.result().record.status == "finished"

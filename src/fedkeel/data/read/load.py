@@ -149,17 +149,13 @@ def _check_settings(settings: Data) -> None:
 
 def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_many: bool) -> Source:
     """Read one source."""
-    is_folder = text not in SOURCES and Path(text).expanduser().is_dir()
-    if settings.target == "quantity" and (text in SOURCES or is_folder):
-        raise DataError(
-            f"{text} has labels, and data.target asks for quantities.",
-            expected="a CSV, Parquet or .npz file with a column or an array of numbers",
-            do="leave data.target out",
-        )
     if text in SOURCES:
+        _check_labels_are_wanted(text, settings)
         return Source(text, True, *read_known_set(text, settings.test_fraction, cache))
     path = Path(text).expanduser()
     _check_path(path, text)
+    if path.is_dir():
+        _check_labels_are_wanted(text, settings)
     train, test = _read_own(path, settings, is_one_of_many)
     warnings: tuple[str, ...] = ()
     if test is None:
@@ -187,6 +183,16 @@ def _read(text: str, settings: Data, seed: int, cache: Path | None, is_one_of_ma
         )
     name = path.resolve().name if path.is_dir() else path.stem
     return Source(name, False, train, test, warnings)
+
+
+def _check_labels_are_wanted(text: str, settings: Data) -> None:
+    """Refuse a source whose examples have labels where quantities are asked for."""
+    if settings.target == "quantity":
+        raise DataError(
+            f"{text} has labels, and data.target asks for quantities.",
+            expected="a CSV, Parquet or .npz file with a column or an array of numbers",
+            do="leave data.target out",
+        )
 
 
 def all_trained_on(name: str, examples: int) -> str:
