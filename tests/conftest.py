@@ -28,6 +28,6 @@ def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget what a test imported from its folders: the next one may use the same name."""
     yield
     folder = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if (getattr(module, "__file__", None) or "").startswith(folder):
             del sys.modules[name]

@@ -42,7 +42,7 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     """The hospitals' own experiment, with two small ones; nothing is left running."""
     files = [hospital(tmp_path / f"{i}.csv", i) for i in range(2)]
     words = ["flower", "up", HOSPITALS / "experiment.toml", "--out", "run", "--json"]
-    words += ["-s", "rounds=1", "-s", "partition.clients=2"]
+    words += ["-s", "rounds=1", "-s", "partition.clients=2", "-s", 'task.metrics=["auroc"]']
     words += [word for file in files for word in ("--data", file.name)]
     done = shell(*words, folder=tmp_path, seconds=240)
     assert done.code == 0, done.err
@@ -53,7 +53,7 @@ def test_up_with_data_of_its_own_on_each_node(tmp_path: Path) -> None:
     record = RunFolder(tmp_path / "run").read_run()
     assert record.engine.kind == "flower"
     assert record.partition.sizes == [32, 32]
-    assert "round 1/1" in done.err
+    assert re.search(r"round 1/1, test auroc [0-9.]+ %", done.err)
     assert living(tmp_path) == []
 
 

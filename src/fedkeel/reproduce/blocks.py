@@ -84,7 +84,7 @@ def metric_text(metric: Metric) -> str:
     """Return a metric as text.
 
     >>> metric_text(Metric(kind="rounds_to", target=0.95))
-    'rounds to 95 % top-1'
+    'rounds to 95 % accuracy'
     """
     score = MetricInfo(metric.score).label
     if metric.kind in ("rounds_to_share", "bytes_to_share"):

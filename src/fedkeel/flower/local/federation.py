@@ -24,6 +24,7 @@ from fedkeel.flower.node.configuration import make_node
 from fedkeel.flower.server.serve import OUTCOME, Outcome
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
+from fedkeel.records.score import MetricInfo
 from fedkeel.runner.prepare import gather, prepare
 from fedkeel.runner.progress import ProgressDisplay
 from fedkeel.runner.warnings import find_warnings
@@ -98,10 +99,12 @@ def run_locally(
     warnings: list[str] = []
     if is_on_nodes(experiment):
         for config in configs:
-            node = make_node(experiment, parse_config_args([config]))
-            warnings += node.prepared.setup.federation.data.warnings
+            prepared = make_node(experiment, parse_config_args([config])).prepared
+            warnings += prepared.setup.federation.data.warnings
     else:
-        warnings = find_warnings(prepare(experiment, gather(experiment)))
+        prepared = prepare(experiment, gather(experiment))
+        warnings = find_warnings(prepared)
+    score = prepared.setup.metrics.score
     with RunFolder(flower_folder).alone():  # what follows would end another command's processes
         app = flower_folder / "app"
         _remove_leftovers(flower_folder)
@@ -111,7 +114,7 @@ def run_locally(
             run = federation.submit(app, {"out": str(out.absolute()), "resume": resume})
             for warning in warnings:
                 display.warn(f"flower run {run}", warning)
-            return _Follower(federation, run, folder, display).follow(experiment.rounds)
+            return _Follower(federation, run, folder, display).follow(experiment.rounds, score)
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -146,13 +149,17 @@ class _Follower:
     def _has_ended(self) -> bool:
         return (self.federation.folder / OUTCOME).exists()
 
-    def follow(self, rounds: int) -> LocalResult:
+    def follow(self, rounds: int, score: MetricInfo) -> LocalResult:
         """Show the rounds as they come, and return the result when the run has ended.
+
+        Args:
+            rounds: T.
+            score: the metric that is shown.
 
         Raises:
             RunError: the run has failed.
         """
-        self.display.begin(self._name, rounds, 0)
+        self.display.begin(self._name, rounds, 0, score)
         with interrupts(self.display.stopping) as stop:
             rows = self._wait(stop)
         outcome = Outcome.read(self.federation.folder)
