@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--quick", action="store_true", help="one round and one seed")
     parser.add_argument("--out", type=Path, help="folder of the runs, which can be continued")
     given = parser.parse_args(arguments)
-    rounds, seeds = (1, 1) if given.quick else (60, 2)
+    rounds, seeds = (1, 1) if given.quick else (40, 2)
 
     comparison = fk.compare(
         ["centralised", "fedavg", "fedprox(mu=0.01)"],

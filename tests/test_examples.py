@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(Path(name).name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -223,3 +224,62 @@ def test_blood_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     scores = module.main([str(tmp_path), "--quick"])
     assert all(0 <= values[0] <= 1 for values in scores.values())
     assert "| fedavg | " in capsys.readouterr().out
+
+
+def test_heart_disease(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also as a federation of nodes, by the experiment beside it."""
+    for hospital in ("cleveland", "hungarian", "switzerland", "va"):
+        random, lines = np.random.default_rng(len(hospital)), []
+        for number in range(30):
+            ill, chol = number % 2, 0 if hospital == "switzerland" else 200 + number
+            thal = "?" if number % 3 == 0 else ("3.0", "7")[ill]
+            values = (
+                50 + number,
+                1,
+                1 + number % 4,
+                120,
+                chol,
+                number % 5 // 4 or "?",
+                0,
+                150 - 30 * ill,
+                0,
+                ".7",
+            )
+            lines.append(",".join(map(str, (*values, 1 + number % 3, 0, thal, ill * 3))))
+        random.shuffle(lines)
+        (tmp_path / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
+    module = example("heart_disease/compare")
+    rows = module.read(tmp_path, "switzerland")
+    assert {row["chol"] for row in rows} == {""}
+    assert {row["thal"] for row in rows} == {"", "3", "7"}
+    assert all((row["thal"] == "7") <= (row["disease"] == "ill") for row in rows)
+    train, test = module.split(rows, 0)
+    assert (len(train), len(test)) == (22, 8)
+    assert sum(row["disease"] == "ill" for row in test) == 4
+    out = tmp_path / "out"
+    auroc = module.main([str(tmp_path), "--quick", "--out", str(out)])
+    assert [*auroc] == ["local", "centralised", "fedavg", "fedprox(mu=0.1)", "scaffold", "fedgh"]
+    assert all(value == [1.0] for value in auroc["centralised"].values())
+    assert "| fedavg | 100.0% ± 0.0% |" in capsys.readouterr().out
+    schema = json.loads(next(out.glob("split-0/fedavg-*/run.json")).read_text())["data"]["schema"]
+    assert [column["name"] for column in schema][:3] == ["age", "sex", "cp"]
+
+    pytest.importorskip("flwr")
+    from fedkeel.cli.experiment import read_experiment
+    from fedkeel.flower.node.configuration import make_node
+    from fedkeel.flower.server.serve import RunOptions, serve
+    from in_process_grid import InProcessGrid
+
+    path = EXAMPLES / "heart_disease" / "experiment.toml"
+    experiment = read_experiment(path, None, ["rounds=2"])
+    nodes = {
+        100 + i: make_node(
+            experiment,
+            {"partition-id": i, "data": str(out / f"{name}.csv"), "state": str(tmp_path / "s")},
+        )
+        for i, name in enumerate(module.HOSPITALS)
+    }
+    last = serve(InProcessGrid(nodes), experiment, RunOptions(tmp_path / "run")).rows[-1]
+    assert last.test.examples == 4 * 9
+    assert last.test["auroc"] > 0.9
+    assert (last.faults, len(last.sources)) == ({}, 4)
