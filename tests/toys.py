@@ -211,7 +211,7 @@ def plain(result: Result) -> list[str]:
 
 def forget(folder: Path) -> None:
     """Take out of memory what was imported from a folder."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if str(folder) in (getattr(module, "__file__", None) or ""):
             del sys.modules[name]
 

@@ -203,7 +203,7 @@ def _local_modules() -> list[ModuleType]:
     path = _fresh_path()
     is_found = dict.fromkeys((*sys.stdlib_module_names, "__main__", "fedkeel"), True)
     local = []
-    for name, item in list(sys.modules.items()):
+    for name, item in sys.modules.copy().items():
         package = name.partition(".")[0]
         if getattr(item, "__file__", None) is None:
             continue
