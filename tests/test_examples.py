@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -283,3 +284,26 @@ def test_heart_disease(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert last.test.examples == 4 * 9
     assert last.test["auroc"] > 0.9
     assert (last.faults, len(last.sources)) == ({}, 4)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_lora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    speech = "So shaken as we are, so wan with care,\nfind we a time\n" * 4
+    blocks = [f"{role}:\n{speech}" for _ in range(12) for role in ("HENRY", "JOHN", "ANNE", "PAGE")]
+    (tmp_path / "input.txt").write_text("\n\n".join(blocks), encoding="ascii")
+    module = example("lora")
+    scores = module.main([str(tmp_path), "--quick"])
+    adapters, whole = scores["adapters"], scores["whole model"]
+    assert adapters["before"] == pytest.approx(whole["before"])  # adapters begin as nothing
+    assert adapters["after"] < adapters["before"]
+    assert whole["after"] < whole["before"]
+    rank, width, layers = 4, 64, 2
+    assert adapters["kB up"] * 1000 == 4 * layers * rank * (width + 3 * width)
+    assert whole["kB up"] > 10 * adapters["kB up"]
+    assert "| adapters | " in capsys.readouterr().out
+    sys.modules.pop("shakespeare", None)
