@@ -89,6 +89,14 @@ def test_the_same_command_takes_what_is_there(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_of_a_table_that_cannot_be_run_the_published_numbers_are_shown(folder: Path) -> None:
+    done = call("reproduce", "fedgh-faces", "--json", "--quiet")
+    assert done.code == 0, done.err
+    cells = done.json
+    assert {cell["state"] for cell in cells} == {"cannot be run"}
+    assert [cell["published"] for cell in cells] == [61.5, 91.6, 83.0, 89.7, 84.2, 89.7]
+
+
 def test_tuned(folder: Path) -> None:
     tune = '[tune]\nsampler = "grid"\nsplit = "test"\n[tune.space]\n"local.lr" = [0.0001, 0.3]\n\n'
     tiny(folder, TINY.replace("[metric]", f"{tune}[metric]", 1))

@@ -87,7 +87,7 @@ class TableLine:
     @property
     def state(self) -> str:
         """How many of its runs are finished, as text."""
-        if self.row.missing or self.column.missing:
+        if self.row.missing or self.column.missing or not self.wanted:
             return "cannot be run"
         if len(self.values) == self.wanted:
             return "done"
