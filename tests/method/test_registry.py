@@ -41,6 +41,9 @@ ILLEGAL = {
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
+    # FedExP compares the lengths of updates with that of their mean
+    ("minibatch_sgd", "fedexp"): BROKEN,
+    ("fednova", "fedexp"): BROKEN,
     # one looks at single examples, the other at all of a batch together
     ("dpsgd", "feddecorr"): BROKEN,
     # the same part in both
@@ -60,6 +63,7 @@ ILLEGAL = {
     ("fedgc", "mifa"): WEIGHTS,
     ("fedgc", "mime"): WEIGHTS,
     ("fedgc", "mimelite"): WEIGHTS,
+    ("fedgc", "fedexp"): WEIGHTS,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

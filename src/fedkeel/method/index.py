@@ -148,6 +148,11 @@ METHODS: Mapping[str, Entry] = {
         "a penalty on parameters that other clients need",
         {"fedcurv": "fedcurv:FedCurv"},
     ),
+    "fedexp": Entry(
+        "jhunjhunwala2023fedexp",
+        "a longer server step where updates cancel out",
+        {"fedexp": "fedexp:FedExP"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
