@@ -18,7 +18,7 @@ from harness import EVERYTHING
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
 
 # in the order of the registry
-GRADIENT = ("minibatch_sgd", "fedreg", "fedsam", "dpsgd", "fedsol")
+GRADIENT = ("minibatch_sgd", "fedreg", "fedsam", "dpsgd", "fedsol", "fedlesam")
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm", "fedacg", "domo"),

@@ -207,11 +207,15 @@ class Step:
             prepared=part_state(self.states.prepared, part),
         )
 
-    def grad(self, params: Tree) -> Tree:
+    def grad(self, params: Tree, penalties_at: Tree | None = None) -> Tree:
         """Return the gradient of the objective on this step's batch, with all terms and penalties.
 
         The first call of a step is the one whose task loss is recorded and whose forward pass
         updates batch statistics; later calls leave no trace.
+
+        Args:
+            params: where.
+            penalties_at: where that of the penalties is taken; None for `params`.
         """
         first = not self.recorded_losses
         buffers = self.buffers if first else self.network.copy_buffers(self.buffers)
@@ -219,7 +223,7 @@ class Step:
         loss, grads = (self._value_and_grad if is_whole else self._accumulated)(params, buffers)
         if first:
             self.recorded_losses.append(loss)
-        return self._with_penalties(grads, params)
+        return self._with_penalties(grads, params if penalties_at is None else penalties_at)
 
     def _value_and_grad(self, params: Tree, buffers: Tree) -> tuple[Tensor, Tree]:
         """Return the task loss [] and the gradient of the objective without its penalties."""

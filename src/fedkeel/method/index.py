@@ -153,6 +153,11 @@ METHODS: Mapping[str, Entry] = {
         "a longer server step where updates cancel out",
         {"fedexp": "fedexp:FedExP"},
     ),
+    "fedlesam": Entry(
+        "fan2024fedlesam",
+        "gradients at a point back along the last global step",
+        {"fedlesam": "fedlesam:FedLESAM"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
