@@ -18,10 +18,20 @@ from harness import EVERYTHING
 SLOT, BROKEN, TWICE, WEIGHTS = "slot", "breaks", "twice", "weights"
 
 # in the order of the registry
-GRADIENT = ("minibatch_sgd", "fedreg", "fedsam", "dpsgd", "fedsol", "fedlesam")
+GRADIENT = (
+    "minibatch_sgd",
+    "fedreg",
+    "fedsam",
+    "dpsgd",
+    "fedsol",
+    "fedlesam",
+    "fedspeed",
+    "fedgamma",
+    "mofedsam",
+)
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
-    *("feddyn", "fedcm", "fedacg", "domo"),
+    *("feddyn", "fedcm", "fedacg", "domo", "mofedsam"),
 )
 REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa")
 CODEC = ("topk", "quantise")
@@ -44,11 +54,20 @@ ILLEGAL = {
     # FedExP compares the lengths of updates with that of their mean
     ("minibatch_sgd", "fedexp"): BROKEN,
     ("fednova", "fedexp"): BROKEN,
+    # FedSpeed sends more than clients have moved
+    ("fednova", "fedspeed"): BROKEN,
+    ("feddyn", "fedspeed"): BROKEN,
+    ("fedexp", "fedspeed"): BROKEN,
     # one looks at single examples, the other at all of a batch together
     ("dpsgd", "feddecorr"): BROKEN,
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,
+    ("scaffold", "fedgamma"): TWICE,
+    ("fedsam", "fedgamma"): TWICE,
+    ("fedsam", "mofedsam"): TWICE,
+    ("fedcm", "mofedsam"): TWICE,
+    ("fedgamma", "mofedsam"): TWICE,
     # FedGC counts what was processed, the others count heads: the run has to choose
     ("scaffold", "fedgc"): WEIGHTS,
     ("fedgc", "fedgh"): WEIGHTS,
@@ -64,6 +83,9 @@ ILLEGAL = {
     ("fedgc", "mime"): WEIGHTS,
     ("fedgc", "mimelite"): WEIGHTS,
     ("fedgc", "fedexp"): WEIGHTS,
+    ("fedgc", "fedspeed"): WEIGHTS,
+    ("fedgc", "fedgamma"): WEIGHTS,
+    ("fedgc", "mofedsam"): WEIGHTS,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 
@@ -112,7 +134,8 @@ def test_every_entry_composes_of_its_parts(entry: str) -> None:
     recipe, plan = REGISTRY[entry], parse(entry, EVERYTHING)
     assert [part.name for part in plan.parts] == list(METHODS[entry].parts)  # listed unimported
     assert [type(part) for part in plan.parts] == list(recipe.parts.values())
-    assert {part.paper for part in plan.parts} <= {recipe.paper}
+    for part in plan.parts:  # of the same paper, or another method
+        assert part.paper == (METHODS[part.name].paper if part.name in METHODS else recipe.paper)
     for short, part in zip(recipe.parts, plan.parts, strict=True):
         given = recipe.defaults.get(short, {})
         assert set(given) <= {f.name for f in fields(part)}

@@ -158,6 +158,21 @@ METHODS: Mapping[str, Entry] = {
         "gradients at a point back along the last global step",
         {"fedlesam": "fedlesam:FedLESAM"},
     ),
+    "fedspeed": Entry(
+        "sun2023fedspeed",
+        "a corrected proximal term, and gradients uphill",
+        {"fedspeed": "fedspeed:FedSpeed"},
+    ),
+    "fedgamma": Entry(
+        "dai2023fedgamma",
+        "SCAFFOLD on gradients at the worst point nearby",
+        {"scaffold": "scaffold:Scaffold", "fedsam": "fedsam:FedSAM"},
+    ),
+    "mofedsam": Entry(
+        "qu2022fedsam",
+        "FedCM on gradients at the worst point nearby",
+        {"fedcm": "fedcm:FedCM", "fedsam": "fedsam:FedSAM"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 

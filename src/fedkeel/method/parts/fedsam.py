@@ -29,7 +29,9 @@ class FedSAM(GradientRule):
 
     with both gradients on the same mini-batch and the norm over the whole model.
 
-    Source: qu2022fedsam, section 4.
+    Source: qu2022fedsam, section 4. MoFedSAM of the same paper is `fedcm+fedsam`, whose alpha is
+        the paper's beta; FedGAMMA (dai2023fedgamma) is `scaffold+fedsam`. Both have names of their
+        own, `mofedsam` and `fedgamma`.
 
     Args:
         rho: length of the step uphill, >= 0, in units of the parameters. Public codes have 0.05
