@@ -33,7 +33,7 @@ SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm", "fedacg", "domo", "mofedsam"),
 )
-REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa")
+REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa", "feddisco")
 CODEC = ("topk", "quantise")
 
 ILLEGAL = {

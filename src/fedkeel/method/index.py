@@ -173,6 +173,11 @@ METHODS: Mapping[str, Entry] = {
         "FedCM on gradients at the worst point nearby",
         {"fedcm": "fedcm:FedCM", "fedsam": "fedsam:FedSAM"},
     ),
+    "feddisco": Entry(
+        "ye2023feddisco",
+        "weights from how unevenly a client's classes are mixed",
+        {"feddisco": "feddisco:FedDisco"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
