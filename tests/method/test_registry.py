@@ -60,6 +60,7 @@ ILLEGAL = {
     ("fedexp", "fedspeed"): BROKEN,
     # one looks at single examples, the other at all of a batch together
     ("dpsgd", "feddecorr"): BROKEN,
+    ("dpsgd", "feduv"): BROKEN,
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,

@@ -178,6 +178,9 @@ METHODS: Mapping[str, Entry] = {
         "weights from how unevenly a client's classes are mixed",
         {"feddisco": "feddisco:FedDisco"},
     ),
+    "feduv": Entry(
+        "son2024feduv", "varied probabilities and scattered features", {"feduv": "feduv:FedUV"}
+    ),
 }
 """Every method, in the order in which they are listed."""
 
