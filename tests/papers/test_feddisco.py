@@ -1,4 +1,4 @@
-"""FedDisco, restated from Ye et al. 2023, section 4: weights from sizes and from class counts."""
+"""FedDisco, restated from Ye et al. 2023: weights from sizes and from class counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedUV, restated from Son et al. 2024, section 4: its terms and their derivatives by hand."""
+"""FedUV, restated from Son et al. 2024: its terms and their derivatives by hand."""
 
 from __future__ import annotations
 

@@ -181,6 +181,11 @@ METHODS: Mapping[str, Entry] = {
     "feduv": Entry(
         "son2024feduv", "varied probabilities and scattered features", {"feduv": "feduv:FedUV"}
     ),
+    "fednar": Entry(
+        "li2023fednar",
+        "gradient and weight decay shortened together",
+        {"fednar": "fednar:FedNAR"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 

@@ -2,7 +2,7 @@
 
 Source
     Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023 (key
-    ye2023feddisco). Section 4.
+    ye2023feddisco). The section on aggregation weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FedDisco(Upload, Reduction):
     with p_k the client's weight, which is its share of the cohort's examples, and d_k the distance
     between its shares of the classes and 1/Y.
 
-    Source: ye2023feddisco, section 4, the discrepancy-aware aggregation weights.
+    Source: ye2023feddisco, the section on discrepancy-aware aggregation weights.
 
     Args:
         a: how much the distance counts, >= 0. 0.5 in the public code.

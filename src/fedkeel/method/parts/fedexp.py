@@ -36,7 +36,8 @@ class FedExP(Upload, AggregateTransform):
 
     Args:
         eps: epsilon, >= 0, in units of the squared update; the factor is smaller where it is large.
-            The paper tunes it for each data set; fluke has 1e-4.
+            The paper tunes it for each data set; a public code has 1e-3 for CIFAR and CINIC-10,
+            and 0.1 for EMNIST.
     Sent: the squared norm of the update up, one number.
     State: none.
     Cost: one pass over the parameters for each client and round.

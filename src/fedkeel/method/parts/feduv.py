@@ -2,7 +2,7 @@
 
 Source
     Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024 (key
-    son2024feduv). Section 4.
+    son2024feduv). The section on the two regularisers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FedUV(LossTerm):
     z the inputs of the classifier, and m the median of the d_ij that are not 0: the lower one of
     the two in the middle.
 
-    Source: son2024feduv, section 4, the regularisers of variance and of uniformity; their scales,
-        and m, are the public code's.
+    Source: son2024feduv, the section on the regularisers of variance and of uniformity; their
+        scales, and m, are the public code's.
 
     Args:
         lam: lambda, weight of the variance, >= 0. 2.5 in the public code.
