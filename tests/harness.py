@@ -103,11 +103,18 @@ class Federation:
         per_round: int | None = None,
     ) -> None:
         self.plan = parse(expression, EVERYTHING, weights)
-        self.training = LocalTraining(self.plan, network, self.plan.work(local), buffers, autograd)
+        self.training = LocalTraining(
+            self.plan,
+            network,
+            self.plan.work(local),
+            buffers,
+            autograd,
+            personal=self.plan.personal_names(network.layout),
+        )
         self.network, self.batches, self.seed = network, batches, seed
         self.data = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in clients]
         self.population = Population(len(clients), per_round or len(clients))
-        server = server_start(self.plan, network, self.population, buffers == "average")
+        server = server_start(self.training, self.population)
         self.played = Played(server)
         self.rows: dict[int, dict[str, State]] = {}
 

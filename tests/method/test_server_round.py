@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from fedkeel import tree
+from fedkeel.config import Local
 from fedkeel.errors import CompositionError, TrainingError
+from fedkeel.method.compose import Plan
 from fedkeel.method.context import Population
 from fedkeel.method.grammar import parse
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Replies, RoundResult, Server
 from fedkeel.method.server_memory import server_start
 from fedkeel.method.server_round import server_message, server_round
+from fedkeel.task.network import Network
 from fedkeel.tree import State, Tree
 from harness import EVERYTHING, Federation, stack, toy_network
 from method.players import (
@@ -278,9 +282,15 @@ def test_clients_receive_the_model_and_what_parts_broadcast(entry: str) -> None:
     assert (message.round, message.lr, message.buffers) == (2, 0.3, {})
 
 
+def training_of(
+    plan: Plan, network: Network | None = None, buffers: str = "refuse"
+) -> LocalTraining:
+    return LocalTraining(plan, network or toy_network(), Local(), buffers)
+
+
 def test_the_first_server_is_a_copy_of_the_network() -> None:
     network = toy_network()
-    server = server_start(parse("momentum"), network, Population(4, 4), average=True)
+    server = server_start(training_of(parse("momentum"), network, "average"), Population(4, 4))
     assert equal(server.params, network.params)
     server.params["fc1.bias"].add_(1.0)
     assert not equal(server.params, network.params)
@@ -302,11 +312,11 @@ def test_random_orders_belong_to_the_runs_seed_and_the_round(entry: str) -> None
 def test_a_memory_too_small_for_a_round_is_refused() -> None:
     plan = parse("gradma.s(memory=3)", EVERYTHING)
     with pytest.raises(CompositionError) as caught:
-        server_start(plan, toy_network(), Population(10, 4), average=False)
+        server_start(training_of(plan), Population(10, 4))
     assert "memory=3 for 4 clients a round" in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 4
-    server_start(plan, toy_network(), Population(10, 3), average=False)
-    server_start(parse("gradma.s(memory=50)"), toy_network(), Population(4, 4), average=False)
+    server_start(training_of(plan), Population(10, 3))
+    server_start(training_of(parse("gradma.s(memory=50)")), Population(4, 4))
 
 
 def test_the_one_that_took_part_least_makes_room_and_among_equals_the_earliest() -> None:

@@ -136,7 +136,7 @@ def gradient(expression: str, batch: Batch, noise: Tree | None = None, scale: fl
     network.params = tree.scale(network.params, scale)
     plan = parse(expression, EVERYTHING)
     training = LocalTraining(plan, network, Local(lr=1.0, steps=1))
-    message = server_message(plan, server_start(plan, network, Population(1, 1), False), 1.0)
+    message = server_message(plan, server_start(training, Population(1, 1)), 1.0)
     zero = tree.zeros_like(network.params)
     with torch.no_grad():
         client, progress = client_start(training, message, None, ClientInfo(0, 1), lambda: batch)

@@ -134,12 +134,16 @@ class Evaluation(Settings):
             holds some out) after every so many rounds; 0 does so after the last round only.
         target: score for "rounds to target", a share in (0, 1] of accuracy; None takes
             `stop.target`.
+        model: which model is judged: the ``global`` one, on the test set; or the ``personal`` one
+            of each client, on its own examples, all clients together. ``auto`` is ``personal``
+            where the method keeps parameters at the client, so that no global model is whole.
     """
 
     every: int = Field(1, ge=1)
     batch_size: int | None = Field(None, ge=1)
     clients_every: int = Field(0, ge=0)
     target: float | None = Field(None, allow_inf_nan=False)
+    model: Literal["auto", "global", "personal"] = "auto"
 
 
 class Engine(Settings):

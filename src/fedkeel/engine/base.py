@@ -21,6 +21,7 @@ from fedkeel.method.context import ByPart, Floats, Ints, Message
 from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Replies
 from fedkeel.method.server_round import raw_weights
+from fedkeel.records.rows import Scores
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import Tree
 
@@ -157,6 +158,34 @@ class TrainedCohort:
     remote: RemoteReport | None = None
 
 
+@dataclass(frozen=True)
+class ServerModel:
+    """What the server holds when clients' personal models are made of it.
+
+    Args:
+        params: the shared parameters.
+        buffers: the buffers, where they are averaged.
+        round: rounds completed.
+    """
+
+    params: Tree
+    buffers: Tree
+    round: int
+
+
+@dataclass(frozen=True)
+class PersonalScores:
+    """The scores of personal models.
+
+    Args:
+        total: of all clients' own examples, each predicted by its client's model.
+        per_client: [C] of each client's own examples; of 0 examples where it has none.
+    """
+
+    total: Scores
+    per_client: list[Scores]
+
+
 class Engine(Protocol):
     """Runs the clients of a round, and evaluations."""
 
@@ -183,6 +212,9 @@ class Engine(Protocol):
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
         """Return what is measured of the examples of a split, see `engine.evaluation`."""
+
+    def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
+        """Return the scores of the clients' personal models, see `engine.personal`."""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return client state as arrays, for a checkpoint; what lies in a file stays there."""

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.engine.base import ClientJob, TrainedCohort
+from fedkeel.engine.base import (
+    ClientJob,
+    PersonalScores,
+    ServerModel,
+    TrainedCohort,
+    TrainingSetup,
+)
+from fedkeel.engine.personal import measure_personal
+from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import Allocate
 from fedkeel.engine.spec import TensorSpec
 from fedkeel.engine.store import client_store
@@ -118,6 +126,11 @@ class KeepsClientStates:
     def client_state(self, client: int) -> ByPart | None:
         """Return what a client keeps, by part, for reading; None where there is nothing here."""
         return self.clients.store.read_state(client)
+
+    def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
+        """Return the scores of the clients' personal models, measured in this process."""
+        with use_numerics(setup.precision):
+            return measure_personal(setup, server, self.client_state)
 
     def commit(self, trained: TrainedCohort, keep: Ints) -> None:
         """Make the new state of the clients `keep` count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.values import copy_of, rows_of
+from fedkeel.data.values import Values, copy_of, rows_of
 from fedkeel.engine.base import Split, TrainingSetup
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.method.context import Ints
 from fedkeel.records.rows import Scores
 from fedkeel.rng import seed_torch, torch_seed
 from fedkeel.task.metrics.metric_set import Measured, MetricSet
+from fedkeel.task.outputs import Outputs
 from fedkeel.tree import Tree
+
+Predict = Callable[[Values], Outputs]
+"""Inputs [B, ...] -> what a model returns."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,27 @@ def evaluate_shard(
 ) -> Measured:
     """Return what is measured of the examples from `start` on, at most `setup.shard` of them.
 
+    See `measure_shard`.
+    """
+    network = setup.training.network
+
+    def predict(x: Values) -> Outputs:
+        return network.test_output(params, buffers, x)
+
+    return measure_shard(setup, predict, split, start)
+
+
+def measure_shard(setup: TrainingSetup, predict: Predict, split: Split, start: int) -> Measured:
+    """Return what is measured of the examples from `start` on, at most `setup.shard` of them.
+
     It has a row of states for each group that these examples belong to, ascending. A module that
     draws random numbers in evaluation draws the same ones for a shard each time.
+
+    Args:
+        setup: data, metrics and seed.
+        predict: inputs -> what the model returns.
+        split: which examples.
+        start: the first one.
     """
     examples = split_examples(setup, split)
     shard = slice(start, start + setup.shard)
@@ -145,9 +168,7 @@ def evaluate_shard(
     with torch.random.fork_rng(devices=[]):
         of_split = "test" if split == "pictures" else split  # the same draws for a model that draws
         seed_torch(torch_seed(setup.seed, f"evaluation.{of_split}", client=start))
-        return metrics_of(setup, split).measure(
-            setup.training.network, params, buffers, x, y, torch.from_numpy(group), len(groups)
-        )
+        return metrics_of(setup, split).measure(predict, x, y, torch.from_numpy(group), len(groups))
 
 
 def evaluate(setup: TrainingSetup, params: Tree, buffers: Tree, split: Split) -> Measured:

@@ -101,6 +101,7 @@ def train_client(
             noise = noise_source(setup, message, job.client)
             pass_length = first_pass_length(setup, job, batch_positions)
             factors = setup.training.step_factors(message.round, len(batch_positions))
+            phases = setup.training.phases_of_steps(len(batch_positions), message.round)
             clock.lap("steps")
             for step, positions in enumerate(batch_positions, start=1):
                 batch = take_examples(setup, rows[positions])
@@ -120,6 +121,7 @@ def train_client(
                     first_pass=_index_in(distinct, first_pass),
                     noise=noise(),
                     lr=message.lr * factors[step - 1] if factors else None,
+                    phase=phases[step - 1] if phases else None,
                 )
                 clock.lap("steps")
             reply = client_finish(client, local, len(batch_positions))

@@ -95,7 +95,15 @@ class Prepared:
         """Return the state dict of the run's model; empty where each client has its own."""
         if self.setup.training.keeps_model:
             return {}
-        return self.setup.training.network.state_dict(server.params, server.buffers)
+        training = self.setup.training
+        params = {**server.params, **training.personal_params}
+        return training.network.state_dict(params, server.buffers)
+
+    @property
+    def judges_personal_models(self) -> bool:
+        """Whether the scores of a round are those of the clients' personal models."""
+        model = self.settings.evaluation.model
+        return model == "personal" or (model == "auto" and bool(self.setup.training.personal))
 
     @property
     def plan(self) -> Plan:

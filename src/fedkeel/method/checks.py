@@ -124,6 +124,7 @@ INTERNAL_MEMBERS = frozenset(
         "make_all_examples_step",
         "nonlinear_part",
         "part",
+        "personal",
         "recorded_losses",
         "states",
         "view",

@@ -18,6 +18,7 @@ from typing import TypeVar
 from fedkeel.config import ChosenWeights, Local, Weights
 from fedkeel.errors import CompositionError
 from fedkeel.method import plugins
+from fedkeel.method.checks import call
 from fedkeel.method.context import Objective
 from fedkeel.method.docs.docstring import summary
 from fedkeel.method.hyperparameters import check_hyperparameters
@@ -34,11 +35,17 @@ from fedkeel.method.roles import (
     CohortTransform,
     Criterion,
     Dispatch,
+    FineTuning,
     GradientRule,
     GradientTransform,
+    LocalModel,
+    LocalStart,
     LocalWork,
     LossTerm,
     Penalty,
+    Personal,
+    PersonalPrediction,
+    Phases,
     Preparation,
     Reduction,
     ServerOptimiser,
@@ -49,6 +56,7 @@ from fedkeel.method.roles import (
     UpdateTransform,
     Upload,
 )
+from fedkeel.task.parameter_names import ParameterLayout
 
 R = TypeVar("R", bound=Part)
 
@@ -74,6 +82,8 @@ class Plan:
         parts: the parts as composed.
         expression: canonical expression.
         weights: how clients count in the mean.
+        personals: parts that keep parameters at the client.
+        phases: the part that divides local training into phases, or None.
         dispatch: the part that changes the model that is sent, or None.
         surveys: parts that ask the clients before they train.
         objective: what a client minimises: criterion, loss terms and penalties.
@@ -82,6 +92,8 @@ class Plan:
         corrections: parts that move parameters after a step.
         carries: parts that remember from step to step.
         preparations: parts that prepare before the first step.
+        local_start: the part that says where a client begins, or None.
+        local_model: the part that trains a second model at the client, or None.
         update_transforms: parts that change the update, by stage.
         codec: the part that says in what form the update is sent, or None.
         client_states: parts that keep something for each client.
@@ -93,12 +105,16 @@ class Plan:
         aggregate_transforms: parts that change the aggregate, by stage.
         server_optimiser: the part that applies the aggregate.
         server_states: parts that remember at the server.
+        fine_tuning: the part that trains clients' models once more to evaluate them, or None.
+        personal_prediction: the part that changes what personal models predict, or None.
         pull: sum of the penalties' pulls; 0 where a part does not preserve them.
     """
 
     parts: tuple[Part, ...]
     expression: str
     weights: Weights
+    personals: tuple[Personal, ...]
+    phases: Phases | None
     dispatch: Dispatch | None
     surveys: tuple[Survey, ...]
     objective: Objective
@@ -107,6 +123,8 @@ class Plan:
     corrections: tuple[StepCorrection, ...]
     carries: tuple[Carry, ...]
     preparations: tuple[Preparation, ...]
+    local_start: LocalStart | None
+    local_model: LocalModel | None
     update_transforms: tuple[UpdateTransform, ...]
     codec: Codec | None
     client_states: tuple[ClientState, ...]
@@ -118,6 +136,8 @@ class Plan:
     aggregate_transforms: tuple[AggregateTransform, ...]
     server_optimiser: ServerOptimiser
     server_states: tuple[ServerState, ...]
+    fine_tuning: FineTuning | None
+    personal_prediction: PersonalPrediction | None
     pull: float
 
     @cached_property
@@ -164,6 +184,20 @@ class Plan:
             part.name for part in self.uploads if part.needs_only_sum and self.needs_only_update_sum
         )
 
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether each client is evaluated with a model of its own, beside the global model."""
+        extras = (self.local_model, self.fine_tuning, self.personal_prediction)
+        return bool(self.personals) or any(part is not None for part in extras)
+
+    def personal_names(self, layout: ParameterLayout) -> frozenset[str]:
+        """Return the parameters that stay at the client.
+
+        Raises:
+            ModelError: a name fits no parameter.
+        """
+        return frozenset().union(*(call(part.personal, layout) for part in self.personals))
+
     def work(self, local: Local) -> Local:
         """Return the settings of local training, as the method means them."""
         for part in self.parts:
@@ -209,6 +243,8 @@ def compose(
         weights=_stated_weights(parts, expression)
         if weights is None or weights == "method"
         else weights,
+        personals=_playing(parts, Personal),
+        phases=next(iter(_playing(parts, Phases)), None),
         dispatch=next(iter(_playing(parts, Dispatch)), None),
         surveys=_playing(parts, Survey),
         objective=Objective(
@@ -221,6 +257,8 @@ def compose(
         corrections=_playing(parts, StepCorrection),
         carries=_playing(parts, Carry),
         preparations=_playing(parts, Preparation),
+        local_start=next(iter(_playing(parts, LocalStart)), None),
+        local_model=next(iter(_playing(parts, LocalModel)), None),
         update_transforms=staged(UpdateTransform, "update_stage"),
         codec=next(iter(_playing(parts, Codec)), None),
         client_states=_playing(parts, ClientState),
@@ -232,6 +270,8 @@ def compose(
         aggregate_transforms=staged(AggregateTransform, "aggregate_stage"),
         server_optimiser=next(iter(_playing(parts, ServerOptimiser)), Addition()),
         server_states=_playing(parts, ServerState),
+        fine_tuning=next(iter(_playing(parts, FineTuning)), None),
+        personal_prediction=next(iter(_playing(parts, PersonalPrediction)), None),
         pull=sum(part.pull for part in penalties)
         if all(p.preserves_penalty_pull for p in parts)
         else 0.0,

@@ -149,6 +149,21 @@ class PartStates:
 
 
 @dataclass(frozen=True)
+class PersonalParameters:
+    """The parameters of a client that are never sent.
+
+    Args:
+        now: before this step; none where the method has none.
+        start: at the beginning of the round.
+        recorded: the first gradient of this step by them, which they are moved along.
+    """
+
+    now: Tree = field(default_factory=dict)
+    start: Tree = field(default_factory=dict)
+    recorded: list[Tree] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Step:
     """One local step of one client, as a part sees it.
 
@@ -171,6 +186,10 @@ class Step:
         states: what all parts have in this step, for `view`.
         recorded_losses: the loss of the first gradient of this step, which is recorded.
         piece_size: examples of which the gradient is taken at a time; 0 for all at once.
+        personal: the client's personal parameters; models that are given to the methods below
+            leave them out, and so do gradients.
+        local_model: the second model after this step, for the `GradientRule` of the part that
+            trains it.
     """
 
     batch: Batch
@@ -189,6 +208,8 @@ class Step:
     prepared: State = field(default_factory=dict)
     recorded_losses: list[Tensor] = field(default_factory=list)
     piece_size: int = 0
+    personal: PersonalParameters = field(default_factory=lambda: PersonalParameters())
+    local_model: Tree = field(default_factory=dict)
 
     @property
     def noise(self) -> Tree:
@@ -220,10 +241,25 @@ class Step:
         first = not self.recorded_losses
         buffers = self.buffers if first else self.network.copy_buffers(self.buffers)
         is_whole = not 0 < self.piece_size < len(self.batch)
-        loss, grads = (self._value_and_grad if is_whole else self._accumulated)(params, buffers)
+        value_and_grad = self._value_and_grad if is_whole else self._accumulated
+        loss, grads = value_and_grad(self._whole(params), buffers)
+        grads = self._shared(grads)
         if first:
             self.recorded_losses.append(loss)
         return self._with_penalties(grads, params if penalties_at is None else penalties_at)
+
+    def _whole(self, params: Tree) -> Tree:
+        """Return shared parameters with the client's personal ones."""
+        return {**params, **self.personal.now} if self.personal.now else params
+
+    def _shared(self, grads: Tree) -> Tree:
+        """Return the gradient by the shared parameters; record the first one by the others."""
+        personal = self.personal
+        if not personal.now:
+            return grads
+        if not personal.recorded:
+            personal.recorded.append({name: grads[name] for name in personal.now})
+        return {name: g for name, g in grads.items() if name not in personal.now}
 
     def _value_and_grad(self, params: Tree, buffers: Tree) -> tuple[Tensor, Tree]:
         """Return the task loss [] and the gradient of the objective without its penalties."""
@@ -249,15 +285,19 @@ class Step:
 
     def _objective(self, output: Output, params: Tree) -> Tensor:
         """Return the loss with all terms, without the penalties, []."""
-        part = self.objective.criterion
+        part, step = self.objective.criterion, self
+        if self.personal.now:  # terms see those that are differentiated
+            now = {name: params[name] for name in self.personal.now}
+            step = replace(self, personal=replace(self.personal, now=now))
+            params = {name: p for name, p in params.items() if name not in now}
         if part is None:
             losses = self.network.task_losses(output.returned, self.batch.y)
         else:
-            losses = call(part.criterion, output.logits, self.view(part.name))
+            losses = call(part.criterion, output.logits, step.view(part.name))
             losses = checks.check_losses(part, losses, len(self.batch))
         total = batch_mean(losses, self.batch)
         for term in self.objective.terms:
-            values = call(term.loss_term, output, params, self.view(term.name))
+            values = call(term.loss_term, output, params, step.view(term.name))
             values = checks.check_losses(term, values, len(self.batch))
             total = total + (batch_mean(values, self.batch) if values.ndim else values)
         return total
@@ -280,8 +320,18 @@ class Step:
             value = function(output)
             return batch_mean(value, self.batch) if value.ndim else value
 
-        buffers = self.network.copy_buffers(self.buffers)
-        return self.network.value_and_grad(params, buffers, self.batch, self.autograd, objective)[1]
+        return self._grad_of_task(params, self.batch, objective)
+
+    def _grad_of_task(
+        self,
+        params: Tree,
+        batch: Batch,
+        objective: Callable[[Output, Tree], Tensor] | None = None,
+    ) -> Tree:
+        """Return the gradient of the task loss or an objective, without a trace."""
+        buffers, whole = self.network.copy_buffers(self.buffers), self._whole(params)
+        grads = self.network.value_and_grad(whole, buffers, batch, self.autograd, objective)[1]
+        return {name: grads[name] for name in params} if self.personal.now else grads
 
     def example_grads(self, params: Tree) -> Tree:
         """Return the gradient of the loss of each example, [B, ...], without the penalties.
@@ -294,29 +344,36 @@ class Step:
             objective = None if self.objective.is_task_loss else alone._objective
             buffers = self.network.copy_buffers(self.buffers)
             value, grads = self.network.value_and_grad(
-                params, buffers, alone.batch, "functional", objective
+                whole, buffers, alone.batch, "functional", objective
             )
             return grads, value
 
+        whole = self._whole(params)
         grads, values = map_examples(one, self.batch)
         if not self.recorded_losses:
             self.recorded_losses.append(batch_mean(values, self.batch))
-        return dict(grads)
+        personal = self.personal
+        if personal.now and not personal.recorded:
+            real = self.batch.real(self.network.dtype)
+            shares = real / real.sum()
+            personal.recorded.append(
+                {name: torch.einsum("b,b...->...", shares, grads[name]) for name in personal.now}
+            )
+        return {name: grads[name] for name in params}
 
     def task_grad(self, params: Tree, batch: Batch) -> Tree:
         """Return the gradient of the task loss alone, on any batch, without a trace."""
-        buffers = self.network.copy_buffers(self.buffers)
-        return self.network.value_and_grad(params, buffers, batch, self.autograd)[1]
+        return self._grad_of_task(params, batch)
 
     def input_grad(self, params: Tree, batch: Batch) -> Tensor:
         """Return the gradient [n, ...] of the mean loss by the inputs, in evaluation mode."""
         buffers = self.network.copy_buffers(self.buffers)
-        return self.network.input_grad(params, buffers, batch, self.autograd)
+        return self.network.input_grad(self._whole(params), buffers, batch, self.autograd)
 
     def logits(self, params: Tree, x: Values) -> Tensor:
         """Return the scores [n, Y] of inputs, in evaluation mode."""
         buffers = self.network.copy_buffers(self.buffers)
-        return self.network.logits(params, buffers, x, train=False)
+        return self.network.logits(self._whole(params), buffers, x, train=False)
 
     def soft_target(self, scores: Tensor) -> Tensor:
         """Return what a model predicts as a target of the task's loss, for SOFT_TARGETS.
@@ -337,13 +394,18 @@ class Step:
             train: whether it is in training mode.
         """
         buffers = self.network.copy_buffers(self.buffers)
-        return self.network.output(params, buffers, self.batch, train)
+        return self.network.output(self._whole(params), buffers, self.batch, train)
 
     def teacher(self) -> Output:
-        """Return what the received model makes of this step's batch, in evaluation mode."""
-        buffers = self.network.copy_buffers(self.received)
+        """Return what the received model makes of this step's batch, in evaluation mode.
+
+        Personal parameters are those with which the client began the round.
+        """
+        buffers, start = self.network.copy_buffers(self.received), self.start
+        if self.personal.now:
+            start = {**start, **self.personal.start}
         with torch.no_grad():
-            return self.network.output(self.start, buffers, self.batch, train=False)
+            return self.network.output(start, buffers, self.batch, train=False)
 
     def pieces(self, size: int) -> list[tuple[Step, Tensor]]:
         """Cut this step's batch into steps of at most `size` examples, each with its weight.
@@ -367,10 +429,28 @@ class Step:
                 batch=self.batch.part(rows),
                 states=replace(self.states, prepared=prepared),
                 recorded_losses=[],
+                personal=replace(self.personal, recorded=[]),
                 piece_size=0,
             )
             out.append((piece, piece.batch.real(self.network.dtype).sum()))
         return out
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One client that has received the model, before its first step, as a part sees it.
+
+    Args:
+        client_info: about the client.
+        make_all_examples_step: makes a step whose batch is all examples of the client.
+        broadcast: what this part's server half sent.
+        client_state: what this part kept for the client from its last round.
+    """
+
+    client_info: ClientInfo
+    make_all_examples_step: Callable[[], Step]
+    broadcast: State
+    client_state: State
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,63 @@ METHODS: Mapping[str, Entry] = {
         "li2023fednar",
         "gradient and weight decay shortened together",
         {"fednar": "fednar:FedNAR"},
+    "fedper": Entry(
+        "arivazhagan2019fedper", "each client keeps its head", {"fedper": "fedper:FedPer"}
+    ),
+    "fedrep": Entry(
+        "collins2021fedrep",
+        "each client's own head, trained before the base",
+        {"fedrep": "fedrep:FedRep"},
+    ),
+    "lgfedavg": Entry(
+        "liang2020lgfedavg",
+        "each client keeps its representation",
+        {"lgfedavg": "lgfedavg:LGFedAvg"},
+    ),
+    "fedbn": Entry("li2021fedbn", "each client keeps its normalisation", {"fedbn": "fedbn:FedBN"}),
+    "fedbabu": Entry(
+        "oh2022fedbabu",
+        "a head that never moves, fine-tuned by each client",
+        {"fedbabu": "fedbabu:FedBABU"},
+    ),
+    "fedrod": Entry(
+        "chen2022fedrod",
+        "a balanced head, and each client's own beside it",
+        {"fedrod": "fedrod:FedRoD"},
+    ),
+    "ditto": Entry(
+        "li2021ditto", "each client's own model, drawn to the global one", {"ditto": "ditto:Ditto"}
+    ),
+    "apfl": Entry(
+        "deng2020apfl", "each client's own model, mixed with the global one", {"apfl": "apfl:APFL"}
+    ),
+    "pfedme": Entry(
+        "dinh2020pfedme", "a global model on the Moreau envelope", {"pfedme": "pfedme:PFedMe"}
+    ),
+    "perfedavg": Entry(
+        "fallah2020perfedavg",
+        "a model that one local step makes personal",
+        {"perfedavg": "perfedavg:PerFedAvg"},
+    ),
+    "knnper": Entry(
+        "marfoq2022knnper",
+        "predictions by each client's nearest examples",
+        {"knnper": "knnper:KNNPer"},
+    ),
+    "finetune": Entry(
+        "yu2020salvaging",
+        "each client trains the global model once more",
+        {"finetune": "finetune:FineTune"},
+    ),
+    "fedinit": Entry(
+        "sun2023fedinit",
+        "clients begin away from where they ended",
+        {"fedinit": "fedinit:FedInit"},
+    ),
+    "fedsalora": Entry(
+        "guo2025fedsalora",
+        "adapters whose matrix B stays at the client",
+        {"fedsalora": "fedsalora:FedSALoRA"},
     ),
 }
 """Every method, in the order in which they are listed."""

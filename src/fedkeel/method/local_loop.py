@@ -17,17 +17,29 @@ from fedkeel import tree
 from fedkeel.method.checks import call, check_states, check_tree
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import (
+    Arrival,
     ByPart,
     ClientInfo,
     Message,
     PartStates,
+    PersonalParameters,
     Round,
     Step,
     part_state,
 )
 from fedkeel.method.local_optimiser import clipped
 from fedkeel.method.local_path import nonlinear_optimiser, path_length
-from fedkeel.method.local_training import MODEL, OPTIMISER, LocalTraining, start_client_state
+from fedkeel.method.local_training import (
+    LOCAL_MODEL,
+    LOCAL_MODEL_OPTIMISER,
+    MODEL,
+    OPTIMISER,
+    PERSONAL,
+    LocalTraining,
+    OwnState,
+    start_client_state,
+)
+from fedkeel.method.roles import LocalStart
 from fedkeel.method.round_values import Reply
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
@@ -58,22 +70,21 @@ class ClientRound:
         """The received model."""
         return self.message.params
 
+    def personal(self, now: Tree) -> PersonalParameters:
+        """Return the personal parameters of a step, where there are any."""
+        start = tree.tensors(part_state(self.client_state, PERSONAL))
+        return PersonalParameters(now, start) if now else PersonalParameters()
+
 
 @dataclass(frozen=True)
-class LocalState:
+class LocalState(OwnState):
     """What changes from step to step.
 
     Args:
-        params: the local model.
-        buffers: its buffers.
-        optimiser: state of the local optimiser.
         carry: what the parts carry to the next step, by part.
         loss: [] sum of the recorded losses.
     """
 
-    params: Tree
-    buffers: Tree
-    optimiser: State
     carry: ByPart
     loss: Tensor
 
@@ -102,22 +113,55 @@ def client_start(
     start = message.params
     if training.keeps_model:
         start = tree.tensors(part_state(client_state, MODEL))
-    optimiser = dict(part_state(client_state, OPTIMISER))
+    personal = tree.tensors(part_state(client_state, PERSONAL))
     prepared: ByPart = {}
+    client = ClientRound(training, message, client_info, client_state, prepared, all_examples)
+
+    def step_on(batch: Batch) -> Step:
+        states = PartStates(message.broadcast, client_state)
+        now = client.personal(personal)
+        return make_step(training, message, client_info, batch, buffers, states, personal=now)
+
+    if plan.local_start is not None:
+        start = _local_start(client, plan.local_start, lambda: step_on(all_examples()))
     if plan.preparations:
         batch = (examples or all_examples)()
-        states = PartStates(message.broadcast, client_state)
-        step = make_step(training, message, client_info, batch, buffers, states)
+        step = step_on(batch)
         for part in plan.preparations:
             prepared[part.name] = call(part.prepare, batch, step.view(part.name))
-    client = ClientRound(training, message, client_info, client_state, prepared, all_examples)
+    local_model = plan.local_model
+    model = tree.tensors(part_state(client_state, LOCAL_MODEL))
+    if local_model is not None:
+        model = call(local_model.begin_model, model, message.params)
+    if training.network.traits.writes_parameters:
+        start, personal = tree.clone(start), tree.clone(personal)
     return client, LocalState(
-        params=tree.clone(start) if training.network.traits.writes_parameters else start,
+        params=start,
+        personal=personal,
         buffers=tree.clone(buffers),
-        optimiser=optimiser or training.optimiser.init(start),
+        optimiser=dict(part_state(client_state, OPTIMISER))
+        or training.optimiser.init({**start, **personal}),
+        model=model,
+        model_optimiser=dict(part_state(client_state, LOCAL_MODEL_OPTIMISER))
+        or ({} if local_model is None else training.optimiser.init(model)),
         carry=start_carry(plan, start, client_state),
-        loss=next(iter(start.values())).new_zeros(()),
+        loss=next(iter(training.network.params.values())).new_zeros(()),
     )
+
+
+def _local_start(
+    client: ClientRound, part: LocalStart, all_examples_step: Callable[[], Step]
+) -> Tree:
+    """Return where a client begins."""
+    message = client.message
+    arrival = Arrival(
+        client_info=client.client_info,
+        make_all_examples_step=lambda: all_examples_step().view(part.name),
+        broadcast=part_state(message.broadcast, part.name),
+        client_state=part_state(client.client_state, part.name),
+    )
+    start = call(part.local_start, message.params, arrival)
+    return check_tree(part, start, message.params)
 
 
 def start_carry(plan: Plan, start: Tree, client_state: ByPart) -> ByPart:
@@ -137,6 +181,7 @@ def client_step(
     active: Tensor | None = None,
     noise: Tree | None = None,
     lr: float | Tensor | None = None,
+    phase: int | Tensor | None = None,
 ) -> LocalState:
     """Make one local step.
 
@@ -147,6 +192,7 @@ def client_step(
         rows: [B] rows of the preparations that belong to these examples.
         first_pass: [B'] rows of the batch that had the same place in the round's first pass.
         active: [] false for a padded step, which changes nothing; None for a real one.
+        phase: index of the phase, [] where clients step side by side; None without phases.
         noise: standard normal numbers of the model's shapes, for methods that need NOISE.
         lr: [] the learning rate, where it is not the message's, or where a step is compiled once
             for many.
@@ -155,9 +201,21 @@ def client_step(
     prepared = _prepared_rows(client, rows, first_pass)
     states = PartStates(client.message.broadcast, client.client_state, local.carry, prepared)
     step = make_step(
-        training, client.message, client.client_info, batch, local.buffers, states, noise
+        training,
+        client.message,
+        client.client_info,
+        batch,
+        local.buffers,
+        states,
+        noise,
+        client.personal(local.personal),
     )
     step = replace(step, piece_size=training.local.piece_size)
+    rate = client.message.lr if lr is None else lr
+    model, model_optimiser = local.model, local.model_optimiser
+    if plan.local_model is not None:
+        model, model_optimiser = _local_model_step(client, local, step, rate)
+        step = replace(step, local_model=model)
     rule = plan.gradient_rule
     if rule is None:
         grads = step.grad(params)
@@ -166,9 +224,16 @@ def client_step(
     for part in plan.gradient_transforms:
         grads = call(part.transform_gradient, grads, params, step.view(part.name))
         grads = check_tree(part, grads, params)
+    before = params
+    if local.personal:
+        if not step.personal.recorded:
+            raise ValueError(_NO_GRADIENT)
+        before, grads = {**params, **local.personal}, {**grads, **step.personal.recorded[0]}
     grads = clipped(grads, training.local.clip_norm)
-    rate = client.message.lr if lr is None else lr
-    moved, optimiser = training.optimiser.step(params, grads, local.optimiser, rate)
+    moved, optimiser = training.optimiser.step(before, grads, local.optimiser, rate)
+    if phase is not None:
+        moved, optimiser = _trained(training, phase, (moved, optimiser), (before, local.optimiser))
+    personal = {name: moved.pop(name) for name in local.personal}
     for correction in plan.corrections:
         moved = call(correction.correct, moved, step.view(correction.name))
         moved = check_tree(correction, moved, params)
@@ -177,9 +242,64 @@ def client_step(
         for part in plan.carries
     }
     if not step.recorded_losses:
-        raise ValueError("the gradient rule has to call step.grad or step.example_grads once")
-    after = LocalState(moved, step.buffers, optimiser, carry, local.loss + step.recorded_losses[0])
+        raise ValueError(_NO_GRADIENT)
+    loss = local.loss + step.recorded_losses[0]
+    after = LocalState(
+        moved, personal, step.buffers, optimiser, model, model_optimiser, carry, loss
+    )
     return after if active is None else _select(active, after, local)
+
+
+_NO_GRADIENT = "the gradient rule has to call step.grad or step.example_grads once"
+
+
+def _local_model_step(
+    client: ClientRound, local: LocalState, step: Step, rate: float | Tensor
+) -> tuple[Tree, State]:
+    """Return the second model and its optimiser's state after a step."""
+    training, part = client.training, client.training.plan.local_model
+    assert part is not None
+    states = [local.model_optimiser]
+
+    def descend(grads: Tree) -> Tree:
+        grads = clipped(grads, training.local.clip_norm)
+        moved, state = training.optimiser.step(local.model, grads, states[-1], rate)
+        states.append(state)
+        return moved
+
+    view = step.view(part.name)
+    model = call(part.next_model, local.model, local.params, view, descend)
+    return check_tree(part, model, local.model), states[-1]
+
+
+def _trained(
+    training: LocalTraining,
+    phase: int | Tensor,
+    after: tuple[Tree, State],
+    before: tuple[Tree, State],
+) -> tuple[Tree, State]:
+    """Return parameters and optimiser after a step in which a phase's parameters were trained."""
+    phases = training.phases
+
+    def select(name: str, new: Tensor, old: Tensor) -> Tensor:
+        of_name = [number for number, names in enumerate(phases) if name in names]
+        if len(of_name) in (0, len(phases)):
+            return new if of_name else old
+        if isinstance(phase, int):
+            return new if phase in of_name else old
+        is_trained = torch.stack([phase == number for number in of_name]).any()
+        return torch.where(is_trained, new, old)
+
+    (params, state), (old_params, old_state) = after, before
+    params = {name: select(name, value, old_params[name]) for name, value in params.items()}
+    selected: State = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor):  # a number of steps
+            selected[key] = value
+            continue
+        new, old = tree.leaves(state, key), tree.leaves(old_state, key)
+        selected[key] = {name: select(name, t, old[name]) for name, t in new.items()}
+    return params, selected
 
 
 def client_finish(
@@ -202,10 +322,12 @@ def client_finish(
 
     def all_examples_step() -> Step:
         states = PartStates(message.broadcast, client.client_state, local.carry)
-        batch = client.all_examples()
-        return make_step(training, message, client.client_info, batch, local.buffers, states)
+        batch, personal = client.all_examples(), client.personal(local.personal)
+        return make_step(
+            training, message, client.client_info, batch, local.buffers, states, personal=personal
+        )
 
-    like = next(iter(client.start.values()))
+    like = next(iter(training.network.params.values()))
     round = Round(
         start=client.start,
         end=local.params,
@@ -243,7 +365,8 @@ def client_finish(
     client_state = {
         part.name: call(part.next_client, view(part.name)) for part in plan.client_states
     }
-    client_state |= training.kept(local.buffers, local.params, local.optimiser)
+    kept = training.kept(local)
+    client_state |= kept
     buffers = local.buffers if training.buffers == "average" else {}
     uploads: ByPart = {}
     for sender in plan.uploads:
@@ -259,9 +382,10 @@ def client_finish(
         loss=local.loss / (steps.clamp(min=1) if isinstance(steps, Tensor) else max(steps, 1)),
         finite=all_finite(
             {
-                "update": dict(local.params if training.keeps_model else update),
+                "update": dict(update),
                 "buffers": dict(buffers),
                 "uploads": dict(uploads),
+                "kept": {k: v for k, v in kept.items() if k in (MODEL, PERSONAL, LOCAL_MODEL)},
             }
         ),
         diagnostics=round.diagnostics,
@@ -292,6 +416,7 @@ def make_step(
     buffers: Tree,
     states: PartStates,
     noise: Tree | None = None,
+    personal: PersonalParameters | None = None,
 ) -> Step:
     """Return a step on a batch, with a copy of the buffers, which a forward pass may change."""
     return Step(
@@ -305,6 +430,7 @@ def make_step(
         received=message.buffers or training.network.buffers,
         declared_noise=noise,
         states=states,
+        personal=personal or PersonalParameters(),
     )
 
 
@@ -330,8 +456,11 @@ def _select(active: Tensor, after: LocalState, before: LocalState) -> LocalState
 
     return LocalState(
         params=tree.tensors(select(after.params, before.params)),
+        personal=tree.tensors(select(after.personal, before.personal)),
         buffers=tree.tensors(select(after.buffers, before.buffers)),
         optimiser=select(after.optimiser, before.optimiser),
+        model=tree.tensors(select(after.model, before.model)),
+        model_optimiser=select(after.model_optimiser, before.model_optimiser),
         carry={part: select(state, before.carry[part]) for part, state in after.carry.items()},
         loss=torch.where(active, after.loss, before.loss),
     )

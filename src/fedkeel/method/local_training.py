@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -19,6 +20,9 @@ BUFFERS, MODEL, OPTIMISER = "buffers", "model", "optimiser"
 """Names in a client's state of the buffers, the model and the local optimiser, where a client goes
 on from its own."""
 
+PERSONAL, LOCAL_MODEL, LOCAL_MODEL_OPTIMISER = "personal", "local_model", "local_model_optimiser"
+"""Names in a client's state of the personal parameters, the second model and its optimiser."""
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -32,6 +36,7 @@ class LocalTraining:
         autograd: how gradients are taken.
         rounds: T, of the run.
         keeps_model: whether each client goes on from its own model; its update is then 0.
+        personal: names of the parameters that stay at the client.
     """
 
     plan: Plan
@@ -41,6 +46,7 @@ class LocalTraining:
     autograd: Autograd = "eager"
     rounds: int = 1
     keeps_model: bool = False
+    personal: frozenset[str] = frozenset()
 
     @property
     def optimiser(self) -> LocalOptimiser:
@@ -51,26 +57,91 @@ class LocalTraining:
         """Return the learning rates of the S steps of a round over the round's; () for 1 in all."""
         return self.local.schedule.step_factors(round, steps, self.rounds)
 
+    @cached_property
+    def shared_params(self) -> Tree:
+        """The initial parameters that are sent."""
+        params = self.network.params
+        return {k: v for k, v in params.items() if k not in self.personal}
+
+    @cached_property
+    def personal_params(self) -> Tree:
+        """The initial parameters that stay at the client."""
+        return {k: v for k, v in self.network.params.items() if k in self.personal}
+
+    @cached_property
+    def phases(self) -> tuple[frozenset[str], ...]:
+        """The parameters that are trained in each phase; () where all are in all steps."""
+        part = self.plan.phases
+        if part is None:
+            return ()
+        return tuple(call(part.phases, self.network.layout, self.personal))
+
+    def phases_of_steps(self, steps: int, round: int) -> list[int]:
+        """Return [S] the phase of each local step; [] where there are no phases."""
+        part = self.plan.phases
+        return [] if part is None else [call(part.phase, s, steps, round) for s in range(steps)]
+
     @property
     def keeps_own(self) -> bool:
-        """Whether a client goes on from its own buffers, model or optimiser."""
-        return self.buffers == "local" or self.keeps_model or self.local.keep_state
+        """Whether a client goes on from its own buffers, parameters, model or optimiser."""
+        keeps_values = bool(self.personal) or self.plan.local_model is not None
+        return self.buffers == "local" or self.keeps_model or self.local.keep_state or keeps_values
 
     @property
     def stateful(self) -> bool:
         """Whether clients keep anything from round to round."""
         return bool(self.plan.client_states) or self.keeps_own
 
-    def kept(self, buffers: Tree, params: Tree, optimiser: State) -> ByPart:
+    def kept(self, own: OwnState) -> ByPart:
         """Return what a client keeps beside the states of the parts."""
         kept: ByPart = {}
         if self.buffers == "local":
-            kept[BUFFERS] = dict(buffers)
+            kept[BUFFERS] = dict(own.buffers)
         if self.keeps_model:
-            kept[MODEL] = dict(params)
-        if self.local.keep_state and optimiser:
-            kept[OPTIMISER] = dict(optimiser)
+            kept[MODEL] = dict(own.params)
+        if self.personal:
+            kept[PERSONAL] = dict(own.personal)
+        if self.plan.local_model is not None:
+            kept[LOCAL_MODEL] = dict(own.model)
+        if self.local.keep_state and own.optimiser:
+            kept[OPTIMISER] = dict(own.optimiser)
+        if self.local.keep_state and own.model_optimiser:
+            kept[LOCAL_MODEL_OPTIMISER] = dict(own.model_optimiser)
         return kept
+
+    def first(self, message: Message) -> OwnState:
+        """Return what a client begins with that takes part for the first time."""
+        params, part = message.params, self.plan.local_model
+        model = {} if part is None else call(part.init_model, params, self.network.layout)
+        return OwnState(
+            params=params,
+            personal=self.personal_params,
+            buffers=message.buffers or self.network.buffers,
+            optimiser=self.optimiser.init({**params, **self.personal_params}),
+            model=model,
+            model_optimiser={} if part is None else self.optimiser.init(model),
+        )
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """What a client trains.
+
+    Args:
+        params: the shared parameters.
+        personal: the parameters that stay at the client.
+        buffers: the buffers.
+        optimiser: state of the local optimiser.
+        model: the second model; empty where the method has none.
+        model_optimiser: state of the second model's optimiser.
+    """
+
+    params: Tree
+    personal: Tree
+    buffers: Tree
+    optimiser: State
+    model: Tree
+    model_optimiser: State
 
 
 def start_client_state(
@@ -84,8 +155,7 @@ def start_client_state(
             for part in training.plan.client_states
         }
         if training.keeps_own:
-            optimiser = training.optimiser.init(message.params)
-            own = training.kept(buffers, message.params, optimiser)
+            own = training.kept(training.first(message))
             client_state |= tree.substates(tree.map_tensors(torch.clone, dict(own)))
     if training.buffers == "local":
         buffers = tree.tensors(part_state(client_state, BUFFERS))

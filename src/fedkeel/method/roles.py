@@ -5,12 +5,12 @@ a frozen dataclass of hyper-parameters that inherits the roles it needs; it keep
 Client roles are written for one client, without a client axis; server roles always have a leading
 axis K.
 
-Roles are listed by when they act: before training, in a local step, at the end of a client's round,
-at the server. Within a local step the order is `GradientRule` (which takes the gradient of the
-task's loss or the `Criterion`, with every `LossTerm` and `Penalty`), `GradientTransform` by stage,
-the local optimiser, `StepCorrection`, `Carry`. At the server it is the clients' weights,
-`CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`, `ServerState`,
-`Table`.
+Roles are listed by when they act: before training, in a local step, at the end of a client's
+round, at the server, in an evaluation. Within a local step the order is `LocalModel`,
+`GradientRule` (which takes the gradient of the task's loss or the `Criterion`, with every
+`LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`,
+`Carry`. At the server it is the clients' weights, `CohortTransform`, `Reduction`,
+`AggregateTransform` by stage, `ServerOptimiser`, `ServerState`, `Table`.
 
 Axis letters, the same everywhere: N examples, C clients in all, K clients this round, S local
 steps, B batch, Y classes, F features.
@@ -19,20 +19,66 @@ steps, B batch, Y classes, F features.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from fedkeel.config import Local
-from fedkeel.method.context import Cohort, Outcome, Population, Round, Step
+from fedkeel.method.context import Arrival, Cohort, Outcome, Population, Round, Step
 from fedkeel.method.part import Capability as Capability  # a part's author imports from here alone
 from fedkeel.method.part import Part as Part
 from fedkeel.method.part import Stage as Stage
 from fedkeel.method.part import param as param
 from fedkeel.solve.span import Span
 from fedkeel.task.batch import Batch, Output
+from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.tree import State, Tree
+
+# ---- which parameters -----------------------------------------------------------------------
+
+
+class Personal(Part):
+    """Keeps some parameters at the client, where they are trained and never sent. Any number.
+
+    You need it when each client has its own part of the model, such as its classifier. All other
+    roles see the shared parameters alone. Personal ones take a step of the local optimiser along
+    the gradient that `Step.grad` or `Step.example_grads` gives first.
+    """
+
+    keeps_statistics: ClassVar[bool] = False
+    """Whether the model's buffers, such as running means, stay at the client too."""
+
+    @abstractmethod
+    def personal(self, layout: ParameterLayout) -> frozenset[str]:
+        """Return the names of the parameters that stay at the client."""
+
+
+class Phases(Part):
+    """Divides local training into phases that train different parameters. At most one.
+
+    You need it when some parameters are trained first and others later, or some never.
+    """
+
+    @abstractmethod
+    def phases(self, layout: ParameterLayout, personal: frozenset[str]) -> Sequence[frozenset[str]]:
+        """Return the parameters that are trained in each phase; others stay as they are.
+
+        Args:
+            layout: all trained parameters of the model.
+            personal: those that stay at the client.
+        """
+
+    @abstractmethod
+    def phase(self, step: int, steps: int, round: int) -> int:
+        """Return the phase of a local step, an index of `phases`.
+
+        Args:
+            step: 0..S-1.
+            steps: S, of the client in this round.
+            round: rounds completed before this one.
+        """
+
 
 # ---- before training ------------------------------------------------------------------------
 
@@ -106,7 +152,64 @@ class Preparation(Part):
         """Return tensors [n, ...], one row for each of the n distinct examples of the round."""
 
 
+class LocalStart(Part):
+    """Says where a client begins. At most one; it begins at the received model where none is given.
+
+    You need it when a client begins somewhere between the received model and its own. Its update
+    is still the difference to the received model.
+    """
+
+    @abstractmethod
+    def local_start(self, received: Tree, arrival: Arrival) -> Tree:
+        """Return the local model before the first step."""
+
+
 # ---- in a local step ------------------------------------------------------------------------
+
+
+class LocalModel(Part):
+    """Trains a second model at each client, which makes its personal model. At most one.
+
+    You need it when a client has a model of its own beside the one that it sends. The second model
+    is trained on the same mini-batches, in each step before the first one.
+    """
+
+    @abstractmethod
+    def init_model(self, start: Tree, layout: ParameterLayout) -> Tree:
+        """Return the second model of a client that takes part for the first time.
+
+        Args:
+            start: the received model.
+            layout: all trained parameters of the model.
+        """
+
+    def begin_model(self, model: Tree, received: Tree) -> Tree:
+        """Return the second model at the beginning of a round, of the same names and shapes."""
+        return model
+
+    @abstractmethod
+    def next_model(
+        self, model: Tree, params: Tree, step: Step, descend: Callable[[Tree], Tree]
+    ) -> Tree:
+        """Return the second model after a step.
+
+        Args:
+            model: before the step.
+            params: the first model before its step.
+            step: the step; `GradientRule.gradient` of the same part sees the result as
+                `step.local_model`.
+            descend: gradient of the second model -> the second model after a step of the local
+                optimiser. Call it once at most.
+        """
+
+    @abstractmethod
+    def personal_model(self, model: Tree, params: Tree) -> Tree:
+        """Return the client's personal model.
+
+        Args:
+            model: the second model.
+            params: the global model.
+        """
 
 
 class Criterion(Part):
@@ -365,12 +468,51 @@ class Table(Part):
         """Return the new rows of the round's clients, tensors [K, ...]."""
 
 
+# ---- in an evaluation -----------------------------------------------------------------------
+
+
+class FineTuning(Part):
+    """Trains each client's model once more before it is evaluated as its personal model.
+
+    At most one. You need it when clients adapt what they receive. Nothing of it is kept.
+    """
+
+    @abstractmethod
+    def fine_tuning(self, local: Local) -> Local:
+        """Return the settings of this training, from those of local training."""
+
+    def fine_tuned(self, layout: ParameterLayout) -> frozenset[str]:
+        """Return the parameters that are trained."""
+        return frozenset(layout.names)
+
+
+class PersonalPrediction(Part):
+    """Changes what a client's personal model predicts, by the client's training examples.
+
+    At most one. You need it when examples are predicted from their neighbours among those.
+    """
+
+    @abstractmethod
+    def predict(self, output: Output, known: Output, targets: Tensor) -> Tensor:
+        """Return the scores [B, Y] in place of those of `output`.
+
+        Args:
+            output: what the model makes of the examples to predict, with features [B, F].
+            known: what it makes of the client's training examples, features [n, F].
+            targets: [n] their labels.
+        """
+
+
 ROLES: Mapping[type, str] = {
+    Personal: "personal parameters",
+    Phases: "training phases",
     Dispatch: "dispatch",
     Broadcast: "broadcast",
     LocalWork: "local work",
     Survey: "survey",
     Preparation: "preparation",
+    LocalStart: "local start",
+    LocalModel: "second local model",
     Criterion: "criterion",
     LossTerm: "loss term",
     GradientRule: "gradient rule",
@@ -388,8 +530,23 @@ ROLES: Mapping[type, str] = {
     ServerOptimiser: "server optimiser",
     ServerState: "server state",
     Table: "table of clients",
+    FineTuning: "fine-tuning",
+    PersonalPrediction: "personal prediction",
 }
 """Every role with its name in messages, in the order in which they act."""
 
-SLOTS = (Dispatch, LocalWork, Criterion, GradientRule, Codec, Reduction, ServerOptimiser)
+SLOTS = (
+    Phases,
+    Dispatch,
+    LocalWork,
+    LocalStart,
+    LocalModel,
+    Criterion,
+    GradientRule,
+    Codec,
+    Reduction,
+    ServerOptimiser,
+    FineTuning,
+    PersonalPrediction,
+)
 """Roles that at most one part of a method may play."""

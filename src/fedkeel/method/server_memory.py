@@ -10,23 +10,22 @@ from fedkeel import tree
 from fedkeel.method.checks import call, check_states, explain_errors
 from fedkeel.method.compose import Plan
 from fedkeel.method.context import ByPart, Population
+from fedkeel.method.local_training import LocalTraining
 from fedkeel.method.round_values import Server
-from fedkeel.task.network import Network
 from fedkeel.tree import Tree
 
 
-def server_start(plan: Plan, network: Network, population: Population, average: bool) -> Server:
+def server_start(training: LocalTraining, population: Population) -> Server:
     """Return the server before the first round.
 
     Args:
-        plan: the method.
-        network: the model, with its initial parameters.
+        training: the method, and the model with its initial parameters.
         population: how many clients there are.
-        average: whether buffers are averaged.
     """
-    params = tree.clone(network.params)
-    memory = initial_memory(plan, params, population)
-    return Server(params, tree.clone(network.buffers) if average else {}, memory)
+    params = tree.clone(training.shared_params)
+    memory = initial_memory(training.plan, params, population)
+    averaged = training.network.buffers if training.buffers == "average" else {}
+    return Server(params, tree.clone(averaged), memory)
 
 
 def initial_memory(plan: Plan, params: Tree, population: Population) -> ByPart:

@@ -18,10 +18,11 @@ from fedkeel.method.context import (
     Floats,
     Message,
     PartStates,
+    PersonalParameters,
     part_state,
 )
 from fedkeel.method.local_loop import make_step, start_carry
-from fedkeel.method.local_training import LocalTraining, start_client_state
+from fedkeel.method.local_training import PERSONAL, LocalTraining, start_client_state
 from fedkeel.task.batch import Batch
 
 
@@ -44,7 +45,11 @@ def client_survey(
     client_state, buffers = start_client_state(training, message, client_state)
     carry = start_carry(training.plan, message.params, client_state)
     states = PartStates(message.broadcast, client_state, carry)
-    step = make_step(training, message, client_info, all_examples(), buffers, states)
+    start = tree.tensors(part_state(client_state, PERSONAL))
+    personal = PersonalParameters(start, start)
+    step = make_step(
+        training, message, client_info, all_examples(), buffers, states, personal=personal
+    )
     return {part.name: call(part.survey, step.view(part.name)) for part in training.plan.surveys}
 
 

@@ -85,6 +85,8 @@ class RoundRecord:
             (``partition.holdout``), else on those that it is trained on. One without examples to
             measure on, such as a client too small to hold any out, has 0 examples and None for the
             others.
+        personal: the same as `per_client`, each client measured with its personal model; None
+            where the method has none.
         diagnostics: numbers by ``part.name``, such as ``fedgc.sgc.infeasible``.
         faults: what went wrong in a federation of nodes, in words, and the clients it happened to.
     """
@@ -104,6 +106,7 @@ class RoundRecord:
     test: Scores | None = None
     sources: dict[str, Scores] = field(default_factory=dict)
     per_client: dict[str, list[float | None]] | None = None
+    personal: dict[str, list[float | None]] | None = None
     diagnostics: dict[str, Number] = field(default_factory=dict)
     faults: dict[str, list[int]] = field(default_factory=dict)
 
@@ -122,8 +125,9 @@ class RoundRecord:
             row["test"] = _scores(row["test"])
         if isinstance(row.get("sources"), Mapping):
             row["sources"] = {name: _scores(item) for name, item in row["sources"].items()}
-        if isinstance(row.get("per_client"), Mapping):
-            row["per_client"] = _with_new_metrics(row["per_client"])
+        for name in ("per_client", "personal"):
+            if isinstance(row.get(name), Mapping):
+                row[name] = _with_new_metrics(row[name])
         try:
             return _reader().validate_python({k: v for k, v in row.items() if k in names})
         except ValidationError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeel.data.values import only_tensor
-from fedkeel.engine.base import Engine, Split, TrainingSetup
+from fedkeel.engine.base import Engine, ServerModel, Split, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, scores_by_group
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
@@ -78,6 +78,28 @@ def with_client_scores(
     return replace(row, per_client=score_columns(scores, setup))
 
 
+def with_personal_scores(
+    row: RoundRecord, engine: Engine, prepared: Prepared, server: Server, *, judged: bool
+) -> RoundRecord:
+    """Return the row with the scores of the clients' personal models, as columns [C].
+
+    Args:
+        row: of the round.
+        engine: keeps what clients keep.
+        prepared: the run.
+        server: after the round.
+        judged: whether the model is judged by them: all clients' examples together are `row.test`.
+    """
+    setup = prepared.setup
+    model = ServerModel(server.params, server.buffers, server.round)
+    scores = engine.measure_personal(setup, model)
+    if judged:
+        row = replace(row, test=scores.total if scores.total.examples else None)
+    if setup.training.plan.has_personal_models:
+        row = replace(row, personal=score_columns(scores.per_client, setup))
+    return row
+
+
 def scores_of_clients(setup: TrainingSetup, params: Tree, buffers: Tree) -> list[Scores]:
     """Return a model's scores on each client's own examples, measured in this process."""
     with use_numerics(setup.precision):
@@ -94,5 +116,6 @@ def score_columns(scores: Sequence[Scores], setup: TrainingSetup) -> dict[str, l
 
 
 def _measure(engine: Engine, setup: TrainingSetup, server: Server, split: Split) -> Measured:
-    buffers = server.buffers or setup.training.network.buffers
-    return engine.evaluate(server.params, buffers, split)
+    training = setup.training
+    params = {**server.params, **training.personal_params}
+    return engine.evaluate(params, server.buffers or training.network.buffers, split)

@@ -32,7 +32,12 @@ from fedkeel.runner.checkpoint import Checkpoints
 from fedkeel.runner.client_models import ClientModels
 from fedkeel.runner.early_stopping import EarlyStopping, smallest_count
 from fedkeel.runner.engines import make, state_folder
-from fedkeel.runner.evaluate import measure_pictures, with_client_scores, with_test_scores
+from fedkeel.runner.evaluate import (
+    measure_pictures,
+    with_client_scores,
+    with_personal_scores,
+    with_test_scores,
+)
 from fedkeel.runner.finish import ended, finish
 from fedkeel.runner.result import Result
 from fedkeel.runner.round_record import round_record
@@ -241,11 +246,17 @@ class Run:
     def _with_test_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
         if self._models is not None:
             return self._models.with_test_scores(row)
+        if self._prepared.judges_personal_models:
+            return with_personal_scores(row, engine, self._prepared, self._server, judged=True)
         return with_test_scores(row, engine, self._setup, self._server)
 
     def _with_client_scores(self, row: RoundRecord, engine: Engine) -> RoundRecord:
         if self._models is not None:
             return self._models.with_client_scores(row)
+        if self._plan.has_personal_models and row.personal is None:
+            row = with_personal_scores(row, engine, self._prepared, self._server, judged=False)
+        if self._setup.training.personal:  # the global model is not whole
+            return row
         return with_client_scores(row, engine, self._prepared, self._server)
 
     def _model(self) -> GlobalModel:

@@ -124,9 +124,10 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     is_pooled = settings.method == CENTRALISED
     federation = clients.in_one_place() if is_pooled else clients
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
-    network = ingredients.task.network(federation.data, settings.seed, dtype)
+    task = _task_of_method(settings, ingredients.task)
+    network = task.network(federation.data, settings.seed, dtype)
     _check_test_targets(network, federation.data, test)
-    metrics = ingredients.task.metric_set(network, federation.data)
+    metrics = task.metric_set(network, federation.data)
     _check_targets_of_score(settings, metrics.score)
     if federation.how["kind"] == "nodes" and (name := metrics.why_not_on_nodes()):
         raise ModelError(
@@ -139,10 +140,15 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     population = Population(count, 1 if is_pooled else settings.cohort.size(count))
     local = pooled_work(settings, clients.sizes) if is_pooled else plan.work(settings.local)
     check_optimiser(plan, local)
-    buffers = ingredients.task.buffers
-    training = baseline_training(
-        settings.method, LocalTraining(plan, network, local, buffers, rounds=settings.rounds)
+    training = LocalTraining(
+        plan,
+        network,
+        local,
+        task.buffers,
+        rounds=settings.rounds,
+        personal=plan.personal_names(network.layout),
     )
+    training = baseline_training(settings.method, training)
     _check_accumulation(training.local, federation)
     _check_round_length(training.local, federation)
     _check_batches_of_one(training, federation, settings.rounds)
@@ -159,8 +165,8 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     )
     _check_evaluation_of_one(setup)
     _check_evaluation_memory(setup)
-    check_server(plan, network.params, population, settings.engine)
-    server = server_start(plan, network, population, training.buffers == "average")
+    check_server(plan, training.shared_params, population, settings.engine)
+    server = server_start(training, population)
     lr = learning_rate(settings, training, 0)
     try:
         spec = rehearse(setup, server_message(plan, server, lr))
@@ -191,6 +197,15 @@ def _described_transform(ingredients: Ingredients, data: Dataset, seed: int) -> 
     few = data.part(slice(4))
     check_transform(ingredients.augment, few.x, few.y, seed)
     return describe_value(ingredients.augment, "augment")
+
+
+def _task_of_method(settings: config.Run, task: Task) -> Task:
+    """Return the task with what the method says of the model's buffers."""
+    if settings.method in BASELINES:
+        return task
+    personals = parse(settings.method, weights=settings.weights).personals
+    keeps_statistics = any(part.keeps_statistics for part in personals)
+    return replace(task, buffers="local") if keeps_statistics else task
 
 
 def _plan(settings: config.Run, provides: frozenset[Capability]) -> Plan:

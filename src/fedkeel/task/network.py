@@ -27,7 +27,7 @@ from fedkeel.task.functional import Functional
 from fedkeel.task.losses import SOFT_TARGETS, Loss, cross_entropy, picked_cross_entropy
 from fedkeel.task.model_description import describe_model
 from fedkeel.task.outputs import Outputs, map_output, scores_of
-from fedkeel.task.parameter_names import under
+from fedkeel.task.parameter_names import ParameterLayout
 from fedkeel.task.traits import Traits, detect_traits
 from fedkeel.tree import Tree, clone
 
@@ -112,6 +112,15 @@ class Network:
         twin._functions = twin._make_functions()
         twin.params = {k: t.to(device) for k, t in self.params.items()}
         twin.buffers = {k: t.to(device) for k, t in self.buffers.items()}
+        return twin
+
+    def with_running_statistics(self) -> Network:
+        """Return the network whose batch normalisation uses its buffers in evaluation."""
+        if not any(layer.training for layer in self._eval.modules()):
+            return self
+        twin = copy.copy(self)
+        twin._eval = _with_same_frozen(self._train).eval()
+        twin._functions = twin._make_functions()
         return twin
 
     def _make_functions(self) -> dict[bool, Functional]:
@@ -221,9 +230,12 @@ class Network:
     @property
     def head_names(self) -> frozenset[str]:
         """Names of the parameters that belong to the classifier."""
-        if not self.head:
-            return frozenset()
-        return frozenset(n for n in self.names if under(n, self.head))
+        return self.layout.head
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """The trained parameters, and where they belong."""
+        return ParameterLayout.of(self._train, self.head)
 
     def forward(
         self,

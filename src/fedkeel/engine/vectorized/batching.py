@@ -194,6 +194,7 @@ class GroupBatches:
             self._prepared_rows = examples.on_device(table)
         self._noise = [noise_source(setup, message, k) for k in clients]
         self._rates = examples.on_device(_rate_table(setup, message, group.steps))
+        self._phases = examples.on_device(_phase_table(setup, message, group.steps))
         self._taken: list[State] = []
 
     def all_steps(self, steps: int) -> State:
@@ -211,7 +212,8 @@ class GroupBatches:
         """Return what the first n clients see in a step; the first `active` of them train.
 
         Beside the examples, where they are wanted: ``active`` [n], ``rows`` and ``first`` [n, B] as
-        `client_step` means them, ``noise``, and ``rate`` [n], where it changes from step to step.
+        `client_step` means them, ``noise``, ``phase`` [n], and ``rate`` [n], where it changes from
+        step to step.
         """
         single, sizes = self._group.is_single, self._sizes[step, :n]
         width = self._padded_size(sizes[:active])
@@ -228,6 +230,9 @@ class GroupBatches:
         if self._rates.numel():
             rates = self._rates[step, :n].to(self._setup.training.network.dtype)
             batch["rate"] = rates[0] if single else rates
+        if self._phases.numel():
+            phases = self._phases[step, :n]
+            batch["phase"] = phases[0] if single else phases
         if callable(self._setup.augment):
             self._transform(self._setup.augment, batch, step, active)
         elif self._setup.augment:
@@ -327,6 +332,23 @@ def _rate_table(setup: TrainingSetup, message: Message, steps: Sequence[int]) ->
     for i, count in enumerate(steps):
         table[:count, i] = factors[count]
     return message.lr * table
+
+
+def _phase_table(setup: TrainingSetup, message: Message, steps: Sequence[int]) -> Ints:
+    """Return the phases of all steps of clients, [S, n], empty where the method has none.
+
+    Args:
+        setup: method, model, data and seed.
+        message: what the server sent.
+        steps: [n] of each client, the most first.
+    """
+    training = setup.training
+    if training.plan.phases is None:
+        return np.zeros((0, len(steps)), dtype=np.int64)
+    table = np.zeros((max(steps), len(steps)), dtype=np.int64)
+    for i, count in enumerate(steps):
+        table[:count, i] = training.phases_of_steps(count, message.round)
+    return table
 
 
 def _crop_tables(

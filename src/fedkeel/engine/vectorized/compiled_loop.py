@@ -59,14 +59,14 @@ class SharedInputs:
     generators: Generators
 
     @classmethod
-    def of(cls, message: Message, generators: Generators) -> SharedInputs:
-        """Return them for a message."""
+    def of(cls, message: Message, generators: Generators, dtype: torch.dtype) -> SharedInputs:
+        """Return them for a message; `dtype` is the parameters' type."""
         state: State = {
             "start": dict(message.params),
             "received": dict(message.buffers),
             "broadcast": dict(message.broadcast),
         }
-        rate = torch.tensor(message.lr, dtype=next(iter(message.params.values())).dtype)
+        rate = torch.tensor(message.lr, dtype=dtype)
         return cls(message, FlatState.of(state), rate, generators)
 
     @property
@@ -305,6 +305,7 @@ def _stepped(client: ClientRound, local: LocalState, batch: State, lr: Tensor) -
         fields.get("active"),
         tensors(substate(batch, "noise")) or None,
         fields.get("rate", lr),
+        fields.get("phase"),
     )
 
 
@@ -373,8 +374,11 @@ def _as_state(local: LocalState) -> State:
 def _local_state(state: State) -> LocalState:
     return LocalState(
         params=tensors(substate(state, "params")),
+        personal=tensors(substate(state, "personal")),
         buffers=tensors(substate(state, "buffers")),
         optimiser=substate(state, "optimiser"),
+        model=tensors(substate(state, "model")),
+        model_optimiser=substate(state, "model_optimiser"),
         carry=substates(substate(state, "carry")),
         loss=leaf(state, "loss"),
     )

@@ -209,20 +209,20 @@ class VectorizedTrainer:
         self, message: Message, group: ClientGroup, pads: bool
     ) -> tuple[SharedInputs, GroupBatches]:
         """Return what the clients see, with all random numbers of their rounds yet to be drawn."""
-        channels_last = self.strategy.channels_last
+        channels_last, dtype = self.strategy.channels_last, self._training.network.dtype
         batches = GroupBatches(self._setup, self._examples, message, group, pads, channels_last)
         draws = group.is_single or self.facts.draws is not None
         clients = [job.client for job in group.jobs] if draws else []
         seeds = torch_seeds(self._setup.seed, "torch", message.round, clients)
         if group.is_single:
             seed_torch(seeds[0])
-            return SharedInputs.of(message, None), batches
+            return SharedInputs.of(message, None, dtype), batches
         missing = len(seeds) - len(self._generators)
         self._generators += [torch.Generator(self.device) for _ in range(missing)]
         generators = self._generators[: len(seeds)]
         for generator, number in zip(generators, seeds, strict=True):
             generator.manual_seed(number)
-        return SharedInputs.of(message, generators), batches
+        return SharedInputs.of(message, generators, dtype), batches
 
     def _train_whole_round(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock, sums: bool

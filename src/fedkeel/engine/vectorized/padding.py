@@ -87,7 +87,7 @@ def method_obstacle(
     client_info = ClientInfo(torch.tensor(0), examples.to(dtype), counts.to(dtype))
     plan, network = training.plan, training.network
     try:
-        server = server_start(plan, network, population, training.buffers == "average")
+        server = server_start(training, population)
         message = server_message(plan, server, lr=1.0)
         client_state, _ = start_client_state(training, message, None)
         if plan.surveys:

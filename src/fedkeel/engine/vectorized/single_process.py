@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
+from fedkeel.engine.base import (
+    PersonalScores,
+    ReportProgress,
+    ServerModel,
+    Split,
+    TrainedCohort,
+    TrainingSetup,
+)
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.personal import measure_personal
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import training_items
@@ -17,7 +25,7 @@ from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import Trainer
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.task.metrics.metric_set import Measured
-from fedkeel.tree import Tree
+from fedkeel.tree import Tree, map_tensors, substates
 
 
 class SingleProcess(KeepsClientStates):
@@ -81,6 +89,20 @@ class SingleProcess(KeepsClientStates):
         buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
         with use_numerics(self._precision):
             return evaluate(setup, params, buffers, split)
+
+    def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
+        """Return the scores of the clients' personal models, measured on the device."""
+        setup = self._trainer.placed
+        device = next(iter(setup.training.network.params.values())).device
+
+        def state_there(client: int) -> ByPart | None:
+            state = self.client_state(client)
+            return state and substates(map_tensors(lambda t: t.to(device), dict(state)))
+
+        params = {name: tensor.to(device) for name, tensor in server.params.items()}
+        buffers = {name: tensor.to(device) for name, tensor in server.buffers.items()}
+        with use_numerics(self._precision):
+            return measure_personal(setup, ServerModel(params, buffers, server.round), state_there)
 
     def __enter__(self) -> SingleProcess:
         return self

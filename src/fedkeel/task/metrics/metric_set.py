@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,7 +27,6 @@ from fedkeel.task.metrics.base import (
 from fedkeel.task.metrics.registry import MetricLike, default_metrics, make_metric
 from fedkeel.task.network import Network
 from fedkeel.task.outputs import Outputs, Target, scores_of
-from fedkeel.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,7 @@ class MetricSet:
     @torch.no_grad()
     def measure(
         self,
-        network: Network,
-        params: Tree,
-        buffers: Tree,
+        predict: Callable[[Values], Outputs],
         x: Values,
         y: Values,
         group: Tensor,
@@ -167,9 +164,7 @@ class MetricSet:
         """Evaluate examples.
 
         Args:
-            network: the model.
-            params: its parameters.
-            buffers: its buffers.
+            predict: inputs -> what the model returns.
             x: [B, ...] inputs.
             y: [B, ...] targets.
             group: [B] int64 on the processor, the group of each example.
@@ -178,7 +173,7 @@ class MetricSet:
         Returns:
             The states [groups, S] of the groups, and the values [B, M] that are kept.
         """
-        output = network.test_output(params, buffers, x)
+        output = predict(x)
         states = [metric.states(output, y, group, groups) for metric in self.summed]
         kept = [metric.values(output, y).detach().cpu().double() for metric in self.pooled]
         return Measured(

@@ -1,0 +1,179 @@
+"""The personal model of each client, and its scores on the client's own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedkeel.data.values import only_tensor, rows_of
+from fedkeel.engine.base import ClientJob, PersonalScores, ServerModel, TrainingSetup
+from fedkeel.engine.evaluation import Predict, measure_shard, split_examples
+from fedkeel.engine.local import train_client
+from fedkeel.method.checks import call, explain_errors
+from fedkeel.method.compose import compose
+from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, MODEL, PERSONAL
+from fedkeel.method.part import param
+from fedkeel.method.roles import Phases
+from fedkeel.task.batch import Batch, Output
+from fedkeel.task.metrics.metric_set import MetricSet
+from fedkeel.task.outputs import Outputs
+from fedkeel.task.parameter_names import ParameterLayout
+from fedkeel.tree import Tree, tensors
+
+ReadState = Callable[[int], ByPart | None]
+"""Client -> what it keeps, None where it has not taken part."""
+
+
+@dataclass(frozen=True)
+class Only(Phases):
+    """Trains some parameters and leaves the others, for a fine-tuning."""
+
+    names: tuple[str, ...] = param(())
+
+    name = "only"
+    paper = "yu2020salvaging"
+
+    def phases(self, layout: ParameterLayout, personal: frozenset[str]) -> Sequence[frozenset[str]]:
+        """Return one phase, of the names."""
+        return [frozenset(self.names)]
+
+    def phase(self, step: int, steps: int, round: int) -> int:
+        """Return 0."""
+        return 0
+
+
+def personal_model(
+    setup: TrainingSetup, server: ServerModel, client: int, state: ByPart | None
+) -> tuple[Tree, Tree]:
+    """Return the parameters and buffers of a client's personal model.
+
+    A client that has never taken part has the global model, with the initial personal parameters.
+
+    Args:
+        setup: method, model, data and seed.
+        server: the global model.
+        client: index of the client.
+        state: what the client keeps.
+    """
+    training, state = setup.training, state or {}
+    plan, network = training.plan, training.network
+    params = server.params
+    if plan.local_model is not None:
+        if LOCAL_MODEL in state:
+            model = tensors(state[LOCAL_MODEL])
+        else:
+            model = call(plan.local_model.init_model, params, network.layout)
+        params = call(plan.local_model.personal_model, model, params)
+    if training.personal:
+        kept = tensors(state[PERSONAL]) if PERSONAL in state else training.personal_params
+        params = {**params, **kept}
+    buffers = server.buffers or network.buffers
+    if BUFFERS in state:
+        buffers = tensors(state[BUFFERS])
+    if plan.fine_tuning is None or not setup.federation.sizes[client]:
+        return params, buffers
+    return _fine_tuned(setup, params, buffers, server.round, client)
+
+
+def _fine_tuned(
+    setup: TrainingSetup, params: Tree, buffers: Tree, round: int, client: int
+) -> tuple[Tree, Tree]:
+    """Return the model after plain training on the client's examples."""
+    training = setup.training
+    part, layout = training.plan.fine_tuning, training.network.layout
+    assert part is not None
+    names = call(part.fine_tuned, layout)
+    only = () if names == frozenset(layout.names) else (Only(tuple(sorted(names))),)
+    local = call(part.fine_tuning, training.local)
+    has_buffers = bool(training.network.buffers)
+    tuning = replace(
+        training,
+        plan=compose(only),
+        local=local,
+        buffers="local" if has_buffers else training.buffers,
+        keeps_model=True,
+        personal=frozenset(),
+    )
+    message = Message(params, buffers, {}, round, local.lr)
+    job = ClientJob(row=0, client=client, steps_done=0)
+    state = train_client(replace(setup, training=tuning), message, job, None).reply.client_state
+    return tensors(state[MODEL]), tensors(state[BUFFERS]) if has_buffers else buffers
+
+
+def measure_client(
+    setup: TrainingSetup, server: ServerModel, client: int, state: ByPart | None
+) -> tuple[Tensor, Tensor]:
+    """Return what is measured of a client's personal model on its own examples.
+
+    Returns:
+        The states [S], and the values [n, M] that are kept.
+    """
+    with torch.no_grad(), explain_errors(f"The evaluation of client {client} failed"):
+        params, buffers = personal_model(setup, server, client, state)
+        predict = _prediction(setup, params, buffers, client)
+        alone = replace(setup, federation=setup.federation.only(client))
+        count = len(split_examples(alone, "clients"))
+        starts = range(0, count, setup.shard)
+        shards = [measure_shard(alone, predict, "clients", start) for start in starts]
+    metrics = setup.metrics
+    states = torch.zeros(metrics.state_size, dtype=torch.float64)
+    kept = [torch.zeros(0, metrics.kept_size, dtype=torch.float64)]
+    for shard in shards:
+        states += shard.states.sum(dim=0)
+        kept.append(shard.kept)
+    return states, torch.cat(kept)
+
+
+def _prediction(setup: TrainingSetup, params: Tree, buffers: Tree, client: int) -> Predict:
+    """Return what a client's personal model predicts."""
+    network = setup.training.network.with_running_statistics()
+    part = setup.training.plan.personal_prediction
+
+    def output(batch: Batch) -> Output:
+        return network.output(params, network.copy_buffers(buffers), batch, train=False)
+
+    if part is None:
+        return lambda x: network.test_output(params, buffers, x)
+    rows, data = torch.from_numpy(setup.federation.client(client)), setup.federation.data
+    own = Batch(rows_of(data.x, rows), rows_of(data.y, rows))
+    known, targets = output(own), only_tensor(own.y, "a personal prediction")
+
+    def predict(x: Tree | Tensor) -> Outputs:
+        result: Tensor = call(part.predict, output(Batch(x, own.y)), known, targets)
+        return result
+
+    return predict
+
+
+def measure_personal(
+    setup: TrainingSetup, server: ServerModel, read_state: ReadState
+) -> PersonalScores:
+    """Return the scores of all clients' personal models, one client after the other."""
+    clients = range(len(setup.federation))
+    measured = [measure_client(setup, server, client, read_state(client)) for client in clients]
+    sizes = split_examples(setup, "clients").sizes
+    states = torch.stack([states for states, _ in measured])
+    return scores_of(setup.metrics, states, sizes, torch.cat([kept for _, kept in measured]))
+
+
+def scores_of(metrics: MetricSet, states: Tensor, sizes: Ints, kept: Tensor) -> PersonalScores:
+    """Return the scores of each client and of all together.
+
+    Args:
+        metrics: what was measured.
+        states: [C, S] states of the clients; NaN of one that nobody measured, which does not count.
+        sizes: [C] numbers of examples.
+        kept: [N, M] kept values, one client after the other.
+    """
+    is_measured = ~states.isnan().all(dim=1)
+    counts = torch.where(is_measured, torch.from_numpy(sizes), 0)
+    states = torch.where(is_measured[:, None], states, 0.0)
+    group = torch.repeat_interleave(torch.arange(len(sizes)), counts)[: len(kept)]
+    per_client = metrics.scores(states, counts, kept, group)
+    together = torch.zeros_like(group)
+    total = metrics.scores(states.sum(dim=0)[None], counts.sum()[None], kept, together)[0]
+    return PersonalScores(total, per_client)

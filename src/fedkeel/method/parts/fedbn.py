@@ -1,0 +1,55 @@
+"""FedBN: each client keeps its own batch normalisation.
+
+Source
+    Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR
+    2021 (key li2021fedbn). Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedkeel.errors import ModelError
+from fedkeel.method.roles import Personal
+from fedkeel.task.parameter_names import ParameterLayout
+
+
+@dataclass(frozen=True)
+class FedBN(Personal):
+    r"""Averages all but the normalisation layers, which each client has for itself.
+
+    Source: li2021fedbn, Algorithm 1.
+
+    Args:
+        parameters: whether scale and shift stay at the client, and not the running statistics
+            alone.
+    Sent: all but the normalisation layers; with parameters = False all parameters.
+    State: scale, shift and running statistics of each client.
+    Cost: that of FedAvg.
+    Laws: without batch normalisation's statistics, and with parameters = False, it is FedAvg.
+    Deviations: layers of any normalisation are kept, also group and layer normalisation. The run's
+        ``buffers`` are ``local`` whatever the task says.
+
+    Example:
+        >>> import fedkeel
+        >>> fedkeel.parse("fedbn+scaffold").personals[0].parameters
+        True
+    """
+
+    parameters: bool = True
+
+    name: ClassVar[str] = "fedbn"
+    paper: ClassVar[str] = "li2021fedbn"
+    keeps_statistics: ClassVar[bool] = True
+
+    def personal(self, layout: ParameterLayout) -> frozenset[str]:
+        """Return scale and shift of the normalisation layers."""
+        if not self.parameters:
+            return frozenset()
+        if not layout.normalisation:
+            raise ModelError(
+                "fedbn keeps normalisation layers at the client, and the model has none to train.",
+                do="use a model with batch normalisation, or another method, such as fedper",
+            )
+        return layout.normalisation
