@@ -25,11 +25,13 @@ SERVER = (
 )
 REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa")
 CODEC = ("topk", "quantise")
+WORK = ("fedsgd", "scaffnew")
+SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK)
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
-    # both encode the update
-    **{pair: SLOT for slot in (GRADIENT, SERVER, REDUCE, CODEC) for pair in combinations(slot, 2)},
+    # both encode the update, both fix the local work
+    **{pair: SLOT for slot in SLOTS for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,
     # and FedNova divides updates that Minibatch SGD has divided already
@@ -38,6 +40,8 @@ ILLEGAL = {
     ("fednova", "fedreg"): BROKEN,
     ("minibatch_sgd", "fedcm"): BROKEN,
     ("fedreg", "fedcm"): BROKEN,
+    ("minibatch_sgd", "scaffnew"): BROKEN,
+    ("fedreg", "scaffnew"): BROKEN,
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
@@ -60,6 +64,7 @@ ILLEGAL = {
     ("fedgc", "mifa"): WEIGHTS,
     ("fedgc", "mime"): WEIGHTS,
     ("fedgc", "mimelite"): WEIGHTS,
+    ("fedgc", "scaffnew"): WEIGHTS,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

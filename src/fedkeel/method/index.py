@@ -148,10 +148,15 @@ METHODS: Mapping[str, Entry] = {
         "a penalty on parameters that other clients need",
         {"fedcurv": "fedcurv:FedCurv"},
     ),
+    "scaffnew": Entry(
+        "mishchenko2022proxskip",
+        "control variates without extra messages (ProxSkip)",
+        {"scaffnew": "scaffnew:Scaffnew"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
-ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
+ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd", "proxskip": "scaffnew"}
 """Other names of methods."""
 
 ENTRY_POINTS = "fedkeel.methods"
