@@ -27,7 +27,12 @@ from fedkeel.method.context import (
 )
 from fedkeel.method.local_optimiser import clipped
 from fedkeel.method.local_path import nonlinear_optimiser, path_length
-from fedkeel.method.local_training import MODEL, OPTIMISER, LocalTraining, start_client_state
+from fedkeel.method.local_training import (
+    MODEL,
+    LocalTraining,
+    start_client_state,
+    start_optimiser,
+)
 from fedkeel.method.round_values import Reply
 from fedkeel.task.batch import Batch
 from fedkeel.tree import State, Tree
@@ -102,7 +107,6 @@ def client_start(
     start = message.params
     if training.keeps_model:
         start = tree.tensors(part_state(client_state, MODEL))
-    optimiser = dict(part_state(client_state, OPTIMISER))
     prepared: ByPart = {}
     if plan.preparations:
         batch = (examples or all_examples)()
@@ -114,7 +118,7 @@ def client_start(
     return client, LocalState(
         params=tree.clone(start) if training.network.traits.writes_parameters else start,
         buffers=tree.clone(buffers),
-        optimiser=optimiser or training.optimiser.init(start),
+        optimiser=start_optimiser(training, start, message, client_state),
         carry=start_carry(plan, start, client_state),
         loss=next(iter(start.values())).new_zeros(()),
     )
@@ -217,6 +221,7 @@ def client_finish(
         lr=message.lr if lr is None else lr,
         make_all_examples_step=all_examples_step,
         nonlinear_part=plan.nonlinear_part or nonlinear_optimiser(training.local),
+        optimiser=local.optimiser,
     )
 
     def view(part: str) -> Round:

@@ -44,17 +44,25 @@ class LocalTraining:
 
     @property
     def optimiser(self) -> LocalOptimiser:
-        """The local optimiser."""
-        return OPTIMISERS[self.local.optimiser].of(self.local, self.network.traits.without_gradient)
+        """The local optimiser: the method's own, or that of the settings."""
+        no_decay, part = self.network.traits.without_gradient, self.plan.client_optimiser
+        if part is not None:
+            return call(part.local_optimiser, self.local, no_decay)
+        return OPTIMISERS[self.local.optimiser].of(self.local, no_decay)
 
     def step_factors(self, round: int, steps: int) -> tuple[float, ...]:
         """Return the learning rates of the S steps of a round over the round's; () for 1 in all."""
         return self.local.schedule.step_factors(round, steps, self.rounds)
 
     @property
+    def keeps_optimiser(self) -> bool:
+        """Whether a client goes on from its own state of the optimiser that the settings name."""
+        return self.local.keep_state and self.plan.client_optimiser is None
+
+    @property
     def keeps_own(self) -> bool:
         """Whether a client goes on from its own buffers, model or optimiser."""
-        return self.buffers == "local" or self.keeps_model or self.local.keep_state
+        return self.buffers == "local" or self.keeps_model or self.keeps_optimiser
 
     @property
     def stateful(self) -> bool:
@@ -68,7 +76,7 @@ class LocalTraining:
             kept[BUFFERS] = dict(buffers)
         if self.keeps_model:
             kept[MODEL] = dict(params)
-        if self.local.keep_state and optimiser:
+        if self.keeps_optimiser and optimiser:
             kept[OPTIMISER] = dict(optimiser)
         return kept
 
@@ -90,3 +98,17 @@ def start_client_state(
     if training.buffers == "local":
         buffers = tree.tensors(part_state(client_state, BUFFERS))
     return client_state, buffers
+
+
+def start_optimiser(
+    training: LocalTraining, start: Tree, message: Message, client_state: ByPart
+) -> State:
+    """Return the local optimiser's state before a round's first step."""
+    kept, part = dict(part_state(client_state, OPTIMISER)), training.plan.client_optimiser
+    if kept:
+        return kept
+    initial = training.optimiser.init(start)
+    if part is None:
+        return initial
+    own = part_state(client_state, part.name)
+    return call(part.start_optimiser, initial, part_state(message.broadcast, part.name), own)
