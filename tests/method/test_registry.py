@@ -23,7 +23,7 @@ SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm", "fedacg", "domo"),
 )
-REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa")
+REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa", "fedau")
 CODEC = ("topk", "quantise")
 WORK = ("fedsgd", "scaffnew")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK)
@@ -65,6 +65,7 @@ ILLEGAL = {
     ("fedgc", "mime"): WEIGHTS,
     ("fedgc", "mimelite"): WEIGHTS,
     ("fedgc", "scaffnew"): WEIGHTS,
+    ("fedgc", "fedau"): WEIGHTS,
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

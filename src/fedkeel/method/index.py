@@ -153,6 +153,9 @@ METHODS: Mapping[str, Entry] = {
         "control variates without extra messages (ProxSkip)",
         {"scaffnew": "scaffnew:Scaffnew"},
     ),
+    "fedau": Entry(
+        "wang2024fedau", "weights by how seldom clients take part", {"fedau": "fedau:FedAU"}
+    ),
 }
 """Every method, in the order in which they are listed."""
 
