@@ -23,7 +23,7 @@ SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm", "fedacg", "domo"),
 )
-REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa", "fedau")
+REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa", "fedau", "fedawa")
 CODEC = ("topk", "quantise")
 WORK = ("fedsgd", "scaffnew")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK)

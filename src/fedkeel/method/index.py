@@ -156,6 +156,9 @@ METHODS: Mapping[str, Entry] = {
     "fedau": Entry(
         "wang2024fedau", "weights by how seldom clients take part", {"fedau": "fedau:FedAU"}
     ),
+    "fedawa": Entry(
+        "shi2025fedawa", "aggregation weights trained at the server", {"fedawa": "fedawa:FedAWA"}
+    ),
 }
 """Every method, in the order in which they are listed."""
 
