@@ -23,7 +23,13 @@ SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm", "fedacg", "domo"),
 )
-REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa", "fedau", "fedawa")
+REDUCE = (
+    "median",
+    "trimmed_mean",
+    "fedvarp",
+    "mifa",
+    *("fedau", "fedawa", "qfedavg", "term", "afl"),
+)
 CODEC = ("topk", "quantise")
 WORK = ("fedsgd", "scaffnew")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK)

@@ -159,6 +159,13 @@ METHODS: Mapping[str, Entry] = {
     "fedawa": Entry(
         "shi2025fedawa", "aggregation weights trained at the server", {"fedawa": "fedawa:FedAWA"}
     ),
+    "qfedavg": Entry(
+        "li2020qffl", "clients with a high loss count more (q-FFL)", {"qfedavg": "qfedavg:QFedAvg"}
+    ),
+    "term": Entry(
+        "li2021term", "weights tilted by the exponential of the loss", {"term": "term:TERM"}
+    ),
+    "afl": Entry("mohri2019afl", "the worst mixture of clients", {"afl": "afl:AFL"}),
 }
 """Every method, in the order in which they are listed."""
 
