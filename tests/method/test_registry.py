@@ -32,7 +32,9 @@ REDUCE = (
 )
 CODEC = ("topk", "quantise")
 WORK = ("fedsgd", "scaffnew")
-SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK)
+OPTIMISER = ("fedadamw",)
+SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)
+PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
@@ -48,6 +50,8 @@ ILLEGAL = {
     ("fedreg", "fedcm"): BROKEN,
     ("minibatch_sgd", "scaffnew"): BROKEN,
     ("fedreg", "scaffnew"): BROKEN,
+    # and these bring a local optimiser of which the path is none
+    **{(path, own): BROKEN for path in PATH for own in OPTIMISER},
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
@@ -72,6 +76,7 @@ ILLEGAL = {
     ("fedgc", "mimelite"): WEIGHTS,
     ("fedgc", "scaffnew"): WEIGHTS,
     ("fedgc", "fedau"): WEIGHTS,
+    **{("fedgc", own): WEIGHTS for own in OPTIMISER},
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

@@ -166,6 +166,11 @@ METHODS: Mapping[str, Entry] = {
         "li2021term", "weights tilted by the exponential of the loss", {"term": "term:TERM"}
     ),
     "afl": Entry("mohri2019afl", "the worst mixture of clients", {"afl": "afl:AFL"}),
+    "fedadamw": Entry(
+        "liu2026fedadamw",
+        "local AdamW from averaged second moments",
+        {"fedadamw": "fedadamw:FedAdamW"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
