@@ -32,7 +32,7 @@ REDUCE = (
 )
 CODEC = ("topk", "quantise")
 WORK = ("fedsgd", "scaffnew")
-OPTIMISER = ("fedadamw",)
+OPTIMISER = ("fedadamw", "fedmuon")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew")
 

@@ -171,6 +171,11 @@ METHODS: Mapping[str, Entry] = {
         "local AdamW from averaged second moments",
         {"fedadamw": "fedadamw:FedAdamW"},
     ),
+    "fedmuon": Entry(
+        "takezawa2025fedmuon",
+        "orthogonalised local momentum, bias corrected",
+        {"fedmuon": "fedmuon:FedMuon"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
