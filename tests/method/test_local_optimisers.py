@@ -376,7 +376,14 @@ def test_only_methods_that_count_on_the_path_are_refused_beside_adam() -> None:
             check_optimiser(plan, adam)
         except CompositionError as error:
             refusals[entry] = str(error)
-    assert list(refusals) == ["minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew"]
+    assert list(refusals) == [
+        "minibatch_sgd",
+        "scaffold",
+        "fednova",
+        "fedcm",
+        "scaffnew",
+        "fedmoswa",
+    ]
     for text in refusals.values():
         assert "divides each entry of a gradient by its own size" in text
         assert len(text.splitlines()) <= 4

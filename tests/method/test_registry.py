@@ -31,7 +31,7 @@ REDUCE = (
     *("fedau", "fedawa", "qfedavg", "term", "afl"),
 )
 CODEC = ("topk", "quantise")
-WORK = ("fedsgd", "scaffnew")
+WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
 OPTIMISER = ("fedadamw", "fedmuon")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew")
@@ -50,6 +50,10 @@ ILLEGAL = {
     ("fedreg", "fedcm"): BROKEN,
     ("minibatch_sgd", "scaffnew"): BROKEN,
     ("fedreg", "scaffnew"): BROKEN,
+    ("minibatch_sgd", "fedmoswa"): BROKEN,
+    ("fedreg", "fedmoswa"): BROKEN,
+    ("fedadamw", "fedmoswa"): BROKEN,
+    ("fedmuon", "fedmoswa"): BROKEN,
     # and these bring a local optimiser of which the path is none
     **{(path, own): BROKEN for path in PATH for own in OPTIMISER},
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
@@ -60,6 +64,7 @@ ILLEGAL = {
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,
+    ("fedswa", "fedmoswa"): TWICE,
     # FedGC counts what was processed, the others count heads: the run has to choose
     ("scaffold", "fedgc"): WEIGHTS,
     ("fedgc", "fedgh"): WEIGHTS,
@@ -76,6 +81,7 @@ ILLEGAL = {
     ("fedgc", "mimelite"): WEIGHTS,
     ("fedgc", "scaffnew"): WEIGHTS,
     ("fedgc", "fedau"): WEIGHTS,
+    ("fedgc", "fedmoswa"): WEIGHTS,
     **{("fedgc", own): WEIGHTS for own in OPTIMISER},
 }
 """Every illegal pair of entries, in the order of the registry, and why."""

@@ -176,6 +176,14 @@ METHODS: Mapping[str, Entry] = {
         "orthogonalised local momentum, bias corrected",
         {"fedmuon": "fedmuon:FedMuon"},
     ),
+    "fedswa": Entry(
+        "liu2025fedswa", "a learning rate that falls within each round", {"fedswa": "fedswa:FedSWA"}
+    ),
+    "fedmoswa": Entry(
+        "liu2025fedswa",
+        "FedSWA with control variates that are moving averages",
+        {"fedswa": "fedswa:FedSWA", "fedmoswa.variates": "fedswa:MomentumVariates"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 

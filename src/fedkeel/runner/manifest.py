@@ -141,6 +141,8 @@ def _local_text(local: config.Local, own: Part | None) -> str:
     if schedule.kind != "constant":
         by_step = " by step" if schedule.over == "steps" else ""
         texts.append(f"{schedule.kind} schedule{by_step}")
+    if schedule.cycle < 1.0:
+        texts.append(f"down to {schedule.cycle:g} of it within each round")
     if schedule.warmup:
         texts.append(f"warm-up {schedule.warmup:g} rounds")
     return ", ".join(texts)
