@@ -30,7 +30,7 @@ REDUCE = (
     "mifa",
     *("fedau", "fedawa", "qfedavg", "term", "afl"),
 )
-CODEC = ("topk", "quantise")
+CODEC = ("topk", "quantise", "ffalora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
 OPTIMISER = ("fedadamw", "fedmuon")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)

@@ -298,3 +298,13 @@ def test_a_method_that_counts_on_all_clients() -> None:
     (message,) = find_warnings(prepared("scaffnew", per_round=4))
     assert message.startswith("scaffnew counts on all 6 clients in each round; with 4 it ends")
     assert find_warnings(prepared("scaffold", per_round=4)) == []
+
+
+def test_a_method_for_adapters_without_adapters() -> None:
+    (message,) = find_warnings(prepared("ffalora"))
+    assert message.startswith(
+        "ffalora has no effect: no trained parameter's name contains 'lora_A'"
+    )
+    assert find_warnings(prepared("ffalora(frozen='fc1')")) == []
+    (message,) = find_warnings(prepared("rolora"))
+    assert message.startswith("rolora has no effect")

@@ -184,6 +184,14 @@ METHODS: Mapping[str, Entry] = {
         "FedSWA with control variates that are moving averages",
         {"fedswa": "fedswa:FedSWA", "fedmoswa.variates": "fedswa:MomentumVariates"},
     ),
+    "ffalora": Entry(
+        "sun2024ffalora",
+        "adapters of which only one factor is trained",
+        {"ffalora": "lora:FFALoRA"},
+    ),
+    "rolora": Entry(
+        "chen2025rolora", "adapters whose factors are trained in turn", {"rolora": "lora:RoLoRA"}
+    ),
 }
 """Every method, in the order in which they are listed."""
 

@@ -19,6 +19,7 @@ from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
 from fedkeel.method.parts.dpsgd import DPSGD
+from fedkeel.method.parts.lora import FFALoRA, RoLoRA
 from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
@@ -58,6 +59,7 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *_unused_settings(prepared.settings),
         _optimiser_that_is_not_used(prepared),
         _clients_that_are_missed(prepared),
+        _adapters_that_are_missed(prepared),
         values_not_seen(prepared),
         *_label_warnings(prepared),
         _test_examples_in_training(data, prepared.setup.test),
@@ -119,6 +121,20 @@ def _clients_that_are_missed(prepared: Prepared) -> str:
         f"{population.per_round} it ends beside the optimum: use scaffold, or "
         f"cohort.clients = {population.clients}"
     )
+
+
+def _adapters_that_are_missed(prepared: Prepared) -> str:
+    """Return a warning where a method for adapters finds none in the model."""
+    names = prepared.setup.training.network.params
+    for part in prepared.plan.parts:
+        if isinstance(part, (FFALoRA, RoLoRA)):
+            rests = part.frozen if isinstance(part, FFALoRA) else part.second
+            if not any(rests in name for name in names):
+                return (
+                    f"{part.name} has no effect: no trained parameter's name contains {rests!r}; "
+                    "it is for adapters such as those of peft"
+                )
+    return ""
 
 
 def values_not_seen(prepared: Prepared) -> str:
