@@ -32,7 +32,7 @@ REDUCE = (
 )
 CODEC = ("topk", "quantise", "ffalora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
-OPTIMISER = ("fedadamw", "fedmuon")
+OPTIMISER = ("fedadamw", "fedmuon", "fedlada")
 SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)
 PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew")
 
@@ -54,6 +54,7 @@ ILLEGAL = {
     ("fedreg", "fedmoswa"): BROKEN,
     ("fedadamw", "fedmoswa"): BROKEN,
     ("fedmuon", "fedmoswa"): BROKEN,
+    ("fedmoswa", "fedlada"): BROKEN,
     # and these bring a local optimiser of which the path is none
     **{(path, own): BROKEN for path in PATH for own in OPTIMISER},
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps

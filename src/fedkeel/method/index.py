@@ -192,6 +192,11 @@ METHODS: Mapping[str, Entry] = {
     "rolora": Entry(
         "chen2025rolora", "adapters whose factors are trained in turn", {"rolora": "lora:RoLoRA"}
     ),
+    "fedlada": Entry(
+        "sun2023fedlada",
+        "local AMSGrad amended by the last direction",
+        {"fedlada": "fedlada:FedLADA"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
