@@ -125,15 +125,16 @@ def _clients_that_are_missed(prepared: Prepared) -> str:
 
 def _adapters_that_are_missed(prepared: Prepared) -> str:
     """Return a warning where a method for adapters finds none in the model."""
-    names = prepared.setup.training.network.params
+    params = prepared.setup.training.network.params
     for part in prepared.plan.parts:
-        if isinstance(part, (FFALoRA, RoLoRA)):
-            rests = part.frozen if isinstance(part, FFALoRA) else part.second
-            if not any(rests in name for name in names):
-                return (
-                    f"{part.name} has no effect: no trained parameter's name contains {rests!r}; "
-                    "it is for adapters such as those of peft"
-                )
+        if not isinstance(part, (FFALoRA, RoLoRA)):
+            continue
+        rests = part.frozen if isinstance(part, FFALoRA) else part.second
+        if not any(rests in name for name in params):
+            return (
+                f"{part.name} has no effect: no trained parameter's name contains {rests!r}; "
+                "it is for adapters such as those of peft"
+            )
     return ""
 
 
