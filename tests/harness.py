@@ -178,11 +178,13 @@ class Federation:
                 lambda: Batch(x, y),
             )
             real = torch.tensor(True)
-            for index in positions:
+            factors = self.training.step_factors(message.round, len(positions))
+            for step, index in enumerate(positions):
                 rows = torch.as_tensor(index)
                 batch = Batch(x[rows], y[rows])
                 active = real if padded else None
-                progress = client_step(client, progress, batch, rows, rows, active, normal())
+                lr = message.lr * factors[step] if factors else None
+                progress = client_step(client, progress, batch, rows, rows, active, normal(), lr)
             for _ in range(padded):
                 progress = client_step(client, progress, batch, rows, rows, ~real, normal())
             steps = len(positions)

@@ -101,7 +101,8 @@ def test_slots_are_named_by_their_codes() -> None:
     assert len(set(REASONS)) == len(SLOTS) + 4
     for slot, code in SLOT_CODES.items():
         assert f"'{ROLES[slot]}'" in REASONS[code]
-        assert code == {"server optimiser": "S"}.get(ROLES[slot], ROLES[slot][0].upper())
+        special = {"server optimiser": "S", "local optimiser": "O"}
+        assert code == special.get(ROLES[slot], ROLES[slot][0].upper())
 
 
 def test_more_than_two_are_decided_by_twos() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,16 +23,19 @@ from fedkeel.engine.base import ClientJob
 from fedkeel.engine.client_inputs import take_examples
 from fedkeel.engine.local import train_client
 from fedkeel.errors import CompositionError, ConfigError
+from fedkeel.method.context import Round
 from fedkeel.method.grammar import parse
 from fedkeel.method.legality import check_optimiser
 from fedkeel.method.local_loop import client_start, client_step
 from fedkeel.method.local_optimiser import OPTIMISERS, LocalAdam, LocalSGD
 from fedkeel.method.local_path import nonlinear_optimiser, path_length
 from fedkeel.method.registry import REGISTRY
+from fedkeel.method.roles import ClientOptimiser, ClientState
 from fedkeel.method.server_round import server_message
 from fedkeel.records.rows import RoundRecord
 from fedkeel.runner.callbacks import Callback, GlobalModel
 from fedkeel.runner.start import start
+from fedkeel.tree import State, Tree
 from toys import prepared, same
 
 ROUNDS, EPOCHS = 3, 2
@@ -285,6 +289,45 @@ def test_kept_state_makes_rounds_one_run_of_torchs_optimiser() -> None:
     assert distance(run(fk.Local(**settings, **WORK)), expected) > 1e-4
 
 
+@dataclass(frozen=True)
+class OwnMomentum(ClientOptimiser, ClientState):
+    """Brings SGD with momentum, and goes on from the state that a client's last round left."""
+
+    rho: float = 0.5
+
+    name: ClassVar[str] = "own"
+    paper: ClassVar[str] = ""
+
+    def local_optimiser(self, local: fk.Local, no_decay: frozenset[str]) -> LocalSGD:
+        return LocalSGD(self.rho, False, local.weight_decay, no_decay)
+
+    def start_optimiser(self, initial: State, broadcast: State, client_state: State) -> State:
+        return client_state
+
+    def init_client(self, start: Tree) -> State:
+        return {"momentum": dict(tree.zeros_like(start))}
+
+    def next_client(self, round: Round) -> State:
+        return round.optimiser
+
+
+@pytest.mark.parametrize("kind", ["sequential", "vectorized"])
+def test_a_method_may_bring_its_own_optimiser_and_the_state_that_it_starts_from(kind: str) -> None:
+    """The same bits as by settings, which then mean nothing: neither Adam nor kept state."""
+    method = f"{__name__}:OwnMomentum"
+    engine = {"kind": kind, "workers": 1 if kind == "vectorized" else None}
+    work = {"lr": 0.05, "epochs": 2, "batch_size": 4, "weight_decay": 0.1}
+    by_settings = prepared(local=fk.Local(**work, momentum=0.5, keep_state=True), **engine)
+    expected = start(by_settings)
+    ours = start(prepared(method, local=fk.Local(**work, optimiser="adam"), **engine))
+    for name, value in ours.params.items():
+        assert torch.equal(value, expected.params[name])
+    (warning,) = ours.record.warnings
+    assert warning == "local.optimiser has no effect: own brings its own local optimiser"
+    with pytest.raises(CompositionError, match=r"scaffold needs LINEAR_ACCUMULATION, which own"):
+        parse(f"{method}+scaffold")
+
+
 @pytest.mark.parametrize(
     ("kind", "keep_state"),
     [
@@ -334,8 +377,8 @@ def test_only_methods_that_count_on_the_path_are_refused_beside_adam() -> None:
         except CompositionError as error:
             refusals[entry] = str(error)
     assert list(refusals) == [
-        *("minibatch_sgd", "scaffold", "fednova", "fedcm"),
-        *("fedgamma", "mofedsam"),
+        *("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam"),
+        *("scaffnew", "fedmoswa"),
     ]
     for text in refusals.values():
         assert "divides each entry of a gradient by its own size" in text

@@ -33,13 +33,20 @@ SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
     *("feddyn", "fedcm", "fedacg", "domo", "mofedsam"),
 )
-REDUCE = ("median", "trimmed_mean", "fedvarp", "mifa", "feddisco")
-CODEC = ("topk", "quantise")
+REDUCE = (
+    *("median", "trimmed_mean", "fedvarp", "mifa", "feddisco"),
+    *("fedau", "fedawa", "qfedavg", "term", "afl"),
+)
+CODEC = ("topk", "quantise", "ffalora")
+WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
+OPTIMISER = ("fedadamw", "fedmuon", "fedlada")
+SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)
+PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
-    # both encode the update
-    **{pair: SLOT for slot in (GRADIENT, SERVER, REDUCE, CODEC) for pair in combinations(slot, 2)},
+    # both encode the update, both fix the local work
+    **{pair: SLOT for slot in SLOTS for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,
     # and FedNova divides updates that Minibatch SGD has divided already
@@ -48,6 +55,15 @@ ILLEGAL = {
     ("fednova", "fedreg"): BROKEN,
     ("minibatch_sgd", "fedcm"): BROKEN,
     ("fedreg", "fedcm"): BROKEN,
+    ("minibatch_sgd", "scaffnew"): BROKEN,
+    ("fedreg", "scaffnew"): BROKEN,
+    ("minibatch_sgd", "fedmoswa"): BROKEN,
+    ("fedreg", "fedmoswa"): BROKEN,
+    ("fedadamw", "fedmoswa"): BROKEN,
+    ("fedmuon", "fedmoswa"): BROKEN,
+    ("fedmoswa", "fedlada"): BROKEN,
+    # and these bring a local optimiser of which the path is none
+    **{(path, own): BROKEN for path in PATH for own in OPTIMISER},
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
@@ -69,6 +85,7 @@ ILLEGAL = {
     ("fedsam", "mofedsam"): TWICE,
     ("fedcm", "mofedsam"): TWICE,
     ("fedgamma", "mofedsam"): TWICE,
+    ("fedswa", "fedmoswa"): TWICE,
     # FedGC counts what was processed, the others count heads: the run has to choose
     ("scaffold", "fedgc"): WEIGHTS,
     ("fedgc", "fedgh"): WEIGHTS,
@@ -87,6 +104,10 @@ ILLEGAL = {
     ("fedgc", "fedspeed"): WEIGHTS,
     ("fedgc", "fedgamma"): WEIGHTS,
     ("fedgc", "mofedsam"): WEIGHTS,
+    ("fedgc", "scaffnew"): WEIGHTS,
+    ("fedgc", "fedau"): WEIGHTS,
+    ("fedgc", "fedmoswa"): WEIGHTS,
+    **{("fedgc", own): WEIGHTS for own in OPTIMISER},
 }
 """Every illegal pair of entries, in the order of the registry, and why."""
 

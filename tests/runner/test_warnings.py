@@ -291,3 +291,20 @@ def test_clients_too_small_to_hold_anything_out(engine: str) -> None:
     assert result.rows[-1].per_client is not None
     assert result.rows[-1].per_client["examples"] == [0.0, 0.0, 0.0]
     assert [told for told in result.record.warnings if "to hold any out" in told]
+
+
+def test_a_method_that_counts_on_all_clients() -> None:
+    assert find_warnings(prepared("scaffnew", per_round=6)) == []
+    (message,) = find_warnings(prepared("scaffnew", per_round=4))
+    assert message.startswith("scaffnew counts on all 6 clients in each round; with 4 it ends")
+    assert find_warnings(prepared("scaffold", per_round=4)) == []
+
+
+def test_a_method_for_adapters_without_adapters() -> None:
+    (message,) = find_warnings(prepared("ffalora"))
+    assert message.startswith(
+        "ffalora has no effect: no trained parameter's name contains 'lora_A'"
+    )
+    assert find_warnings(prepared("ffalora(frozen='fc1')")) == []
+    (message,) = find_warnings(prepared("rolora"))
+    assert message.startswith("rolora has no effect")

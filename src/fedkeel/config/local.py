@@ -27,6 +27,8 @@ class Schedule(Kinds):
         decay: factor for each round of ``exponential``.
         milestones: rounds at which ``piecewise`` changes, ascending.
         factors: factor on lr from that round on, one for each entry of `milestones`.
+        cycle: c; with c < 1 each round begins at its whole lr, and in step s = 0..S-1 lr is times
+            1 - (1 - c) s / S, so that it falls evenly within the round.
     """
 
     kind: Literal["constant", "cosine", "exponential", "piecewise"] = "constant"
@@ -36,6 +38,7 @@ class Schedule(Kinds):
     decay: float = Field(1.0, gt=0.0, le=1.0)
     milestones: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()
+    cycle: float = Field(1.0, ge=0.0, le=1.0)
 
     belongs: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "final": ("cosine",),
@@ -86,11 +89,15 @@ class Schedule(Kinds):
             steps: S, local steps of the round.
             rounds: T.
         """
-        if self.over == "rounds":
+        if self.over == "rounds" and self.cycle == 1.0:
             return ()
+        falling = [1.0 - (1.0 - self.cycle) * step / steps for step in range(steps)]
+        if self.over == "rounds":
+            return tuple(falling)
         of_round = self.factor(round, rounds)
         times = (round + step / steps for step in range(steps))
-        return tuple(self.factor(time, rounds, 1 / steps) / of_round for time in times)
+        factors = (self.factor(time, rounds, 1 / steps) / of_round for time in times)
+        return tuple(a * b for a, b in zip(factors, falling, strict=True))
 
 
 class Local(Settings):

@@ -258,13 +258,15 @@ class SmallFederation:
                 self.client_info(k),
                 partial(self.all_examples, k),
             )
+            factors = self.training.step_factors(message.round, len(plan))
             for number, positions in enumerate(plan):
                 rows = torch.from_numpy(positions)
                 first = torch.from_numpy(plan[number % self.per_pass(k)])
                 before(progress)
                 step = partial(client_step, client)
                 batch, noise = self.batch(k, positions), next_noise()
-                progress = step(progress, batch, rows, first, noise=noise)
+                lr = message.lr * factors[number] if factors else None
+                progress = step(progress, batch, rows, first, noise=noise, lr=lr)
             inactive = torch.tensor(False)
             for _ in range(padded):
                 batch, noise = self.batch(k, positions), next_noise()

@@ -30,6 +30,7 @@ from fedkeel.method.roles import (
     AggregateTransform,
     Broadcast,
     Carry,
+    ClientOptimiser,
     ClientState,
     Codec,
     CohortTransform,
@@ -89,6 +90,7 @@ class Plan:
         objective: what a client minimises: criterion, loss terms and penalties.
         gradient_rule: the part that says where the gradient is taken, or None.
         gradient_transforms: parts that change the gradient, by stage.
+        client_optimiser: the part that takes the place of the run's local optimiser, or None.
         corrections: parts that move parameters after a step.
         carries: parts that remember from step to step.
         preparations: parts that prepare before the first step.
@@ -120,6 +122,7 @@ class Plan:
     objective: Objective
     gradient_rule: GradientRule | None
     gradient_transforms: tuple[GradientTransform, ...]
+    client_optimiser: ClientOptimiser | None
     corrections: tuple[StepCorrection, ...]
     carries: tuple[Carry, ...]
     preparations: tuple[Preparation, ...]
@@ -254,6 +257,7 @@ def compose(
         ),
         gradient_rule=next(iter(_playing(parts, GradientRule)), None),
         gradient_transforms=staged(GradientTransform, "gradient_stage"),
+        client_optimiser=next(iter(_playing(parts, ClientOptimiser)), None),
         corrections=_playing(parts, StepCorrection),
         carries=_playing(parts, Carry),
         preparations=_playing(parts, Preparation),

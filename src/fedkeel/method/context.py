@@ -471,6 +471,7 @@ class Round:
         client_state: what this part kept for the client from its last round.
         new_state: what it keeps for the next one; only `Upload` sees it.
         diagnostics: diagnostics of all parts.
+        optimiser: state of the local optimiser after the last step.
         update: the update as the update transforms left it, before a codec; only what comes after
             them sees it.
         part: name of the part.
@@ -489,6 +490,7 @@ class Round:
     client_state: State = field(default_factory=dict)
     new_state: State = field(default_factory=dict)
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    optimiser: State = field(default_factory=dict)
     update: Tree = field(default_factory=dict)
     part: str = ""
     nonlinear_part: str = ""

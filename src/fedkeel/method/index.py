@@ -185,6 +185,7 @@ METHODS: Mapping[str, Entry] = {
         "li2023fednar",
         "gradient and weight decay shortened together",
         {"fednar": "fednar:FedNAR"},
+    ),
     "fedper": Entry(
         "arivazhagan2019fedper", "each client keeps its head", {"fedper": "fedper:FedPer"}
     ),
@@ -243,10 +244,59 @@ METHODS: Mapping[str, Entry] = {
         "adapters whose matrix B stays at the client",
         {"fedsalora": "fedsalora:FedSALoRA"},
     ),
+    "scaffnew": Entry(
+        "mishchenko2022proxskip",
+        "control variates without extra messages (ProxSkip)",
+        {"scaffnew": "scaffnew:Scaffnew"},
+    ),
+    "fedau": Entry(
+        "wang2024fedau", "weights by how seldom clients take part", {"fedau": "fedau:FedAU"}
+    ),
+    "fedawa": Entry(
+        "shi2025fedawa", "aggregation weights trained at the server", {"fedawa": "fedawa:FedAWA"}
+    ),
+    "qfedavg": Entry(
+        "li2020qffl", "clients with a high loss count more (q-FFL)", {"qfedavg": "qfedavg:QFedAvg"}
+    ),
+    "term": Entry(
+        "li2021term", "weights tilted by the exponential of the loss", {"term": "term:TERM"}
+    ),
+    "afl": Entry("mohri2019afl", "the worst mixture of clients", {"afl": "afl:AFL"}),
+    "fedadamw": Entry(
+        "liu2026fedadamw",
+        "local AdamW from averaged second moments",
+        {"fedadamw": "fedadamw:FedAdamW"},
+    ),
+    "fedmuon": Entry(
+        "takezawa2025fedmuon",
+        "orthogonalised local momentum, bias corrected",
+        {"fedmuon": "fedmuon:FedMuon"},
+    ),
+    "fedswa": Entry(
+        "liu2025fedswa", "a learning rate that falls within each round", {"fedswa": "fedswa:FedSWA"}
+    ),
+    "fedmoswa": Entry(
+        "liu2025fedswa",
+        "FedSWA with control variates that are moving averages",
+        {"fedswa": "fedswa:FedSWA", "fedmoswa.variates": "fedswa:MomentumVariates"},
+    ),
+    "ffalora": Entry(
+        "sun2024ffalora",
+        "adapters of which only one factor is trained",
+        {"ffalora": "lora:FFALoRA"},
+    ),
+    "rolora": Entry(
+        "chen2025rolora", "adapters whose factors are trained in turn", {"rolora": "lora:RoLoRA"}
+    ),
+    "fedlada": Entry(
+        "sun2023fedlada",
+        "local AMSGrad amended by the last direction",
+        {"fedlada": "fedlada:FedLADA"},
+    ),
 }
 """Every method, in the order in which they are listed."""
 
-ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd"}
+ALIASES: Mapping[str, str] = {"fedavgm": "momentum", "sgd": "fedsgd", "proxskip": "scaffnew"}
 """Other names of methods."""
 
 ENTRY_POINTS = "fedkeel.methods"

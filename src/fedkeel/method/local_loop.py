@@ -33,11 +33,11 @@ from fedkeel.method.local_training import (
     LOCAL_MODEL,
     LOCAL_MODEL_OPTIMISER,
     MODEL,
-    OPTIMISER,
     PERSONAL,
     LocalTraining,
     OwnState,
     start_client_state,
+    start_optimiser,
 )
 from fedkeel.method.roles import LocalStart
 from fedkeel.method.round_values import Reply
@@ -139,8 +139,7 @@ def client_start(
         params=start,
         personal=personal,
         buffers=tree.clone(buffers),
-        optimiser=dict(part_state(client_state, OPTIMISER))
-        or training.optimiser.init({**start, **personal}),
+        optimiser=start_optimiser(training, {**start, **personal}, message, client_state),
         model=model,
         model_optimiser=dict(part_state(client_state, LOCAL_MODEL_OPTIMISER))
         or ({} if local_model is None else training.optimiser.init(model)),
@@ -339,6 +338,7 @@ def client_finish(
         lr=message.lr if lr is None else lr,
         make_all_examples_step=all_examples_step,
         nonlinear_part=plan.nonlinear_part or nonlinear_optimiser(training.local),
+        optimiser=local.optimiser,
     )
 
     def view(part: str) -> Round:

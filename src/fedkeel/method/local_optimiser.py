@@ -18,16 +18,6 @@ from fedkeel.tree import State, Tree, leaf, leaves, substate, tensors
 class LocalOptimiser(ABC):
     """Turns the gradients of a client's round into steps."""
 
-    @classmethod
-    @abstractmethod
-    def of(cls, local: Local, no_decay: frozenset[str] = frozenset()) -> Self:
-        """Return the optimiser of some settings.
-
-        Args:
-            local: the settings.
-            no_decay: parameters without weight decay: those that no gradient reaches, as in torch.
-        """
-
     @abstractmethod
     def init(self, params: Tree) -> State:
         """Return the state before the first step."""
@@ -39,14 +29,14 @@ class LocalOptimiser(ABC):
         """Return parameters and state after one step."""
 
 
-def _descend(params: Tree, direction: Tree, lr: float | Tensor) -> Tree:
+def descend(params: Tree, direction: Tree, lr: float | Tensor) -> Tree:
     """Return params - lr * direction."""
     if isinstance(lr, Tensor):
         return {k: v - lr * direction[k] for k, v in params.items()}
     return {k: torch.sub(v, direction[k], alpha=lr) for k, v in params.items()}
 
 
-def _decayed(grads: Tree, params: Tree, decay: float, no_decay: frozenset[str]) -> Tree:
+def decayed(grads: Tree, params: Tree, decay: float, no_decay: frozenset[str]) -> Tree:
     """Return grads + decay * params."""
     if decay == 0.0:
         return grads
@@ -92,7 +82,7 @@ class LocalSGD(LocalOptimiser):
         self, params: Tree, grads: Tree, state: State, lr: float | Tensor
     ) -> tuple[Tree, State]:
         """Return parameters and state after one step."""
-        grads = _decayed(grads, params, self.weight_decay, self.no_decay)
+        grads = decayed(grads, params, self.weight_decay, self.no_decay)
         if self.momentum != 0.0:
             m = tensors(substate(state, "momentum"))
             m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
@@ -100,7 +90,7 @@ class LocalSGD(LocalOptimiser):
             if self.nesterov:
                 m = {k: torch.add(g, m[k], alpha=self.momentum) for k, g in grads.items()}
             grads = m
-        return _descend(params, grads, lr), state
+        return descend(params, grads, lr), state
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,7 @@ class LocalAdam(LocalOptimiser):
         """Return parameters and state after one step."""
         (beta1, beta2), steps = self.betas, leaf(state, "steps") + 1.0
         if not self.decoupled:
-            grads = _decayed(grads, params, self.weight_decay, self.no_decay)
+            grads = decayed(grads, params, self.weight_decay, self.no_decay)
         m, v = leaves(state, "m"), leaves(state, "v")
         m = {k: torch.lerp(m[k], g, 1.0 - beta1) for k, g in grads.items()}
         v = {k: torch.mul(v[k], beta2).addcmul(g, g, value=1.0 - beta2) for k, g in grads.items()}
@@ -157,11 +147,11 @@ class LocalAdam(LocalOptimiser):
             for k, g in grads.items()
         }
         if self.decoupled:
-            direction = _decayed(direction, params, self.weight_decay, self.no_decay)
-        return _descend(params, direction, lr), {"m": dict(m), "v": dict(v), "steps": steps}
+            direction = decayed(direction, params, self.weight_decay, self.no_decay)
+        return descend(params, direction, lr), {"m": dict(m), "v": dict(v), "steps": steps}
 
 
-OPTIMISERS: Mapping[str, type[LocalOptimiser]] = {
+OPTIMISERS: Mapping[str, type[LocalSGD | LocalAdam]] = {
     "sgd": LocalSGD,
     "adam": LocalAdam,
     "adamw": LocalAdam,

@@ -50,8 +50,11 @@ class LocalTraining:
 
     @property
     def optimiser(self) -> LocalOptimiser:
-        """The local optimiser."""
-        return OPTIMISERS[self.local.optimiser].of(self.local, self.network.traits.without_gradient)
+        """The local optimiser: the method's own, or that of the settings."""
+        no_decay, part = self.network.traits.without_gradient, self.plan.client_optimiser
+        if part is not None:
+            return call(part.local_optimiser, self.local, no_decay)
+        return OPTIMISERS[self.local.optimiser].of(self.local, no_decay)
 
     def step_factors(self, round: int, steps: int) -> tuple[float, ...]:
         """Return the learning rates of the S steps of a round over the round's; () for 1 in all."""
@@ -82,10 +85,15 @@ class LocalTraining:
         return [] if part is None else [call(part.phase, s, steps, round) for s in range(steps)]
 
     @property
+    def keeps_optimiser(self) -> bool:
+        """Whether a client goes on from its own state of the optimiser that the settings name."""
+        return self.local.keep_state and self.plan.client_optimiser is None
+
+    @property
     def keeps_own(self) -> bool:
         """Whether a client goes on from its own buffers, parameters, model or optimiser."""
         keeps_values = bool(self.personal) or self.plan.local_model is not None
-        return self.buffers == "local" or self.keeps_model or self.local.keep_state or keeps_values
+        return self.buffers == "local" or self.keeps_model or self.keeps_optimiser or keeps_values
 
     @property
     def stateful(self) -> bool:
@@ -103,9 +111,9 @@ class LocalTraining:
             kept[PERSONAL] = dict(own.personal)
         if self.plan.local_model is not None:
             kept[LOCAL_MODEL] = dict(own.model)
-        if self.local.keep_state and own.optimiser:
+        if self.keeps_optimiser and own.optimiser:
             kept[OPTIMISER] = dict(own.optimiser)
-        if self.local.keep_state and own.model_optimiser:
+        if self.keeps_optimiser and own.model_optimiser:
             kept[LOCAL_MODEL_OPTIMISER] = dict(own.model_optimiser)
         return kept
 
@@ -160,3 +168,17 @@ def start_client_state(
     if training.buffers == "local":
         buffers = tree.tensors(part_state(client_state, BUFFERS))
     return client_state, buffers
+
+
+def start_optimiser(
+    training: LocalTraining, start: Tree, message: Message, client_state: ByPart
+) -> State:
+    """Return the local optimiser's state before a round's first step."""
+    kept, part = dict(part_state(client_state, OPTIMISER)), training.plan.client_optimiser
+    if kept:
+        return kept
+    initial = training.optimiser.init(start)
+    if part is None:
+        return initial
+    own = part_state(client_state, part.name)
+    return call(part.start_optimiser, initial, part_state(message.broadcast, part.name), own)

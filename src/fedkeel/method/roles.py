@@ -8,9 +8,10 @@ axis K.
 Roles are listed by when they act: before training, in a local step, at the end of a client's
 round, at the server, in an evaluation. Within a local step the order is `LocalModel`,
 `GradientRule` (which takes the gradient of the task's loss or the `Criterion`, with every
-`LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser, `StepCorrection`,
-`Carry`. At the server it is the clients' weights, `CohortTransform`, `Reduction`,
-`AggregateTransform` by stage, `ServerOptimiser`, `ServerState`, `Table`.
+`LossTerm` and `Penalty`), `GradientTransform` by stage, the local optimiser or the
+`ClientOptimiser`, `StepCorrection`, `Carry`. At the server it is the clients' weights,
+`CohortTransform`, `Reduction`, `AggregateTransform` by stage, `ServerOptimiser`, `ServerState`,
+`Table`.
 
 Axis letters, the same everywhere: N examples, C clients in all, K clients this round, S local
 steps, B batch, Y classes, F features.
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from fedkeel.config import Local
 from fedkeel.method.context import Arrival, Cohort, Outcome, Population, Round, Step
+from fedkeel.method.local_optimiser import LocalOptimiser
 from fedkeel.method.part import Capability as Capability  # a part's author imports from here alone
 from fedkeel.method.part import Part as Part
 from fedkeel.method.part import Stage as Stage
@@ -278,6 +280,37 @@ class GradientTransform(Part):
         """Return the changed gradient."""
 
 
+class ClientOptimiser(Part):
+    """Takes the place of the run's local optimiser. At most one.
+
+    You need it when a method is defined by how a local step uses the gradient, or by the state from
+    which the local optimiser starts, such as second moments that the server sends. Of the settings
+    of local training, `optimiser`, `momentum`, `nesterov`, `betas`, `eps` and `keep_state` then
+    have no effect. The state after the last step is `round.optimiser`.
+    """
+
+    breaks: ClassVar[frozenset[Capability]] = frozenset({Capability.LINEAR_ACCUMULATION})
+
+    @abstractmethod
+    def local_optimiser(self, local: Local, no_decay: frozenset[str]) -> LocalOptimiser:
+        """Return the optimiser.
+
+        Args:
+            local: the settings of local training, such as `weight_decay`.
+            no_decay: parameters without weight decay: those that no gradient reaches.
+        """
+
+    @abstractmethod
+    def start_optimiser(self, initial: State, broadcast: State, client_state: State) -> State:
+        """Return the optimiser's state before the first step of a round.
+
+        Args:
+            initial: the state that the optimiser itself begins with.
+            broadcast: what this part's server half sent.
+            client_state: what this part keeps for the client.
+        """
+
+
 class StepCorrection(Part):
     """Moves the parameters after the local optimiser's step. Any number, as written.
 
@@ -518,6 +551,7 @@ ROLES: Mapping[type, str] = {
     GradientRule: "gradient rule",
     Penalty: "penalty",
     GradientTransform: "gradient transform",
+    ClientOptimiser: "local optimiser",
     StepCorrection: "step correction",
     Carry: "carry within a round",
     UpdateTransform: "update transform",
@@ -536,17 +570,7 @@ ROLES: Mapping[type, str] = {
 """Every role with its name in messages, in the order in which they act."""
 
 SLOTS = (
-    Phases,
-    Dispatch,
-    LocalWork,
-    LocalStart,
-    LocalModel,
-    Criterion,
-    GradientRule,
-    Codec,
-    Reduction,
-    ServerOptimiser,
-    FineTuning,
-    PersonalPrediction,
+    *(Phases, Dispatch, LocalWork, LocalStart, LocalModel, Criterion, GradientRule),
+    *(ClientOptimiser, Codec, Reduction, ServerOptimiser, FineTuning, PersonalPrediction),
 )
 """Roles that at most one part of a method may play."""

@@ -88,7 +88,10 @@ def describe_run(prepared: Prepared, engine: EngineChoice | None = None) -> RunR
                 "names": list(federation.names),
             }
         ),
-        local=_local_text(settings.local if prepared.is_baseline else setup.training.local),
+        local=_local_text(
+            settings.local if prepared.is_baseline else setup.training.local,
+            prepared.plan.client_optimiser,
+        ),
         participation=_participation_text(prepared),
         target=settings.evaluation.target or settings.stop.target,
         engine=engine or choose_engine(prepared),
@@ -116,19 +119,21 @@ def _data_record(setup: TrainingSetup) -> DataRecord:
     )
 
 
-def _local_text(local: config.Local) -> str:
+def _local_text(local: config.Local, own: Part | None) -> str:
     if local.epochs:
         work = counted(local.epochs, "epoch")
     else:
         work = f"{counted(local.steps or 0, 'step')} ({local.sampling})"
     name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[local.optimiser]
+    if own is not None:
+        name = f"optimiser of {own.name}"
     batch = f"batch {local.batch_size}" + (f" x {local.accumulate}" if local.accumulate > 1 else "")
     texts = [f"{name}, lr {local.lr:g}", work, batch]
-    if local.momentum:
+    if local.momentum and own is None:
         texts.append(f"momentum {local.momentum:g}" + (" Nesterov" if local.nesterov else ""))
     if local.weight_decay:
         texts.append(f"weight decay {local.weight_decay:g}")
-    if local.keep_state:
+    if local.keep_state and own is None:
         texts.append("optimiser state kept")
     if local.clip_norm is not None:
         texts.append(f"gradients clipped at {local.clip_norm:g}")
@@ -136,6 +141,8 @@ def _local_text(local: config.Local) -> str:
     if schedule.kind != "constant":
         by_step = " by step" if schedule.over == "steps" else ""
         texts.append(f"{schedule.kind} schedule{by_step}")
+    if schedule.cycle < 1.0:
+        texts.append(f"down to {schedule.cycle:g} of it within each round")
     if schedule.warmup:
         texts.append(f"warm-up {schedule.warmup:g} rounds")
     return ", ".join(texts)

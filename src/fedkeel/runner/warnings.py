@@ -19,6 +19,10 @@ from fedkeel.engine.prepared import Prepared, learning_rate
 from fedkeel.engine.rehearsal import rehearse_client
 from fedkeel.errors import counted
 from fedkeel.method.parts.dpsgd import DPSGD
+from fedkeel.method.parts.fedbn import FedBN
+from fedkeel.method.parts.fedsalora import FedSALoRA
+from fedkeel.method.parts.lora import FFALoRA, RoLoRA
+from fedkeel.method.parts.scaffnew import Scaffnew
 from fedkeel.method.plugins import user_modules
 from fedkeel.method.server_round import server_message
 from fedkeel.runner.prepare import error_on_one_example, has_batch_of
@@ -55,6 +59,9 @@ def find_warnings(prepared: Prepared) -> list[str]:
         *privacy,
         *data.warnings,
         *_unused_settings(prepared.settings),
+        _optimiser_that_is_not_used(prepared),
+        _clients_that_are_missed(prepared),
+        _parameters_that_are_missed(prepared),
         values_not_seen(prepared),
         *_label_warnings(prepared),
         _test_examples_in_training(data, prepared.setup.test),
@@ -91,6 +98,51 @@ def _no_privacy_accounting(prepared: Prepared) -> list[str]:
         for part in prepared.plan.parts
         if isinstance(part, DPSGD)
     ]
+
+
+def _optimiser_that_is_not_used(prepared: Prepared) -> str:
+    """Return a warning where a run chooses a local optimiser and its method brings another one."""
+    part, local = prepared.plan.client_optimiser, prepared.settings.local
+    names = ("optimiser", "momentum", "nesterov", "betas", "eps", "keep_state")
+    chosen = [
+        name for name in names if getattr(local, name) != config.Local.model_fields[name].default
+    ]
+    if part is None or not chosen:
+        return ""
+    return f"local.{chosen[0]} has no effect: {part.name} brings its own local optimiser"
+
+
+def _clients_that_are_missed(prepared: Prepared) -> str:
+    """Return a warning where a method for all clients in each round is run with some of them."""
+    population = prepared.population
+    parts = [part.name for part in prepared.plan.parts if isinstance(part, Scaffnew)]
+    if not parts or population.per_round == population.clients:
+        return ""
+    return (
+        f"{parts[0]} counts on all {population.clients} clients in each round; with "
+        f"{population.per_round} it ends beside the optimum: use scaffold, or "
+        f"cohort.clients = {population.clients}"
+    )
+
+
+def _parameters_that_are_missed(prepared: Prepared) -> str:
+    """Return a warning where a method is for parameters that the model does not have."""
+    layout = prepared.setup.training.network.layout
+    for part in prepared.plan.parts:
+        if isinstance(part, FedBN):
+            if not (layout.normalisation or prepared.setup.training.network.buffers):
+                return f"{part.name} has no effect: the model has no normalisation layers"
+            continue
+        if not isinstance(part, (FFALoRA, RoLoRA, FedSALoRA)):
+            continue
+        wanted = {FFALoRA: "frozen", RoLoRA: "second", FedSALoRA: "keep"}[type(part)]
+        word = getattr(part, wanted)
+        if not any(word in name for name in layout.names):
+            return (
+                f"{part.name} has no effect: no trained parameter's name contains {word!r}; "
+                "it is for adapters such as those of peft"
+            )
+    return ""
 
 
 def values_not_seen(prepared: Prepared) -> str:

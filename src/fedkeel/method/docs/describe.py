@@ -34,7 +34,7 @@ def describe(plan: Plan) -> str:
         *_line("prepare", _names(plan.preparations)),
         f"  step: gradient {where}{penalties}",
         *_line("  then", _names(plan.gradient_transforms)),
-        "  step: local optimiser (weight decay, momentum, learning rate)",
+        f"  step: {_optimiser(plan)}",
         *_line("  then", _names(plan.corrections)),
         *_line("carry to the next step", _names(plan.carries)),
         *_line("change the update", _names(plan.update_transforms)),
@@ -53,6 +53,13 @@ def describe(plan: Plan) -> str:
 
 def _model(plan: Plan) -> str:
     return "model" if plan.dispatch is None else f"model, as {plan.dispatch.name} changes it"
+
+
+def _optimiser(plan: Plan) -> str:
+    part = plan.client_optimiser
+    if part is None:
+        return "local optimiser (weight decay, momentum, learning rate)"
+    return f"the local optimiser of {part.name} (weight decay, learning rate)"
 
 
 def _update(plan: Plan) -> str:

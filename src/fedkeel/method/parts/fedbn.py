@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedkeel.errors import ModelError
 from fedkeel.method.roles import Personal
 from fedkeel.task.parameter_names import ParameterLayout
 
@@ -27,7 +26,8 @@ class FedBN(Personal):
     Sent: all but the normalisation layers; with parameters = False all parameters.
     State: scale, shift and running statistics of each client.
     Cost: that of FedAvg.
-    Laws: without batch normalisation's statistics, and with parameters = False, it is FedAvg.
+    Laws: a model without normalisation layers is trained as by FedAvg; one without running
+        statistics too, with parameters = False.
     Deviations: layers of any normalisation are kept, also group and layer normalisation. The run's
         ``buffers`` are ``local`` whatever the task says.
 
@@ -45,11 +45,4 @@ class FedBN(Personal):
 
     def personal(self, layout: ParameterLayout) -> frozenset[str]:
         """Return scale and shift of the normalisation layers."""
-        if not self.parameters:
-            return frozenset()
-        if not layout.normalisation:
-            raise ModelError(
-                "fedbn keeps normalisation layers at the client, and the model has none to train.",
-                do="use a model with batch normalisation, or another method, such as fedper",
-            )
-        return layout.normalisation
+        return layout.normalisation if self.parameters else frozenset()

@@ -22,25 +22,25 @@ class FedSALoRA(Personal):
     Source: guo2025fedsalora, section 3.
 
     Args:
-        keep: what stays at the client: comma-separated names of sub-modules or parameters, ``*``
-            for any text. The default fits adapters of `peft`.
+        keep: what the names of parameters that stay at the client contain; ``lora_B`` is peft's
+            name of B.
     Sent: all trained parameters but B.
     State: B of each client.
     Cost: that of FedAvg.
-    Laws: it is FedPer with the same `keep`.
+    Laws: where no name matches it is FedAvg.
     Deviations: none.
 
     Example:
         >>> import fedkeel
         >>> fedkeel.parse("fedsalora").personals[0].keep
-        '*lora_B*'
+        'lora_B'
     """
 
-    keep: str = param("*lora_B*")
+    keep: str = param("lora_B")
 
     name: ClassVar[str] = "fedsalora"
     paper: ClassVar[str] = "guo2025fedsalora"
 
     def personal(self, layout: ParameterLayout) -> frozenset[str]:
-        """Return the parameters that are named."""
-        return layout.choose(self.keep, part=self.name)
+        """Return B of each adapter."""
+        return frozenset(name for name in layout.names if self.keep in name)
