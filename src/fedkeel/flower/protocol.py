@@ -29,7 +29,7 @@ from fedkeel.tree import walk
 from fedkeel.version import __version__
 
 TRAIN, SURVEY, DESCRIBE = "train", "train.survey", "query.describe"
-EVALUATE, PICTURES = "evaluate", "evaluate.pictures"
+EVALUATE, PICTURES, PERSONAL = "evaluate", "evaluate.pictures", "evaluate.personal"
 """Message types of Flower, with their actions."""
 
 OK, RESTARTED, LOST = "ok", "restarted", "lost"
@@ -77,7 +77,9 @@ class Agreement(Settings):
 
 def _model_digest(network: Network, prepared: Prepared) -> str:
     """Return a digest of a model, without the numbers that every message brings."""
-    local = {k: v for k, v in network.buffers.items() if k not in prepared.server.buffers}
+    server = prepared.server
+    local = {k: v for k, v in network.buffers.items() if k not in server.buffers}
+    local |= prepared.setup.training.personal_params
     digest = hashlib.blake2b(network.describe().encode(), digest_size=8)
     for path, tensor in walk({"frozen": dict(network.frozen), "local": dict(local)}):
         digest.update(path.encode() + tensor.cpu().contiguous().numpy().tobytes())

@@ -16,10 +16,11 @@ from torch import Tensor
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.read.scaling import Moments, Scale
 from fedkeel.data.values import Values, only_tensor
-from fedkeel.engine.base import ClientJob, TrainingSetup
+from fedkeel.engine.base import ClientJob, ServerModel, TrainingSetup
 from fedkeel.engine.evaluation import evaluate, node_states, split_examples, sums_by_client
 from fedkeel.engine.local import train_client
 from fedkeel.engine.message_state import message_from_state
+from fedkeel.engine.personal import measure_client, scores_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.spec import TensorSpec
@@ -33,6 +34,7 @@ from fedkeel.flower.protocol import (
     EVALUATE,
     LOST,
     OK,
+    PERSONAL,
     PICTURES,
     RESTARTED,
     SURVEY,
@@ -99,7 +101,7 @@ class Node:
         """Return the reply to a message of Flower.
 
         Args:
-            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PICTURES` or `DESCRIBE`.
+            kind: its type: `TRAIN`, `SURVEY`, `EVALUATE`, `PERSONAL`, `PICTURES` or `DESCRIBE`.
             content: what it holds.
 
         Raises:
@@ -108,7 +110,7 @@ class Node:
         if kind == DESCRIBE:
             return self.describe()
         handlers = {TRAIN: self.train, SURVEY: self.survey, EVALUATE: self.evaluate}
-        handlers[PICTURES] = self.count_answers
+        handlers |= {PICTURES: self.count_answers, PERSONAL: self.evaluate_personal}
         return handlers[kind](content)
 
     def train(self, content: RecordDict) -> RecordDict:
@@ -209,12 +211,41 @@ class Node:
         request, message = self._read(content, self.specs.evaluation)
         setup = self._setup(request)
         buffers = message.buffers or setup.training.network.buffers
+        params = {**message.params, **setup.training.personal_params}
         with use_numerics(setup.precision):
-            measured = evaluate(setup, message.params, buffers, "clients")
+            measured = evaluate(setup, params, buffers, "clients")
             states = node_states(setup, measured)
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:
             records[of_client(SCORES, client)] = MetricRecord({STATES: states[client].tolist()})
+        return records
+
+    def evaluate_personal(self, content: RecordDict) -> RecordDict:
+        """Return sums that make the metrics of clients' personal models, without those that fail.
+
+        A client that has lost its state is evaluated as one that has not taken part.
+
+        Raises:
+            WireError: it is no request of this run, or not for this node.
+        """
+        request, message = self._read(content, self.specs.evaluation)
+        setup = self._setup(request)
+        server = ServerModel(message.params, message.buffers, request.round)
+        sizes = split_examples(setup, "clients").sizes
+        records = RecordDict({HEADER: request.record()})
+        for item in request.clients:
+            storage = ClientStorage(self.folder, request.run, item.client)
+            try:
+                client_state, _ = self._load_state(item, storage)
+                with use_numerics(setup.precision):
+                    states, kept = measure_client(setup, server, item.client, client_state)
+            except FedkeelError as error:
+                log_error(self.folder, error)
+                continue
+            of_client_alone = slice(item.client, item.client + 1)
+            scores = scores_of(setup.metrics, states[None], sizes[of_client_alone], kept)
+            sums = setup.metrics.node_states(states[None], scores.per_client)[0]
+            records[of_client(SCORES, item.client)] = MetricRecord({STATES: sums.tolist()})
         return records
 
     def count_answers(self, content: RecordDict) -> RecordDict:
@@ -227,8 +258,9 @@ class Node:
         setup = self.prepared.setup
         setup = replace(setup, metrics=setup.metrics.of_pictures())
         buffers = message.buffers or setup.training.network.buffers
+        params = {**message.params, **setup.training.personal_params}
         with use_numerics(setup.precision):
-            measured = evaluate(setup, message.params, buffers, "clients")
+            measured = evaluate(setup, params, buffers, "clients")
         counts = sums_by_client(setup, measured)
         records = RecordDict({HEADER: request.record()})
         for client in request.client_ids:

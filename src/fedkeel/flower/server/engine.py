@@ -13,14 +13,24 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedkeel.cost.memory import estimate_run
 from fedkeel.data.values import only_tensor
-from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort
+from fedkeel.engine.base import (
+    ClientJob,
+    PersonalScores,
+    ReportProgress,
+    ServerModel,
+    Split,
+    TrainedCohort,
+    TrainingSetup,
+)
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate, split_examples
 from fedkeel.engine.local import LocalResult
 from fedkeel.engine.message_state import message_state
+from fedkeel.engine.personal import scores_of
 from fedkeel.engine.prepared import Prepared
 from fedkeel.engine.process.numerics import use_numerics
 from fedkeel.engine.process.shared_memory import private_memory
@@ -31,6 +41,7 @@ from fedkeel.flower.protocol import (
     EVALUATE,
     LOST,
     OK,
+    PERSONAL,
     PICTURES,
     RESTARTED,
     SURVEY,
@@ -61,7 +72,7 @@ from fedkeel.flower.wire import HEADER, TENSORS, WireError, of_client, pack, unp
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.records.rows import NOT_NEEDED
 from fedkeel.runner.early_stopping import smallest_count
-from fedkeel.task.metrics.metric_set import Measured
+from fedkeel.task.metrics.metric_set import Measured, MetricSet
 from fedkeel.tree import State, Tree, nbytes, substate, substates, walk
 
 STATE_ROUND, STATE_DIGEST = "nodes/state_round", "nodes/state_digest"
@@ -166,7 +177,9 @@ class NodeClients(KeepsClientStates):
         }
         model: dict[str, State] = {"params": dict(message.params), "buffers": dict(message.buffers)}
         for _ in contents:
-            self._traffic.add_sent(EVALUATION if kind in (EVALUATE, PICTURES) else "model", model)
+            self._traffic.add_sent(
+                EVALUATION if kind in (EVALUATE, PERSONAL, PICTURES) else "model", model
+            )
             for part, state in message.broadcast.items():
                 self._traffic.add_sent(part, {part: state})
         started = time.monotonic()
@@ -422,21 +435,49 @@ class NodeClients(KeepsClientStates):
         examples = split_examples(self._setup, split)
         clients = examples.groups()
         counts = cast(Ints, examples.counts)  # see `placeholder`: it has numbers of examples alone
+        personal = self._setup.training.personal
+        params = {name: value for name, value in params.items() if name not in personal}
+        message = Message(params, buffers, {}, self._round, 0.0)
+        by_client = dict(zip(clients.tolist(), counts.tolist(), strict=True))
+        states = self._states_of_nodes(kind, message, by_client, metrics)
+        return Measured(states, torch.zeros(len(clients), 0, dtype=torch.float64))
+
+    def measure_personal(self, setup: TrainingSetup, server: ServerModel) -> PersonalScores:
+        """Return the scores of the clients' personal models, which the nodes measure."""
+        metrics, sizes = self._setup.metrics.on_nodes(), split_examples(setup, "clients").sizes
+        clients = np.flatnonzero(sizes)
+        message = Message(server.params, server.buffers, {}, server.round, 0.0)
+        by_client = dict(zip(clients.tolist(), sizes[clients].tolist(), strict=True))
+        states = torch.full((len(sizes), metrics.state_size), math.nan, dtype=torch.float64)
+        states[clients] = self._states_of_nodes(PERSONAL, message, by_client, metrics)
+        return scores_of(metrics, states, sizes, torch.zeros(0, 0, dtype=torch.float64))
+
+    def _states_of_nodes(
+        self, kind: str, message: Message, counts: Mapping[int, int], metrics: MetricSet
+    ) -> Tensor:
+        """Return [n, S] the sums of clients that nodes measure, NaN where none have come.
+
+        Args:
+            kind: of the message: `EVALUATE`, `PERSONAL` or `PICTURES`.
+            message: the model.
+            counts: number of examples of each client.
+            metrics: what is measured, as sums.
+        """
+        if self._setup.training.buffers != "average":  # else nodes use their own
+            message = replace(message, buffers={})
+        clients = np.array(list(counts), dtype=np.int64)
         states = torch.full((len(clients), metrics.state_size), math.nan, dtype=torch.float64)
         losses = torch.full((len(clients),), math.nan, dtype=torch.float64)
-        if self._setup.training.buffers != "average":  # else nodes use their own
-            buffers = {}
-        message = Message(params, buffers, {}, self._round, 0.0)
         jobs = {job.client: job for job in self.clients.jobs(clients)}
         replied: set[int] = set()
         for reply, request in self._ask(kind, message, jobs, replied, EVALUATION):
             try:
                 content = reply.checked()
                 for client in request.client_ids:
-                    row = int(np.searchsorted(clients, client))
-                    count = int(counts[row])
-                    if is_picture:
-                        most = count * only_tensor(examples.data.y, "a picture")[0].numel()
+                    row, count = list(counts).index(client), counts[client]
+                    if kind == PICTURES:
+                        targets = split_examples(self._setup, "pictures").data.y
+                        most = count * only_tensor(targets, "a picture")[0].numel()
                         states[row] = read_counts(content, client, most, metrics)
                     else:
                         states[row], losses[row] = read_states(content, client, count, metrics)
@@ -448,7 +489,7 @@ class NodeClients(KeepsClientStates):
         for row, reason in outliers.items():
             states[row] = math.nan
             self._traffic.add_fault(reason, [int(clients[row])], EVALUATION)
-        return Measured(states, torch.zeros(len(clients), 0, dtype=torch.float64))
+        return states
 
     def __enter__(self) -> NodeClients:
         return self
