@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedkeel.data.values import only_tensor, rows_of
 from fedkeel.engine.base import ClientJob, PersonalScores, ServerModel, TrainingSetup
+from fedkeel.engine.client_inputs import client_info, take_examples
 from fedkeel.engine.evaluation import Predict, measure_shard, split_examples
 from fedkeel.engine.local import train_client
 from fedkeel.method.checks import call, explain_errors
 from fedkeel.method.compose import compose
 from fedkeel.method.context import ByPart, Ints, Message
+from fedkeel.method.local_loop import client_start
 from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, MODEL, PERSONAL
 from fedkeel.method.part import param
 from fedkeel.method.roles import Phases
@@ -62,6 +65,11 @@ def personal_model(
     training, state = setup.training, state or {}
     plan, network = training.plan, training.network
     params = server.params
+    if plan.starts_are_personal and state:
+        message = Message(params, server.buffers, {}, server.round, training.local.lr)
+        rows, info = setup.federation.client(client), client_info(setup, client)
+        every = partial(take_examples, setup, rows)
+        params = dict(client_start(training, message, state, info, every)[1].params)
     if plan.local_model is not None:
         if LOCAL_MODEL in state:
             model = tensors(state[LOCAL_MODEL])

@@ -191,7 +191,13 @@ class Plan:
     def has_personal_models(self) -> bool:
         """Whether each client is evaluated with a model of its own, beside the global model."""
         extras = (self.local_model, self.fine_tuning, self.personal_prediction)
-        return bool(self.personals) or any(part is not None for part in extras)
+        is_extra = any(part is not None for part in extras)
+        return bool(self.personals) or is_extra or self.starts_are_personal
+
+    @property
+    def starts_are_personal(self) -> bool:
+        """Whether where a client begins is its personal model."""
+        return self.local_start is not None and self.local_start.is_personal_model
 
     def personal_names(self, layout: ParameterLayout) -> frozenset[str]:
         """Return the parameters that stay at the client.

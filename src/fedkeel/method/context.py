@@ -452,6 +452,10 @@ class Arrival:
     broadcast: State
     client_state: State
 
+    def all_examples_step(self) -> Step:
+        """Return a step whose batch is all examples of the client, with this part's namespaces."""
+        return self.make_all_examples_step()
+
 
 @dataclass(frozen=True)
 class Round:

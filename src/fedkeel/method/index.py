@@ -229,6 +229,11 @@ METHODS: Mapping[str, Entry] = {
         "predictions by each client's nearest examples",
         {"knnper": "knnper:KNNPer"},
     ),
+    "fedala": Entry(
+        "zhang2023fedala",
+        "each client begins at a learned mixture with its own model",
+        {"fedala": "fedala:FedALA"},
+    ),
     "finetune": Entry(
         "yu2020salvaging",
         "each client trains the global model once more",

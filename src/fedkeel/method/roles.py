@@ -161,6 +161,9 @@ class LocalStart(Part):
     is still the difference to the received model.
     """
 
+    is_personal_model: ClassVar[bool] = False
+    """Whether where a client begins is also its personal model in an evaluation."""
+
     @abstractmethod
     def local_start(self, received: Tree, arrival: Arrival) -> Tree:
         """Return the local model before the first step."""

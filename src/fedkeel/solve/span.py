@@ -189,6 +189,8 @@ class Sums(Span):
         scaled = factor * self.weights
         if not (np.abs(weights - scaled) <= 1e-9 * np.abs(scaled)).all():
             raise TypeError(_ONLY_SUMS)
+        if not self.rows:  # no parameter is shared
+            return {}
         shares = np.full((1, len(next(iter(self.rows.values())))), factor)
         return {name: combine(shares, rows)[0] for name, rows in self.rows.items()}
 
