@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.method.context import Message
-from fedkeel.tree import State, substate, substates, tensors
+from fedkeel.tree import State, Tree, substate, substates, tensors
 
 
 def message_state(message: Message) -> State:
@@ -13,6 +13,28 @@ def message_state(message: Message) -> State:
         "buffers": dict(message.buffers),
         "broadcast": dict(message.broadcast),
     }
+
+
+PERSONAL_PARAMS = "personal"
+"""Name of the parameters that no message has, beside it, where a whole model is evaluated."""
+
+
+def evaluation_state(params: Tree, personal: frozenset[str]) -> State:
+    """Return a model as a state whose shared parameters stand where a message has them."""
+    return {
+        "params": {name: value for name, value in params.items() if name not in personal},
+        PERSONAL_PARAMS: {name: value for name, value in params.items() if name in personal},
+    }
+
+
+def evaluated_params(state: State) -> Tree:
+    """Return the model of a state that `evaluation_state` returned."""
+    return tensors({**substate(state, "params"), **substate(state, PERSONAL_PARAMS)})
+
+
+def shared_state(message: Message, personal: Tree) -> State:
+    """Return a message with the parameters that only an evaluation of a whole model needs."""
+    return {**message_state(message), PERSONAL_PARAMS: dict(personal)}
 
 
 def message_from_state(state: State, round: int, lr: float) -> Message:

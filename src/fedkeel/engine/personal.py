@@ -18,7 +18,7 @@ from fedkeel.method.checks import call, explain_errors
 from fedkeel.method.compose import compose
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.method.local_loop import client_start
-from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, MODEL, PERSONAL
+from fedkeel.method.local_training import BUFFERS, LOCAL_MODEL, PERSONAL
 from fedkeel.method.part import param
 from fedkeel.method.roles import Phases
 from fedkeel.task.batch import Batch, Output
@@ -103,13 +103,12 @@ def _fine_tuned(
         plan=compose(only),
         local=local,
         buffers="local" if has_buffers else training.buffers,
-        keeps_model=True,
-        personal=frozenset(),
+        personal=frozenset(layout.names),
     )
-    message = Message(params, buffers, {}, round, local.lr)
-    job = ClientJob(row=0, client=client, steps_done=0)
-    state = train_client(replace(setup, training=tuning), message, job, None).reply.client_state
-    return tensors(state[MODEL]), tensors(state[BUFFERS]) if has_buffers else buffers
+    message, job = Message({}, buffers, {}, round, local.lr), ClientJob(0, client, steps_done=0)
+    kept: ByPart = {PERSONAL: dict(params), **({BUFFERS: dict(buffers)} if has_buffers else {})}
+    state = train_client(replace(setup, training=tuning), message, job, kept).reply.client_state
+    return tensors(state[PERSONAL]), tensors(state[BUFFERS]) if has_buffers else buffers
 
 
 def measure_client(

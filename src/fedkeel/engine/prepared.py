@@ -93,9 +93,9 @@ class Prepared:
 
     def state_dict(self, server: Server) -> Tree:
         """Return the state dict of the run's model; empty where each client has its own."""
-        if self.setup.training.keeps_model:
-            return {}
         training = self.setup.training
+        if training.shares_nothing:
+            return {}
         params = {**server.params, **training.personal_params}
         return training.network.state_dict(params, server.buffers)
 
@@ -103,6 +103,8 @@ class Prepared:
     def judges_personal_models(self) -> bool:
         """Whether the scores of a round are those of the clients' personal models."""
         model = self.settings.evaluation.model
+        if self.is_baseline:
+            return False
         return model == "personal" or (model == "auto" and bool(self.setup.training.personal))
 
     @property

@@ -22,7 +22,13 @@ from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSe
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import cut_into_shards, evaluate_shard, metrics_of, most_states
-from fedkeel.engine.message_state import message_from_state, message_state
+from fedkeel.engine.message_state import (
+    evaluated_params,
+    evaluation_state,
+    message_from_state,
+    message_state,
+    shared_state,
+)
 from fedkeel.engine.process.affinity import current_core, free_core, woken_on_core
 from fedkeel.engine.process.forking import (
     ChildProcess,
@@ -51,7 +57,7 @@ from fedkeel.engine.store.record import RowCodec
 from fedkeel.engine.trainer import SequentialTrainer, Trainer
 from fedkeel.method.context import ByPart, Ints, Message
 from fedkeel.task.metrics.metric_set import Measured
-from fedkeel.tree import State, Tree
+from fedkeel.tree import Tree
 
 
 @dataclass
@@ -112,9 +118,12 @@ class Workers(KeepsClientStates):
         allocate = fork_shared_memory if self._start_method == "fork" else shared_segment
         sums = trainer is not None
         rows, kept = most_states(setup)
+        shared = shared_state(message, setup.training.personal_params)
         self._shared = _Shared(
             setup=setup,
-            message=Buffers(specs_of(message_state(message)), None, allocate),
+            message=Buffers(
+                specs_of(shared_state(message, setup.training.personal_params)), None, allocate
+            ),
             round_buffers=RoundBuffers(setup, spec, capacity, allocate, file, sums, codec=codec),
             states=_table(rows, setup.metrics.state_size, allocate),
             kept=_table(kept, setup.metrics.kept_size, allocate),
@@ -161,7 +170,7 @@ class Workers(KeepsClientStates):
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
         """Return what is measured of the examples of a split."""
         setup = self._shared.setup
-        message: State = {"params": dict(params)}
+        message = evaluation_state(params, setup.training.personal)
         if setup.training.buffers == "average":  # otherwise the workers have them
             message["buffers"] = dict(buffers)
         self._shared.message.write(message)
@@ -279,11 +288,11 @@ def _do(shared: _Shared, item: WorkItem) -> None:
         else:
             shared.round_buffers.train(shared.trainer, received, item.jobs)
         return
-    received = message_from_state(message, 0, 0.0)
+    received, params = message_from_state(message, 0, 0.0), evaluated_params(message)
     buffers = received.buffers or setup.training.network.buffers
     shards = cut_into_shards(setup, item.split)
     for start in item.starts:
-        measured = evaluate_shard(setup, received.params, buffers, item.split, start)
+        measured = evaluate_shard(setup, params, buffers, item.split, start)
         shared.states_of(item.split)[shards.rows(start)] = measured.states
         if metrics_of(setup, item.split).kept_size:
             rows = slice(start, start + len(measured.kept))

@@ -32,7 +32,6 @@ from fedkeel.method.local_path import nonlinear_optimiser, path_length
 from fedkeel.method.local_training import (
     LOCAL_MODEL,
     LOCAL_MODEL_OPTIMISER,
-    MODEL,
     PERSONAL,
     LocalTraining,
     OwnState,
@@ -111,8 +110,6 @@ def client_start(
     plan = training.plan
     client_state, buffers = start_client_state(training, message, client_state)
     start = message.params
-    if training.keeps_model:
-        start = tree.tensors(part_state(client_state, MODEL))
     personal = tree.tensors(part_state(client_state, PERSONAL))
     prepared: ByPart = {}
     client = ClientRound(training, message, client_info, client_state, prepared, all_examples)
@@ -349,10 +346,7 @@ def client_finish(
             part=part,
         )
 
-    if training.keeps_model:
-        update = {name: torch.zeros_like(value) for name, value in client.start.items()}
-    else:
-        update = tree.sub(local.params, client.start)
+    update = tree.sub(local.params, client.start)
     for part in plan.update_transforms:
         update = call(part.transform_update, update, view(part.name))
         update = check_tree(part, update, client.start)
@@ -385,7 +379,7 @@ def client_finish(
                 "update": dict(update),
                 "buffers": dict(buffers),
                 "uploads": dict(uploads),
-                "kept": {k: v for k, v in kept.items() if k in (MODEL, PERSONAL, LOCAL_MODEL)},
+                "kept": {k: v for k, v in kept.items() if k in (PERSONAL, LOCAL_MODEL)},
             }
         ),
         diagnostics=round.diagnostics,

@@ -16,9 +16,9 @@ from fedkeel.method.local_optimiser import OPTIMISERS, LocalOptimiser
 from fedkeel.task.network import Autograd, Network
 from fedkeel.tree import State, Tree
 
-BUFFERS, MODEL, OPTIMISER = "buffers", "model", "optimiser"
-"""Names in a client's state of the buffers, the model and the local optimiser, where a client goes
-on from its own."""
+BUFFERS, OPTIMISER = "buffers", "optimiser"
+"""Names in a client's state of the buffers and the local optimiser, where a client goes on from its
+own."""
 
 PERSONAL, LOCAL_MODEL, LOCAL_MODEL_OPTIMISER = "personal", "local_model", "local_model_optimiser"
 """Names in a client's state of the personal parameters, the second model and its optimiser."""
@@ -35,7 +35,6 @@ class LocalTraining:
         buffers: what happens to the model's buffers.
         autograd: how gradients are taken.
         rounds: T, of the run.
-        keeps_model: whether each client goes on from its own model; its update is then 0.
         personal: names of the parameters that stay at the client.
     """
 
@@ -45,7 +44,6 @@ class LocalTraining:
     buffers: Buffers = "refuse"
     autograd: Autograd = "eager"
     rounds: int = 1
-    keeps_model: bool = False
     personal: frozenset[str] = frozenset()
 
     @property
@@ -59,6 +57,11 @@ class LocalTraining:
     def step_factors(self, round: int, steps: int) -> tuple[float, ...]:
         """Return the learning rates of the S steps of a round over the round's; () for 1 in all."""
         return self.local.schedule.step_factors(round, steps, self.rounds)
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether all parameters stay at the clients."""
+        return not self.shared_params
 
     @cached_property
     def shared_params(self) -> Tree:
@@ -93,7 +96,7 @@ class LocalTraining:
     def keeps_own(self) -> bool:
         """Whether a client goes on from its own buffers, parameters, model or optimiser."""
         keeps_values = bool(self.personal) or self.plan.local_model is not None
-        return self.buffers == "local" or self.keeps_model or self.keeps_optimiser or keeps_values
+        return self.buffers == "local" or self.keeps_optimiser or keeps_values
 
     @property
     def stateful(self) -> bool:
@@ -105,8 +108,6 @@ class LocalTraining:
         kept: ByPart = {}
         if self.buffers == "local":
             kept[BUFFERS] = dict(own.buffers)
-        if self.keeps_model:
-            kept[MODEL] = dict(own.params)
         if self.personal:
             kept[PERSONAL] = dict(own.personal)
         if self.plan.local_model is not None:

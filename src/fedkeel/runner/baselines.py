@@ -26,8 +26,9 @@ def baseline_training(method: str, training: LocalTraining) -> LocalTraining:
     training = replace(training, local=local)
     if method != LOCAL:
         return training
-    has_buffers = bool(training.network.buffers)
-    return replace(training, keeps_model=True, buffers="local" if has_buffers else training.buffers)
+    network = training.network
+    buffers = "local" if network.buffers else training.buffers
+    return replace(training, personal=frozenset(network.names), buffers=buffers)
 
 
 def pooled_work(settings: config.Run, sizes: Ints) -> config.Local:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeel.engine.base import Engine, TrainingSetup
 from fedkeel.engine.evaluation import scores_by_group
-from fedkeel.method.local_training import BUFFERS, MODEL
+from fedkeel.method.local_training import BUFFERS, PERSONAL
 from fedkeel.records.rows import RoundRecord, Scores
 from fedkeel.runner.evaluate import score_columns, scores_of_clients
 from fedkeel.tree import Tree, tensors
@@ -83,7 +83,7 @@ class ClientModels:
         network, state = self._setup.training.network, self._engine.client_state(client)
         if state is None:
             return network.params, network.buffers
-        return tensors(state[MODEL]), tensors(state[BUFFERS]) if BUFFERS in state else {}
+        return tensors(state[PERSONAL]), tensors(state[BUFFERS]) if BUFFERS in state else {}
 
 
 def _mean(scores: Sequence[Scores]) -> Scores:

@@ -23,6 +23,7 @@ from fedkeel.method.round_values import RoundResult
 from fedkeel.method.server_memory import copy_memory, reset_client_sums
 from fedkeel.method.server_round import raw_weights, server_message, server_round
 from fedkeel.method.survey import add_mean_answers
+from fedkeel.records.baselines import LOCAL
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord, Status
@@ -74,7 +75,7 @@ class Run:
         )
         early_stopping = EarlyStopping(self._settings.stop, score, needed)
         self._models: ClientModels | None = None  # where each client has its own
-        has_one_model = not self._setup.training.keeps_model
+        has_one_model = not self._setup.training.shares_nothing
         best = [self._best] if has_one_model else []
         self._callbacks = CallbackList([early_stopping, *best, *callbacks])
         self._server = copy_memory(prepared.server)
@@ -133,7 +134,7 @@ class Run:
             if self._checkpoints.damaged:
                 text = f"{self._checkpoints.damaged}; the run went on from the one before"
                 self._record = replace(self._record, warnings=[*self._record.warnings, text])
-        if self._setup.training.keeps_model:
+        if self._settings.method == LOCAL:
             self._models = ClientModels(self._setup, engine)
         self._clock = Clock()
         if saved is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkeel.engine.buffers import Buffers, RowBytes
 from fedkeel.engine.evaluation import evaluate_shard
-from fedkeel.engine.message_state import message_from_state
+from fedkeel.engine.message_state import evaluated_params, message_from_state
 from fedkeel.engine.process.interrupts import ignore_ctrl_c
 from fedkeel.engine.process.malloc import keep_freed_memory
 from fedkeel.engine.process.numerics import set_numerics
@@ -123,9 +123,10 @@ class Actor:
 
     def _evaluate(self, item: EvaluateItem) -> dict[int, Measured]:
         received, setup = self._received(0, 0.0), self._setup
+        params = evaluated_params(self._message.state())
         buffers = received.buffers or setup.training.network.buffers
         return {
-            start: evaluate_shard(setup, received.params, buffers, item.split, start)
+            start: evaluate_shard(setup, params, buffers, item.split, start)
             for start in item.starts
         }
 

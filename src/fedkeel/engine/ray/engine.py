@@ -21,7 +21,12 @@ from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSe
 from fedkeel.engine.buffers import Buffers
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import cut_into_shards, joined, metrics_of
-from fedkeel.engine.message_state import message_state
+from fedkeel.engine.message_state import (
+    PERSONAL_PARAMS,
+    evaluation_state,
+    message_state,
+    shared_state,
+)
 from fedkeel.engine.process.shared_memory import private_memory
 from fedkeel.engine.process.work_items import (
     ATTEMPTS,
@@ -91,7 +96,7 @@ class Ray(KeepsClientStates):
     ) -> None:
         self._setup, self._worker_count = setup, workers
         self._parallel_clients = parallel_clients or 1
-        message_spec = specs_of(message_state(message))
+        message_spec = specs_of(shared_state(message, setup.training.personal_params))
         self._message = Buffers(message_spec, None, private_memory)
         self._message_count = 0  # actors read each message once
         sums = parallel_clients is not None
@@ -141,8 +146,8 @@ class Ray(KeepsClientStates):
 
     def evaluate(self, params: Tree, buffers: Tree, split: Split) -> Measured:
         """Return what is measured of the examples of a split."""
-        self._message.write({"params": dict(params)})
-        names = ["params"]
+        self._message.write(evaluation_state(params, self._setup.training.personal))
+        names = ["params", PERSONAL_PARAMS]
         if self._setup.training.buffers == "average":  # otherwise the actors have them
             self._message.write({"buffers": dict(buffers)})
             names.append("buffers")
