@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -179,14 +180,17 @@ class Federation:
             )
             real = torch.tensor(True)
             factors = self.training.step_factors(message.round, len(positions))
+            phases = self.training.phases_of_steps(len(positions), message.round)
             for step, index in enumerate(positions):
                 rows = torch.as_tensor(index)
                 batch = Batch(x[rows], y[rows])
                 active = real if padded else None
                 lr = message.lr * factors[step] if factors else None
-                progress = client_step(client, progress, batch, rows, rows, active, normal(), lr)
+                phase = phases[step] if phases else None
+                step_of = partial(client_step, client, phase=phase)
+                progress = step_of(progress, batch, rows, rows, active, normal(), lr)
             for _ in range(padded):
-                progress = client_step(client, progress, batch, rows, rows, ~real, normal())
+                progress = step_of(progress, batch, rows, rows, ~real, normal())
             steps = len(positions)
             return client_finish(client, progress, steps), steps, sum(map(len, positions))
 

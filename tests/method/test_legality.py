@@ -101,7 +101,14 @@ def test_slots_are_named_by_their_codes() -> None:
     assert len(set(REASONS)) == len(SLOTS) + 4
     for slot, code in SLOT_CODES.items():
         assert f"'{ROLES[slot]}'" in REASONS[code]
-        special = {"server optimiser": "S", "local optimiser": "O"}
+        special = {
+            "training phases": "P",
+            "local start": "I",
+            "second local model": "M",
+            "server optimiser": "S",
+            "local optimiser": "O",
+            "personal prediction": "N",
+        }
         assert code == special.get(ROLES[slot], ROLES[slot][0].upper())
 
 

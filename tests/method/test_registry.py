@@ -28,6 +28,8 @@ GRADIENT = (
     "fedspeed",
     "fedgamma",
     "mofedsam",
+    "pfedme",
+    "perfedavg",
 )
 SERVER = (
     *("momentum", "addition", "gradma", "fedadam", "fedyogi", "fedadagrad", "fedams"),
@@ -40,12 +42,18 @@ REDUCE = (
 CODEC = ("topk", "quantise", "ffalora")
 WORK = ("fedsgd", "scaffnew", "fedswa", "fedmoswa")
 OPTIMISER = ("fedadamw", "fedmuon", "fedlada")
-SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER)
-PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "scaffnew")
+CRITERION = ("fedlc", "fedrod")
+PHASES = ("fedrep", "fedbabu", "ffalora", "rolora")
+MODEL = ("fedrod", "ditto", "apfl", "pfedme")
+TUNING = ("fedbabu", "perfedavg", "finetune")
+SLOTS = (GRADIENT, SERVER, REDUCE, CODEC, WORK, OPTIMISER, CRITERION, PHASES, MODEL, TUNING)
+PATH = ("minibatch_sgd", "scaffold", "fednova", "fedcm", "fedgamma", "mofedsam", "scaffnew")
+NO_PATH = ("pfedme", "perfedavg", "fedinit")
 
 ILLEGAL = {
     # both say where the gradient is taken, both apply the aggregate, both make one update of many,
-    # both encode the update, both fix the local work
+    # both encode the update, both fix the local work, both replace the loss, both divide training
+    # into phases, both train a second model, both train once more before an evaluation
     **{pair: SLOT for slot in SLOTS for pair in combinations(slot, 2)},
     # one divides by the length of a path that the other does not make of gradients
     ("minibatch_sgd", "scaffold"): BROKEN,
@@ -64,6 +72,14 @@ ILLEGAL = {
     ("fedmoswa", "fedlada"): BROKEN,
     # and these bring a local optimiser of which the path is none
     **{(path, own): BROKEN for path in PATH for own in OPTIMISER},
+    # here local training begins elsewhere, or descends on another function
+    **{
+        (path, other): BROKEN
+        for path in ("scaffold", "fednova", "fedcm")
+        for other in ("pfedme", "perfedavg")
+    },
+    **{(path, "fedinit"): BROKEN for path in PATH if path != "scaffnew"},
+    **{(other, path): BROKEN for other in NO_PATH for path in ("scaffnew", "fedmoswa")},
     # FedDyn adds up how far clients have moved, of updates that are divided by their steps
     ("minibatch_sgd", "feddyn"): BROKEN,
     ("fednova", "feddyn"): BROKEN,
@@ -77,6 +93,8 @@ ILLEGAL = {
     # one looks at single examples, the other at all of a batch together
     ("dpsgd", "feddecorr"): BROKEN,
     ("dpsgd", "feduv"): BROKEN,
+    ("feddecorr", "perfedavg"): BROKEN,  # which divides each mini-batch
+    ("feduv", "perfedavg"): BROKEN,
     # the same part in both
     ("gcfed", "localgc"): TWICE,
     ("gcfed", "globalgc"): TWICE,

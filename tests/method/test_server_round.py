@@ -285,7 +285,7 @@ def test_clients_receive_the_model_and_what_parts_broadcast(entry: str) -> None:
 def training_of(
     plan: Plan, network: Network | None = None, buffers: str = "refuse"
 ) -> LocalTraining:
-    return LocalTraining(plan, network or toy_network(), Local(), buffers)
+    return LocalTraining(plan, network or toy_network(), Local(lr=0.1, epochs=1), buffers)
 
 
 def test_the_first_server_is_a_copy_of_the_network() -> None:

@@ -209,7 +209,8 @@ def agree(
             worst = float(np.abs(client_state - theirs).max())
             MEASURED.append(worst)
             assert worst < tol, f"round {rounds}, {what}: {worst:.3e}"
-        assert float(np.abs(told.model - flat(ours.network.params)).max()) > 1e-3  # it moved
+        start = flat(ours.training.shared_params)
+        assert float(np.abs(told.model - start).max()) > 1e-3  # it moved
     assert rounds >= 3
     return rounds
 

@@ -7,6 +7,7 @@ check that fails. Every method of the registry passes all checks.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -377,10 +378,13 @@ def _group_difference(federation: SmallFederation, server: Server, trained: Trai
 
 
 def _check_learning(federation: SmallFederation) -> str:
-    """Check that the loss of softmax regression, a convex problem, falls."""
+    """Check that the loss of softmax regression, a convex problem, falls.
+
+    It is log 3 at scores of 0. Where clients fine-tune, it is less at the initial model already.
+    """
     result: Result = start(federation.prepare(Linear, rounds=12, lr=0.02))
     scores = [row.test for row in result.rows if row.test is not None]
-    if not scores[-1]["loss"] < scores[0]["loss"] - 0.05:
+    if not scores[-1]["loss"] < min(scores[0]["loss"], math.log(3) - 0.05):
         return f"test loss went from {scores[0]['loss']:.3f} to {scores[-1]['loss']:.3f}"
     return ""
 

@@ -259,11 +259,12 @@ class SmallFederation:
                 partial(self.all_examples, k),
             )
             factors = self.training.step_factors(message.round, len(plan))
+            phases = self.training.phases_of_steps(len(plan), message.round)
             for number, positions in enumerate(plan):
                 rows = torch.from_numpy(positions)
                 first = torch.from_numpy(plan[number % self.per_pass(k)])
                 before(progress)
-                step = partial(client_step, client)
+                step = partial(client_step, client, phase=phases[number] if phases else None)
                 batch, noise = self.batch(k, positions), next_noise()
                 lr = message.lr * factors[number] if factors else None
                 progress = step(progress, batch, rows, first, noise=noise, lr=lr)

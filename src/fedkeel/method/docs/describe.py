@@ -28,10 +28,14 @@ def describe(plan: Plan) -> str:
         f"method   {plan.expression}",
         f"weights  {plan.weights}",
         "a client's round",
+        *_line("keep parameters at the client", _names(plan.personals)),
         *_line("local work by", [p.name for p in plan.parts if isinstance(p, LocalWork)]),
         *_line("answer before training", _names(plan.surveys)),
         *_line("receive", [_model(plan), *_names(plan.broadcasts)]),
+        *_line("begin at the model of", _name(plan.local_start)),
         *_line("prepare", _names(plan.preparations)),
+        *_line("phases by", _name(plan.phases)),
+        *_line("step: second model of", _name(plan.local_model)),
         f"  step: gradient {where}{penalties}",
         *_line("  then", _names(plan.gradient_transforms)),
         f"  step: {_optimiser(plan)}",
@@ -47,6 +51,7 @@ def describe(plan: Plan) -> str:
         *_line("change the aggregate", _names(plan.aggregate_transforms)),
         f"  apply: {plan.server_optimiser.name}",
         *_line("remember", _names(plan.server_states)),
+        *_evaluation(plan),
     ]
     return "\n".join(lines)
 
@@ -66,8 +71,20 @@ def _update(plan: Plan) -> str:
     return "update" if plan.codec is None else f"update, as {plan.codec.name} encodes it"
 
 
+def _evaluation(plan: Plan) -> list[str]:
+    lines = [
+        *_line("train once more by", _name(plan.fine_tuning)),
+        *_line("predict by", _name(plan.personal_prediction)),
+    ]
+    return ["a client's evaluation", *lines] if lines else []
+
+
 def _names(parts: Sequence[Part]) -> list[str]:
     return [part.name for part in parts]
+
+
+def _name(part: Part | None) -> list[str]:
+    return [] if part is None else [part.name]
 
 
 def _line(label: str, names: Sequence[str]) -> list[str]:

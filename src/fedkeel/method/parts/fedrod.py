@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -63,9 +64,9 @@ class FedRoD(Criterion, LocalModel):
         """Return the balanced softmax loss of each example."""
         counts = step.client_info.class_counts
         counts = pad(counts, (0, logits.shape[1] - len(counts)))
-        shift = self.gamma * counts.to(logits.dtype).log()  # -inf for classes without examples
-        y = step.batch.labels
-        return cross_entropy(logits + shift.clamp(min=-1e4), y)
+        shift = self.gamma * counts.clamp(min=1).to(logits.dtype).log()
+        shift = torch.where(counts > 0, shift, -1e4)  # leaves classes without examples out
+        return cross_entropy(logits + shift, step.batch.labels)
 
     def init_model(self, start: Tree, layout: ParameterLayout) -> Tree:
         """Return the head of the received model."""

@@ -1,0 +1,77 @@
+"""Ditto, restated from Li et al. 2021, Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from harness import distance, oracle
+from method.players import equal, play
+from papers.numpy_net import Told, TrainingSetup, agree, descend, flat
+from papers.personal import COHORTS, NAMES, collected, follow, kept, tensors
+
+LR = 0.2
+
+
+def ditto(setup: TrainingSetup, lam: float, **local: float) -> Iterator[Told]:
+    w, v = setup.start, {}
+    for t, clients in enumerate(COHORTS):
+        sent = {}
+        for i in clients:
+            v.setdefault(i, w)
+            batches = list(setup.examples(i, t))
+
+            def own(bx, by, w=w):
+                return lambda y: setup.net.grad(y, bx, by) + lam * (y - w)
+
+            v[i] = descend(v[i], iter([own(*b) for b in batches]), LR, **local)
+            plain = [(lambda y, bx=bx, by=by: setup.net.grad(y, bx, by)) for bx, by in batches]
+            sent[i] = descend(w, iter(plain), LR, **local) - w
+        p = setup.shares("examples", clients)
+        w = w + sum(s * sent[i] for s, i in zip(p, clients, strict=True))
+        yield Told(w, sent, {f"local_model{i}": v[i] for i in v})
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize("local", [{}, {"momentum": 0.9, "decay": 0.05}])
+def test_ditto(lam: float, local: dict) -> None:
+    setup = TrainingSetup(epochs=2)
+    ours = {("weight_decay" if k == "decay" else k): v for k, v in local.items()}
+    played = setup.ours(f"ditto(lam={lam})", LR, **ours)
+    agree(played, ditto(setup, lam, **local), COHORTS, lambda f: kept(f, "local_model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "lam"), [("pfllib_ditto_a", "hp.mu"), ("flbench_ditto_a", "hp.lamda")]
+)
+def test_ditto_follows_both_collections(name: str, lam: str) -> None:
+    o = oracle(name)
+    played = collected(o, f"ditto(lam={float(o[lam])!r})", int(o["hp.epochs"]))
+
+    def look(t: int, k: int) -> dict[str, float]:
+        ours = played.played.client_state[k]["local_model"]
+        return {"v": distance(ours, tensors(o, f"r{t}.client{k}.personal.", NAMES))}
+
+    follow(o, played, look)
+
+
+# --- laws and reductions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["", "+scaffold", "+fedgh", "+fedprox(mu=0.5)"])
+def test_the_global_model_is_that_of_the_method_without_it(method: str) -> None:
+    assert equal(play("ditto" + method), play(method.lstrip("+") or "fedavg"))
+
+
+def test_without_a_pull_a_client_trains_alone() -> None:
+    setup = TrainingSetup(epochs=2)
+    played = setup.ours("ditto(lam=0.0)", LR)
+    alone = setup.start
+    for t in range(3):
+        played.round()
+        steps = (lambda y, b=b: setup.net.grad(y, *b) for b in list(setup.examples(1, t)))
+        alone = descend(alone, steps, LR)
+    assert np.abs(kept(played, "local_model")["local_model1"] - alone).max() < 1e-14
+    assert np.abs(flat(played.params) - alone).max() > 1e-2
