@@ -14,6 +14,14 @@ def report(
     runs: list[Path] = typer.Argument(..., metavar="RUN...", help="Run or comparison folders."),
     out: Path = typer.Option(None, "--out", help="The file; report.html in the first folder."),
     target: float = typer.Option(None, "--target", help="Score for rounds to target."),
+    reference: str = typer.Option(
+        None, "--reference", help="Method that the others are compared with; FedAvg by default."
+    ),
+    margin: float = typer.Option(
+        None,
+        "--margin",
+        help="Smaller differences count as none; 0.5 points of a share by default.",
+    ),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
     as_json: bool = JSON,
 ) -> None:
@@ -22,23 +30,27 @@ def report(
 
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.alerts import differences, problems
+    from fedkeel.report.claims import claims_of
     from fedkeel.report.page import save_report
     from fedkeel.report.runs import load_runs
     from fedkeel.report.tables import markdown_table, result_rows, terminal_table
 
     folders = [folder for path in runs for folder in runs_of(path)]
     methods = load_runs(folders, target)
-    rows = result_rows([method.summary for method in methods])
+    summaries = [method.summary for method in methods]
+    claims = claims_of(summaries, reference, margin)
+    rows = result_rows(summaries, claims)
     if as_json:
         document([row.to_json() for row in rows])
     elif markdown:
         print(markdown_table(rows), end="")
     else:
         Console().print(terminal_table(rows))
-    for sentence in [*differences(methods), *problems(methods)]:
+    claimed = [claims.sentence] if claims else []
+    for sentence in [*claimed, *differences(methods), *problems(methods)]:
         if markdown and not as_json:  # below the table, where a reader of the Markdown sees it
             print(f"\n{printable(sentence)}")
         else:
             say(stderr(), sentence)
-    page = save_report(methods, out or runs[0] / "report.html")
+    page = save_report(methods, out or runs[0] / "report.html", claims=claims)
     say(stderr(), f"report  {page}")
