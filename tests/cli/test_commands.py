@@ -328,7 +328,12 @@ def test_report(folder: Path) -> None:
         "fedavg weights clients by size; fedgh weights them equally. "
         "Set `weights` to compare fairly."
     )
-    assert done.err == f"{told}\nreport  page.html\n"  # the page's warning, where the table is
+    claim = (
+        "Nothing may be claimed against `fedavg`: fewer than 3 different runs with the same seeds."
+    )
+    assert (
+        done.err == f"{claim}\n{told}\nreport  page.html\n"
+    )  # the page's warning, where the table is
     pasted = call("report", "a", "b", "--out", "page.html", "--markdown")
     assert pasted.out.endswith(f"\n{told}\n")
     page = (folder / "page.html").read_text()

@@ -60,8 +60,7 @@ def test_a_clear_gain() -> None:
         (group("local", 0.90, 0.91, 0.92), "So federation loses on the common test set."),
         (
             group("local", 0.79, 0.82, 0.80),
-            "The difference to `local` is smaller than the spread between seeds, so it shows "
-            "nothing.",
+            "The difference to `local` is within the chance of seeds, so it shows nothing.",
         ),
         (
             group("local", 0.7),

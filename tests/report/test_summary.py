@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from fedkeel.records.paired import paired_difference
 from fedkeel.records.rows import RoundRecord, Scores
-from fedkeel.records.statistics import Stat, is_tied, paired_difference, pooled_error
+from fedkeel.records.statistics import Stat, is_tied, pooled_error
 from fedkeel.report.summary import (
     MethodSummary,
     fluctuation,

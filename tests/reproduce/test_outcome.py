@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from fedkeel.records.statistics import SeedValues, paired_difference
+from fedkeel.records.paired import paired_difference
+from fedkeel.records.statistics import SeedValues
 from fedkeel.reproduce.blocks import HEADS, line_cells
 from fedkeel.reproduce.outcome import TableLine, _has_same_sign, _measured_gain, _published_gain
 from fedkeel.reproduce.table import Column, Metric, Published, Row

@@ -20,6 +20,7 @@ from fedkeel.cli.compare import compare
 from fedkeel.cli.data import app as data
 from fedkeel.cli.flower import app as flower
 from fedkeel.cli.methods import methods
+from fedkeel.cli.rank import rank
 from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import run
@@ -42,6 +43,7 @@ app.command(cls=Command)(tune)
 app.command(cls=Command)(methods)
 app.command(cls=Command)(check)
 app.command(cls=Command)(report)
+app.command(cls=Command)(rank)
 app.command(cls=Command)(reproduce)
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")

@@ -14,7 +14,20 @@ def report(
     runs: list[Path] = typer.Argument(..., metavar="RUN...", help="Run or comparison folders."),
     out: Path = typer.Option(None, "--out", help="The file; report.html in the first folder."),
     target: float = typer.Option(None, "--target", help="Score for rounds to target."),
+    reference: str = typer.Option(
+        None, "--reference", help="Method that the others are compared with; FedAvg by default."
+    ),
+    margin: float = typer.Option(
+        None,
+        "--margin",
+        help="Smaller differences count as none; 0.5 points of a share by default.",
+    ),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
+    latex: bool = typer.Option(False, "--latex", help="Print the table as LaTeX."),
+    as_csv: bool = typer.Option(False, "--csv", help="Print every figure as CSV."),
+    figures: Path = typer.Option(
+        None, "--figures", help="Folder for figures as SVG and PDF (needs matplotlib)."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Print the table of runs or of a comparison, and write the HTML page."""
@@ -22,23 +35,33 @@ def report(
 
     from fedkeel.records.comparison import runs_of
     from fedkeel.report.alerts import differences, problems
+    from fedkeel.report.claims import claims_of
     from fedkeel.report.page import save_report
+    from fedkeel.report.paper_figures import save_figures
     from fedkeel.report.runs import load_runs
+    from fedkeel.report.table_files import csv_table, latex_table
     from fedkeel.report.tables import markdown_table, result_rows, terminal_table
 
     folders = [folder for path in runs for folder in runs_of(path)]
     methods = load_runs(folders, target)
-    rows = result_rows([method.summary for method in methods])
+    summaries = [method.summary for method in methods]
+    claims = claims_of(summaries, reference, margin)
+    rows = result_rows(summaries, claims)
     if as_json:
         document([row.to_json() for row in rows])
     elif markdown:
         print(markdown_table(rows), end="")
+    elif latex or as_csv:
+        print(latex_table(rows) if latex else csv_table(rows), end="")
     else:
         Console().print(terminal_table(rows))
-    for sentence in [*differences(methods), *problems(methods)]:
+    claimed = [claims.sentence] if claims else []
+    for sentence in [*claimed, *differences(methods), *problems(methods)]:
         if markdown and not as_json:  # below the table, where a reader of the Markdown sees it
             print(f"\n{printable(sentence)}")
         else:
             say(stderr(), sentence)
-    page = save_report(methods, out or runs[0] / "report.html")
+    page = save_report(methods, out or runs[0] / "report.html", claims=claims)
     say(stderr(), f"report  {page}")
+    for file in save_figures(methods, claims, figures) if figures is not None else ():
+        say(stderr(), f"figure  {file}")

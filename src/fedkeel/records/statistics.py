@@ -1,4 +1,4 @@
-"""Statistics over seeds: means with their spread, and paired differences with intervals."""
+"""Statistics over seeds: means with their spread."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-CONFIDENCE = 0.95
-"""Level of the intervals."""
 
 LAST = 10
 """Evaluations in the mean that judges a run at its end."""
@@ -49,60 +46,6 @@ class Stat:
             return None
         mean = statistics.fmean(known)
         return cls(mean, sample_deviation(known), len(known), min(known), max(known))
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval of a mean."""
-
-    low: float
-    high: float
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low * self.high > 0
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """Differences between two methods, seed by seed: first minus second.
-
-    Runs with the same seed share the initial model, the cohorts and the batches.
-
-    Args:
-        stat: statistics of the differences.
-        ahead: seeds on which the first is higher.
-    """
-
-    stat: Stat
-    ahead: int
-
-    @property
-    def interval(self) -> Interval | None:
-        """The 95 % t-interval of the mean difference; None for one seed, which has no spread.
-
-        >>> gain = paired_difference({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 0.0, 2: 0.0})
-        >>> round(gain.interval.low, 3), round(gain.interval.high, 3)
-        (-0.484, 4.484)
-        """
-        if self.stat.std is None:
-            return None
-        from scipy.special import stdtrit  # slow to import, and rarely needed
-
-        quantile = float(stdtrit(self.stat.count - 1, (1 + CONFIDENCE) / 2))
-        half = self.stat.std / math.sqrt(self.stat.count) * quantile
-        return Interval(self.stat.mean - half, self.stat.mean + half)
-
-
-def paired_difference(first: SeedValues, second: SeedValues) -> PairedDifference | None:
-    """Return the difference over the seeds that have both numbers; None where no seed has."""
-    pairs = [(value, second.get(seed)) for seed, value in first.items()]
-    differences = [one - other for one, other in pairs if one is not None and other is not None]
-    stat = Stat.of(differences)
-    if stat is None:
-        return None
-    return PairedDifference(stat, ahead=sum(difference > 0 for difference in differences))
 
 
 def pooled_error(first: Stat, second: Stat) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from fedkeel.records.score import MetricInfo
 from fedkeel.records.statistics import Stat
+from fedkeel.report.claims import Claim
 from fedkeel.report.formatting import (
     capital,
     extreme_of,
@@ -30,11 +31,14 @@ class ResultRow:
         gap: difference of its best score to that of the method with the best mean, seed by seed
             where both share seeds; None for that method itself, and where scores differ.
         marked: columns in which the method is best or tied with the best.
+        claim: what may be claimed of it against the reference; None for the reference itself, and
+            where nothing may be.
     """
 
     summary: MethodSummary
     gap: Stat | None
     marked: tuple[ColumnName, ...]
+    claim: Claim | None = None
 
     @property
     def label(self) -> str:
@@ -72,7 +76,8 @@ class ResultRow:
         for name, stat in stats.items():
             values[name] = stat.mean if stat else None
             values[f"{name}_std"] = stat.std if stat else None
-        return {**values, "marked": list(self.marked)}
+        claim = self.claim.to_json() if self.claim else None
+        return {**values, "marked": list(self.marked), "claim": claim}
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Sequence
 
 from fedkeel.records.baselines import CENTRALISED, LOCAL
+from fedkeel.report.claims import Lead, lead_over
 from fedkeel.report.formatting import quoted
 from fedkeel.report.runs import MethodResults
 from fedkeel.report.summary import MethodSummary
-from fedkeel.report.verdict import Lead, lead_over
 
 _DOUBTS: dict[Lead, str] = {
-    "within spread": "is smaller than the spread between seeds",
+    "within spread": "is within the chance of seeds",
     "too few examples": "is too small for so few test examples",
     "too few seeds": "is of too few seeds",
 }
@@ -74,14 +74,16 @@ def federation_gain(methods: Sequence[MethodSummary]) -> str:
         if name in baselines:
             texts.append(f"{quoted(baselines[name].method)} ({what}) {_score(baselines[name])}")
     numbers = f"Is federation worth it? {', '.join(texts)}."
-    return " ".join(filter(None, [numbers, _conclusion(best, baselines.get(LOCAL))]))
+    return " ".join(
+        filter(None, [numbers, _conclusion(best, baselines.get(LOCAL), len(federated))])
+    )
 
 
-def _conclusion(best: MethodSummary, local: MethodSummary | None) -> str:
+def _conclusion(best: MethodSummary, local: MethodSummary | None, comparisons: int) -> str:
     if local is None:
         return ""
     gains = _is_better(best, local)
-    lead = lead_over(best, local) if gains else lead_over(local, best)
+    lead = lead_over(*((best, local) if gains else (local, best)), comparisons)
     if doubt := _DOUBTS.get(lead):
         return f"The difference to {quoted(local.method)} {doubt}, so it shows nothing."
     return (

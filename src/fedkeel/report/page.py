@@ -15,9 +15,10 @@ from fedkeel.errors import RunError
 from fedkeel.records.files import write_text
 from fedkeel.records.folder import RunFolder
 from fedkeel.records.score import LOSS
-from fedkeel.report import page_content, palette
+from fedkeel.report import claim_table, page_content, palette
 from fedkeel.report.alerts import alerts
 from fedkeel.report.chart_style import Chart
+from fedkeel.report.claims import Claims, claims_of
 from fedkeel.report.client_scores import (
     ClientScores,
     client_score_chart,
@@ -51,7 +52,6 @@ _HERE = Path(__file__).parent
 
 _BADGES: dict[Status, str] = {
     "clear": "Clear lead",
-    "ahead": "Ahead on every seed",
     "close": "A lead, but not over all",
     "none": "No clear winner",
     "few": "Too few seeds for a claim",
@@ -80,13 +80,28 @@ def write_report(
     return save_report(load_runs(folders), out, title=title)
 
 
-def save_report(methods: Sequence[MethodResults], out: Path, *, title: str | None = None) -> Path:
+def save_report(
+    methods: Sequence[MethodResults],
+    out: Path,
+    *,
+    title: str | None = None,
+    claims: Claims | None = None,
+) -> Path:
     """Write the page of runs that have been read, as `write_report`.
+
+    Args:
+        methods: the runs.
+        out: the file, or a folder.
+        title: title of the page; None makes one.
+        claims: what may be claimed; None for those against FedAvg, or the first method.
+
+    Returns:
+        The file.
 
     Raises:
         RunError: the file cannot be written.
     """
-    text = render_report(methods, title=title)
+    text = render_report(methods, title=title, claims=claims)
     page = text.encode(errors="backslashreplace").decode()  # names of files may not be in UTF-8
     try:
         file = out / "report.html" if out.is_dir() else out
@@ -97,8 +112,10 @@ def save_report(methods: Sequence[MethodResults], out: Path, *, title: str | Non
     return file
 
 
-def render_report(methods: Sequence[MethodResults], *, title: str | None = None) -> str:
-    """Return the page as HTML."""
+def render_report(
+    methods: Sequence[MethodResults], *, title: str | None = None, claims: Claims | None = None
+) -> str:
+    """Return the page as HTML; the arguments are those of `save_report`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -119,9 +136,11 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         "stat": format_stat,
     }
     summaries = [method.summary for method in methods]
-    rows = result_rows(summaries)
-    conclusion = verdict(summaries)
-    details = (*conclusion.details, *federation_notes(methods))
+    claims = claims or claims_of(summaries)
+    rows = result_rows(summaries, claims)
+    conclusion = verdict(summaries, claims)
+    claimed = [claims.sentence] if claims else []
+    details = (*claimed, *conclusion.details, *federation_notes(methods))
     conclusion = replace(conclusion, details=details)
     clients = client_scores(methods)
     partitions = (partition_summary(m.record, m.runs[0].histogram) for m in methods)
@@ -149,6 +168,8 @@ def render_report(methods: Sequence[MethodResults], *, title: str | None = None)
         extreme=extreme_of(score),
         is_ranked=shared_score(summaries) is not None,
         rows=rows,
+        claims=claims,
+        claim_table=claim_table,
         columns=visible_columns(rows, is_page=True),
         footnotes=footnotes(rows),
         charts=charts,

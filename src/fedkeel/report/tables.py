@@ -13,7 +13,9 @@ from rich.text import Text
 
 from fedkeel.errors import counted, printable
 from fedkeel.records.baselines import BASELINES
-from fedkeel.records.statistics import Stat, is_tied, paired_difference
+from fedkeel.records.paired import paired_difference
+from fedkeel.records.statistics import Stat, is_tied
+from fedkeel.report.claims import Claims
 from fedkeel.report.columns import Column, ColumnName, ResultRow, all_columns
 from fedkeel.report.formatting import extreme_of, format_target
 from fedkeel.report.summary import MethodSummary, shared_score
@@ -34,8 +36,8 @@ class Footnote:
         return f"{self.term}: {self.text}"
 
 
-def result_rows(methods: Sequence[MethodSummary]) -> list[ResultRow]:
-    """Return one row for each method, in the order given."""
+def result_rows(methods: Sequence[MethodSummary], claims: Claims | None = None) -> list[ResultRow]:
+    """Return one row for each method, in the order given, with its claim where there are any."""
     score = shared_score(methods)
     best_methods = {
         column.name: _best_methods(methods, column)
@@ -52,6 +54,7 @@ def result_rows(methods: Sequence[MethodSummary]) -> list[ResultRow]:
             method,
             _gap(method, leader),
             tuple(name for name, best in best_methods.items() if index in best),
+            claims.of(method.method) if claims else None,
         )
         for index, method in enumerate(methods)
     ]

@@ -1,25 +1,21 @@
 """The conclusion that the results support, in plain sentences.
 
-A method is *clearly* ahead of another if, over at least three seeds each, its worst seed is better
-than the other's best. It is ahead *on every seed* if the ranges overlap but it is better on each
-seed that both ran, at least three of them. Otherwise its lead is smaller than the *spread* between
-seeds. A clear lead or one on every seed counts as *too few examples* if it is smaller than two
-standard errors of an accuracy on so many test examples, sqrt(p (1 - p) / n), which more seeds on
-the same examples do not reduce; of other scores the standard error is not known. With fewer than
-three seeds, or with seeds that repeat one run, the report states the difference and makes no claim.
+A method leads *clearly* if its difference to the other is beyond the chance of seeds, by a paired
+t-test that is corrected for the number of methods: see `fedkeel.report.claims`, which has also when
+test examples or seeds are too few. Otherwise the lead is within the chance of seeds.
 What is better is the direction of the score. Methods with different scores are not ranked.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedkeel.errors import counted
 from fedkeel.records.score import ACCURACY, MetricInfo
-from fedkeel.records.statistics import LAST, Stat, is_tied, paired_difference
+from fedkeel.records.statistics import LAST, Stat, is_tied
+from fedkeel.report.claims import MIN_SEEDS, Claims, Lead, lead_over
 from fedkeel.report.formatting import (
     enumeration,
     extreme_of,
@@ -32,15 +28,11 @@ from fedkeel.report.formatting import (
 )
 from fedkeel.report.summary import MethodSummary, Quantity, shared_score
 
-MIN_SEEDS = 3
-"""Seeds below which the report makes no claim."""
-
 _EQUAL_COSTS = 0.03
 """Costs that differ by a smaller share, or by less than their standard error, count as equal."""
 
-Lead = Literal["clear", "every seed", "within spread", "too few examples", "too few seeds"]
 _UNCERTAIN: tuple[Lead, ...] = ("within spread", "too few examples")
-Status = Literal["clear", "ahead", "close", "none", "few", "single", "apart", "empty"]
+Status = Literal["clear", "close", "none", "few", "single", "apart", "empty"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +40,9 @@ class Verdict:
     """The conclusion of a report. Labels of methods stand between backticks.
 
     Args:
-        status: ``clear`` is ahead of all others, ``ahead`` is ahead of some only seed by seed,
-            ``close`` has an uncertain lead over some, ``none`` is no clear winner, ``few`` seeds,
-            ``single`` is one method, ``apart`` is methods with different scores, ``empty`` is
-            nothing evaluated.
+        status: ``clear`` is ahead of all others, ``close`` has an uncertain lead over some,
+            ``none`` is no clear winner, ``few`` seeds, ``single`` is one method, ``apart`` is
+            methods with different scores, ``empty`` is nothing evaluated.
         headline: the conclusion.
         details: what qualifies it: the end of the runs, the target, costs, methods left out.
     """
@@ -89,9 +80,7 @@ class _Rival(_Scored):
         """How far the leader is above it, or below it where lower is better."""
         if abs(self.gap) < (5e-7 if self.score.unit else 1e-6 * abs(self.best.mean)):
             return f"level with {self.name}"
-        is_overlapping = self.lead == "every seed"
-        overlap = " (ahead on every seed, although the ranges overlap)" if is_overlapping else ""
-        return f"{format_difference(self.gap, self.score)} {_side(self.score)} {self.name}{overlap}"
+        return f"{format_difference(self.gap, self.score)} {_side(self.score)} {self.name}"
 
 
 def _side(score: MetricInfo) -> str:
@@ -104,36 +93,14 @@ def _named(score: MetricInfo) -> str:
     return "" if score == ACCURACY else f"{score.label} "
 
 
-def lead_over(leader: MethodSummary, other: MethodSummary) -> Lead:
-    """Return how certain the lead of the method with the better mean is."""
-    first, second = leader.stat("best"), other.stat("best")
-    if first is None or second is None or min(first.count, second.count) < MIN_SEEDS:
-        return "too few seeds"
-    if leader.has_identical_runs or other.has_identical_runs:
-        return "too few seeds"
-    by_seed = leader.by_seed("best"), other.by_seed("best")
-    if leader.score.higher_is_better:
-        is_clear, paired = first.min > second.max, paired_difference(*by_seed)
-    else:
-        is_clear, paired = first.max < second.min, paired_difference(*reversed(by_seed))
-    is_ahead = paired is not None and MIN_SEEDS <= paired.stat.count == paired.ahead
-    if not is_clear and not is_ahead:
-        return "within spread"
-    if abs(first.mean - second.mean) < _sampling_error(leader, first, second):
-        return "too few examples"
-    return "clear" if is_clear else "every seed"
+def verdict(methods: Sequence[MethodSummary], claims: Claims | None = None) -> Verdict:
+    """Return the conclusion over methods, or over one method alone; baselines do not compete.
 
-
-def _sampling_error(leader: MethodSummary, first: Stat, second: Stat) -> float:
-    """Return two standard errors of the mean accuracy of both, on the leader's test examples."""
-    if leader.test_examples is None or leader.score != ACCURACY:
-        return 0.0
-    share = min(1.0, max(0.0, (first.mean + second.mean) / 2))
-    return 2 * math.sqrt(share * (1 - share) / leader.test_examples)
-
-
-def verdict(methods: Sequence[MethodSummary]) -> Verdict:
-    """Return the conclusion over methods, or over one method alone; baselines do not compete."""
+    Args:
+        methods: the methods.
+        claims: what may be claimed of them; a lead over its reference, or of the reference, is the
+            claim's.
+    """
     methods = [method for method in methods if not method.baseline] or methods
     scored = [_Scored(m, best) for m in methods if (best := m.stat("best")) is not None]
     if not scored:
@@ -144,7 +111,10 @@ def verdict(methods: Sequence[MethodSummary]) -> Verdict:
     leader, *others = compared = _compared(complete)
     rivals = [
         _Rival(
-            m.summary, m.best, lead_over(leader.summary, m.summary), leader.best.mean - m.best.mean
+            m.summary,
+            m.best,
+            _lead(leader.summary, m.summary, len(others), claims),
+            leader.best.mean - m.best.mean,
         )
         for m in others
     ]
@@ -163,6 +133,20 @@ def verdict(methods: Sequence[MethodSummary]) -> Verdict:
         _cheapest(status, leader, rivals),
     ]
     return Verdict(status, headline, tuple(filter(None, details)))
+
+
+def _lead(
+    leader: MethodSummary, other: MethodSummary, comparisons: int, claims: Claims | None
+) -> Lead:
+    """Return how certain a lead is, as the claims say where they are about it."""
+    claim = None
+    if claims is not None and claims.reference == other.method:
+        claim = claims.of(leader.method)
+    elif claims is not None and claims.reference == leader.method:
+        claim = claims.of(other.method)
+    if claim is None or claim.outcome == ("better" if claim.method == other.method else "worse"):
+        return lead_over(leader, other, comparisons)
+    return claim.lead
 
 
 def _different_scores(methods: Sequence[_Scored]) -> str:
@@ -212,12 +196,7 @@ def _headline(
         ahead += f" and {rivals[0].above}, the next best"
     if is_few:
         return "few", f"{ahead}."
-    overlapping = [rival for rival in rivals if rival.lead == "every seed"]
-    unnamed = [r.name for r in overlapping if r is not reference and r is not rivals[0]]
-    if unnamed:
-        of_others = f"although the ranges overlap, of {enumeration(unnamed)}"
-        ahead += f". It is also ahead on every seed, {of_others}"
-    return ("ahead" if overlapping else "clear"), f"{ahead}."
+    return "clear", f"{ahead}."
 
 
 def _of(score: MetricInfo) -> str:
@@ -229,7 +208,7 @@ def _uncertain_leads(leader: _Scored, rivals: Sequence[_Rival]) -> list[str]:
     examples = counted(leader.summary.test_examples or 0, "test example")
     sentences = []
     for lead, reason in (
-        ("within spread", "smaller than the spread between seeds"),
+        ("within spread", "within the chance of seeds"),
         ("too few examples", f"too small for {examples}"),
     ):
         names = [rival.name for rival in rivals if rival.lead == lead]

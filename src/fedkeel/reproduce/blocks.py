@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedkeel.records.paired import PairedDifference
 from fedkeel.records.score import MetricInfo
-from fedkeel.records.statistics import PairedDifference, Stat
+from fedkeel.records.statistics import Stat
 from fedkeel.report.formatting import MISSING
 from fedkeel.reproduce.outcome import TableLine
 from fedkeel.reproduce.table import Column, Metric, Table

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedkeel.records.folder import RunFolder
+from fedkeel.records.paired import PairedDifference, paired_difference
 from fedkeel.records.rows import RoundRecord
 from fedkeel.records.run_record import RunRecord
-from fedkeel.records.statistics import PairedDifference, SeedValues, Stat, paired_difference
+from fedkeel.records.statistics import SeedValues, Stat
 from fedkeel.reproduce.measure import metric_value
 from fedkeel.reproduce.plan import CellKey, TableRun
 from fedkeel.reproduce.table import Column, Metric, Published, Row, Table

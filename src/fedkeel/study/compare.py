@@ -25,6 +25,7 @@ from fedkeel.records.comparison import INDEX, runs_of, write_index
 from fedkeel.records.folder import ANOTHER, RunFolder, deciding
 from fedkeel.records.run_record import EngineChoice
 from fedkeel.report.alerts import differences, problems
+from fedkeel.report.claims import Claims, claims_of
 from fedkeel.report.columns import ResultRow
 from fedkeel.report.federation_gain import federation_notes
 from fedkeel.report.formatting import enumeration
@@ -81,7 +82,14 @@ class Comparison:
     @property
     def table(self) -> list[ResultRow]:
         """One row for each method, with its figures over seeds."""
-        return result_rows([method.summary for method in self.entries])
+        return result_rows([method.summary for method in self.entries], self.claims())
+
+    def claims(self, reference: str | None = None, margin: float | None = None) -> Claims | None:
+        """Return what may be claimed of each method against a reference: see `claims_of`.
+
+        Its ``sentence`` says it in words. None for one method.
+        """
+        return claims_of([method.summary for method in self.entries], reference, margin)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -90,9 +98,10 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What to know beside the table: the gain by federation, differences, problems."""
-        entries = self.entries
-        return [*federation_notes(entries), *differences(entries), *problems(entries)]
+        """What to know beside the table: claims, the gain by federation, differences, problems."""
+        entries, claims = self.entries, self.claims()
+        sentences = [claims.sentence] if claims else []
+        return [*sentences, *federation_notes(entries), *differences(entries), *problems(entries)]
 
     def __str__(self) -> str:
         notes = [*self.notes, *(f"failed: {failure}" for failure in self.failures)]

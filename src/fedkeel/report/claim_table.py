@@ -1,0 +1,56 @@
+"""The table of differences to the reference: what stands behind the claims."""
+
+from __future__ import annotations
+
+from fedkeel.report.claims import Claim, Claims, margin_text
+from fedkeel.report.formatting import MISSING, format_signed
+
+NOTE = (
+    "Best scores, method minus reference, seed by seed. The t-interval assumes normal differences; "
+    "the bootstrap (BCa) does not, and is too narrow for fewer than about ten seeds. Both are of "
+    "one comparison. The p-values are corrected for all of them (Holm); alike is that of two "
+    "one-sided tests."
+)
+"""What a reader of the table has to know."""
+
+
+def headings(claims: Claims) -> list[str]:
+    """Return the headings of the cells of a claim."""
+    first = claims.claims[0]
+    unit = ", points" if first.score.unit else ""
+    alike = "p of alike" if first.margin is None else f"p of alike within {margin_text(first)}"
+    return [
+        f"difference{unit}",
+        "95 % interval (t)",
+        "95 % interval (bootstrap)",
+        "p",
+        alike,
+        "claim",
+        "more seeds",
+    ]
+
+
+def cells(claim: Claim) -> list[str]:
+    """Return the cells of a claim as text."""
+    mean = claim.score.scale * claim.difference.stat.mean
+    seeds = claim.more_seeds
+    return [
+        format_signed(mean, 2 if claim.score.unit else None),
+        claim.interval_text(claim.difference.interval) or MISSING,
+        claim.interval_text(claim.difference.bootstrap_interval) or MISSING,
+        _p_text(claim.p_value),
+        _p_text(claim.equivalence_p_value),
+        claim.outcome,
+        MISSING if seeds is None else f"{seeds:,}",
+    ]
+
+
+def _p_text(p_value: float | None) -> str:
+    """Return a p-value as it is shown.
+
+    >>> _p_text(0.01234), _p_text(1e-9), _p_text(None)
+    ('0.012', '< 0.001', '–')
+    """
+    if p_value is None:
+        return MISSING
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
