@@ -191,8 +191,10 @@ class Engine(Settings):
     def _complete(self) -> Self:
         if self.address is not None and self.kind != "ray":
             raise ValueError(f"'address' is for kind 'ray', and this is kind {self.kind!r}")
-        if self.device == "cuda" and self.kind not in ("auto", "vectorized"):
-            raise ValueError(f"'cuda' is for kind 'vectorized', and this is kind {self.kind!r}")
+        if self.device == "cuda" and self.kind in ("workers", "ray"):
+            raise ValueError(
+                f"'cuda' is for kinds 'vectorized' and 'sequential', and this is kind {self.kind!r}"
+            )
         if self.dtype == "float64" and self.precision != "float32":
             raise ValueError(f"'{self.precision}' is for dtype 'float32', and this is 'float64'")
         return self

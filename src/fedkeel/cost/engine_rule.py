@@ -80,6 +80,7 @@ class EngineRule:
         self._work: Work | None = None
         self._obstacle = self._hindered = ""  # why steps are not compiled, and of which method
         self._pads = True
+        self._device, self._device_reasons = "cpu", list[str]()
 
     @one_at_a_time()
     def add(self, prepared: Prepared) -> None:
@@ -96,9 +97,12 @@ class EngineRule:
         self._work = self._work or run_work(prepared)
         if _is_exact(self._work, requested):
             return
-        if requested.kind == "auto" and not self._obstacle:
+        if self._count == 1:
+            self._device, self._device_reasons = choose_device(requested, prepared.setup)
+        on_gpu = self._device == "cuda"
+        if requested.kind == "auto" and not self._obstacle and not on_gpu:
             self._obstacle, self._hindered = _obstacle(prepared), prepared.plan.expression
-        if not self._obstacle or _may_use_gpu(requested):
+        if not self._obstacle:
             self._pads = self._pads and establish(prepared.setup).pads
 
     @one_at_a_time()
@@ -123,7 +127,8 @@ class EngineRule:
             asked=requested.kind,
         )
         if requested.kind == "sequential":
-            return replace(choice, workers=1)
+            device, _ = choose_device(requested, prepared.setup)
+            return replace(choice, workers=1, device=device)
         if requested.kind == "workers":
             return choice
         if requested.kind == "ray":
@@ -131,7 +136,7 @@ class EngineRule:
         work = self._work or run_work(prepared)
         if _is_exact(work, requested):
             return _exact_choice(choice, requested, work)
-        device, reasons = choose_device(requested, prepared.setup)
+        device, reasons = self._device, self._device_reasons
         if requested.kind == "auto" and device == "cpu":
             who = "" if self._count == 1 else f"{self._hindered}: "
             reasons = [*reasons, who + self._obstacle] if self._obstacle else reasons

@@ -32,6 +32,7 @@ class TrainedClients:
         examples: examples that each processed.
         seconds: by phase of `PHASES`, of all of them together.
         added: whether ``update`` [1, ...] is the sum of their updates, by their raw weights.
+        wait: returns when `loss` and `finite` may be read, which a GPU may have yet to compute.
     """
 
     jobs: Sequence[ClientJob]
@@ -43,6 +44,7 @@ class TrainedClients:
     examples: Sequence[int]
     seconds: Mapping[str, float] = field(default_factory=dict)
     added: bool = False
+    wait: Callable[[], None] = lambda: None
 
 
 ReadRecord = Callable[[int], ClientRecord | None]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedkeel.engine.base import ReportProgress, Split, TrainedCohort, TrainingSetup
+from fedkeel.engine.base import ClientJob, ReportProgress, Split, TrainedCohort, TrainingSetup
 from fedkeel.engine.client_states import KeepsClientStates
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.engine.process.numerics import use_numerics
@@ -60,11 +60,18 @@ class SingleProcess(KeepsClientStates):
         """Train clients [K] from a message."""
         buffers, jobs = self._buffers, self.clients.begin_round(clients)
         with use_numerics(self._precision):
-            for item in training_items(
-                self._trainer.placed, message, jobs, 1, self._parallel_clients, buffers.rows.summed
-            ):
-                buffers.train(self._trainer, message, item.jobs, report_progress)
+            for item in self._items(message, jobs):
+                buffers.train(self._trainer, message, item, report_progress)
         return buffers.gather(clients)
+
+    def _items(self, message: Message, jobs: Sequence[ClientJob]) -> list[Sequence[ClientJob]]:
+        """Cut the clients of a round into work items; a GPU gets one, and so the model once."""
+        setup = self._trainer.placed
+        if next(iter(setup.training.network.params.values())).is_cuda:
+            return [jobs]
+        summed = self._buffers.rows.summed
+        items = training_items(setup, message, jobs, 1, self._parallel_clients, summed)
+        return [item.jobs for item in items]
 
     def survey(self, message: Message, clients: Ints) -> ByPart:
         """Return the answers of clients [K] to the surveys."""
