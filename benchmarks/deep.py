@@ -217,10 +217,13 @@ CONTESTANTS: dict[str, Callable[[Deep, argparse.Namespace], Row]] = {
     "plain tf32": lambda deep, given: plain(deep, given, "tf32"),
     "auto float32": lambda deep, given: ours(deep, given, "float32", {}),
     "auto tf32": lambda deep, given: ours(deep, given, "tf32", {}),
+    "auto bf16-mixed": lambda deep, given: ours(deep, given, "bf16-mixed", {}),
     "single float32": lambda deep, given: ours(
         deep, given, "float32", {"kind": "vectorized", "parallel_clients": 1}
     ),
-    "sequential float32": lambda deep, given: ours(deep, given, "float32", {"kind": "sequential"}),
+    "sequential float32": lambda deep, given: ours(
+        deep, given, "float32", {"kind": "sequential", "device": given.device}
+    ),
 }
 
 
@@ -249,7 +252,7 @@ def profiled(name: str, deep: Deep, given: argparse.Namespace) -> Row:
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 2 if given.device == "cuda" else 1]
     given.profiler = profile(activities=kinds, acc_events=True)
     row = CONTESTANTS[name](deep, given)
-    given.profiler.stop()
+    given.profiler.stop()  # started by the contestant after its second round
     on_gpu = given.device == "cuda"
     every = given.profiler.key_averages()
     for side in ("device", "cpu") if on_gpu else ("cpu",):

@@ -23,7 +23,7 @@ Weights = Literal["examples", "processed", "uniform"]
 ChosenWeights = Literal["examples", "processed", "uniform", "method"]
 """What a user may set: one of `Weights`, or what the method's parts state."""
 
-Precision = Literal["float32", "tf32", "bf16"]
+Precision = Literal["float32", "tf32", "bf16", "bf16-mixed"]
 """What the factors of products are rounded to: nothing, 10 bits or 7."""
 
 Buffers = Literal["refuse", "average", "local"]
@@ -162,7 +162,9 @@ class Engine(Settings):
         dtype: type of parameters and inputs.
         precision: what the factors of products and convolutions are rounded to, whose sums stay
             float32: ``float32``, nothing; ``tf32``, on a GPU 10 bits of 23; ``bf16``, beside that 7
-            bits on a processor, where it has instructions for it. Results depend on it.
+            bits on a processor, where it has instructions for it. ``bf16-mixed`` computes the
+            network in bfloat16 where `torch.autocast` holds that to be safe, with parameters,
+            losses and all that methods do in float32. Results depend on it.
         checkpoint_seconds: save after a round when so many seconds have passed since the last save;
             0 saves after every round.
         state: where the clients' state lives: in ``memory``; on ``disk``, in a file of the run

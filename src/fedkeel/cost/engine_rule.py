@@ -57,6 +57,11 @@ SMALL_CONVOLUTIONS = 1e7
 """Multiply-adds of a step up to which a network with convolutions gains from groups on a CPU. They
 save the overhead of operations, and their convolutions are slower."""
 
+LARGE_CONVOLUTION = 4e8
+"""Multiply-adds of one client's convolution, on average over its layers and in the forward pass,
+from which clients train one after the other on a GPU: each fills it by itself, and one client's
+step takes a fraction of the time to compile."""
+
 GPU_GROUP_SIZE, GPU_GROUP_ENTRIES = 512, 2**28
 """Clients of a group on a GPU, and their parameters (1 GB in float32), at most."""
 
@@ -229,6 +234,8 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
         return 1  # few clients of a round have the same batch sizes
     if device == "cpu" and _has_convolutions(setup) and work.multiply_adds > SMALL_CONVOLUTIONS:
         return 1
+    if device == "cuda" and _mean_convolution(setup, work) >= LARGE_CONVOLUTION:
+        return 1
     if device == "cpu":
         limit = min(max(GROUP_EXAMPLES // work.batch, GROUP_SIZE), LARGEST_GROUP)
         limit = min(limit, GROUP_ENTRIES // entries)
@@ -241,6 +248,16 @@ def _group_size(prepared: Prepared, work: Work, workers: int, device: str, pads:
 def _has_convolutions(setup: TrainingSetup) -> bool:
     """Return whether the network has tensors of more than two axes."""
     return any(t.ndim > 2 for t in setup.training.network.params.values())
+
+
+def _mean_convolution(setup: TrainingSetup, work: Work) -> float:
+    """Return the multiply-adds of a convolution in a step's forward pass, a third of the gradient.
+
+    It is 0 for a network most of whose layers are others.
+    """
+    weights = [t.ndim for t in setup.training.network.params.values() if t.ndim > 1]
+    convolutions = sum(ndim > 2 for ndim in weights)
+    return work.multiply_adds / 3 / convolutions if 2 * convolutions > len(weights) else 0.0
 
 
 def _ray_choice(choice: EngineChoice, requested: config.Engine, cohort: int) -> EngineChoice:

@@ -125,6 +125,7 @@ def prepare(settings: config.Run, ingredients: Ingredients) -> Prepared:
     federation = clients.in_one_place() if is_pooled else clients
     test = _matched_test_set(federation.data, ingredients.test.to(dtype))
     network = ingredients.task.network(federation.data, settings.seed, dtype)
+    network.mixed = settings.engine.precision == "bf16-mixed"
     _check_test_targets(network, federation.data, test)
     metrics = ingredients.task.metric_set(network, federation.data)
     _check_targets_of_score(settings, metrics.score)

@@ -41,7 +41,7 @@ def set_numerics(precision: Precision) -> None:
     """
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
-    on_gpu = "ieee" if precision == "float32" else "tf32"
+    on_gpu = "tf32" if precision in ("tf32", "bf16") else "ieee"
     on_cpu = "bf16" if precision == "bf16" else "ieee"
     for (_, write), value in zip(_SWITCHES, [on_gpu] * 3 + [on_cpu] * 3, strict=True):
         write(value)
