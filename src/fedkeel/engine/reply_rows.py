@@ -119,12 +119,11 @@ class ReplyRows:
         for tensor in self._sums.tensors.values():
             tensor[first_row].zero_()
         phases, sums = dict.fromkeys(PHASES, 0.0), dict[str, Tensor]()
-        on_gpu = next(iter(trainer.placed.training.network.params.values())).is_cuda
-        # a trainer waits for its GPU, whose work is none of the thread's processor time
-        clock = time.perf_counter if on_gpu else time.thread_time
+        # waiting for a GPU is none of the thread's processor time
+        clock = time.perf_counter if trainer.is_queued else time.thread_time
         started = clock()
         groups = trainer(message, jobs, read_record, self.summed)
-        for trained in _one_ahead(groups) if on_gpu else groups:
+        for trained in _one_ahead(groups) if trainer.is_queued else groups:
             began = time.perf_counter()
             trained.wait()
             phases["steps"] += time.perf_counter() - began

@@ -63,6 +63,10 @@ class Trainer(Protocol):
         """Method, model and data where they are used, on a GPU, say."""
 
     @property
+    def is_queued(self) -> bool:
+        """Whether clients are yielded before a GPU has trained them."""
+
+    @property
     def reasons(self) -> list[str]:
         """Why clients are trained in a plainer way than was asked for, as far as it is known."""
 
@@ -86,6 +90,7 @@ class SequentialTrainer:
     def __init__(self, setup: TrainingSetup) -> None:
         self.placed = setup
         self.parallel_clients = 1
+        self.is_queued = False
         varies = setup.training.network.traits.why_calls_differ
         self.reasons = [varies] if varies else []
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel import matmul
 from fedkeel.config import Precision
 from fedkeel.engine.compiler.compiled_function import CompiledFunction, Result
-from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction
+from fedkeel.engine.compiler.cuda_graphs import CudaGraphFunction, becomes_graph
 from fedkeel.engine.compiler.dropout_masks import AxisOrder, DrawnMasks, Generators, MaskSpec
 from fedkeel.engine.compiler.errors import CannotCompile, tracing
 from fedkeel.engine.compiler.low_rank_matrix import LowRank, Matrix, dense
@@ -180,7 +180,7 @@ class CompileCache:
         for state in (arguments.states[position] for position in call.shape_states):
             key = (*key, state.paths, *[t.shape for t in state.tensors])
         key = (*key, *[(i, *state.ranks) for i, state in enumerate(arguments.states)])
-        as_graph = values[0].is_cuda and call.results_expire
+        as_graph = becomes_graph(values[0]) and call.results_expire
         if as_graph:  # a graph holds the rate as a number, and memory for one shape of each tensor
             rate = None if arguments.rate is None else float(arguments.rate)
             key = (*key, rate, *[t.shape for t in values])

@@ -98,6 +98,11 @@ class VectorizedTrainer:
         """Clients that are trained side by side, at most."""
         return self.strategy.parallel_clients
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether clients are yielded before a GPU has trained them."""
+        return self.device.type == "cuda"
+
     def __call__(
         self,
         message: Message,
@@ -248,9 +253,7 @@ class VectorizedTrainer:
         clock.lap("steps")
         if not group.is_single and not bool(dense(result.by_path["finite"]).all()):
             return None
-        if self.device.type == "cuda":  # the next group's round writes over it
-            result = result.map(torch.clone)
-        return replace(_as_trained(group, result), added=weights is not None)
+        return replace(self._as_trained(group, result), added=weights is not None)
 
     def _train_by_steps(
         self, message: Message, group: ClientGroup, read: ReadRecord, clock: Clock
@@ -348,7 +351,7 @@ class VectorizedTrainer:
                     continue_torch(shared.generators[first + i])
                 ends.append(self._finish_plainly(shared.message, group[i : i + 1], *states))
             result = tree.stack(ends)
-        return _as_trained(group, FlatState.of(result))
+        return self._as_trained(group, FlatState.of(result))
 
     def _finish_together(self, running: _Running) -> State | None:
         """End the round of all clients at once; None where each has to end by itself."""
@@ -394,6 +397,22 @@ class VectorizedTrainer:
         with explain_errors(f"Training failed at client {client}, step {steps}"):
             return self._loop.end_plainly(message, client_data, local, info, steps, all_examples)
 
+    def _as_trained(self, group: ClientGroup, reply: FlatState) -> TrainedClients:
+        if self.is_queued:  # the next group's steps write over what lies in a graph's memory
+            reply = reply.map(torch.clone)
+        values = reply.by_path
+        kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
+        state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
+        return TrainedClients(
+            jobs=group.jobs,
+            state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
+            client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
+            loss=leaf(state, "loss"),
+            finite=leaf(state, "finite"),
+            steps=group.steps,
+            examples=group.processed,
+        )
+
 
 def one_by_one(setup: TrainingSetup, device: str) -> VectorizedTrainer:
     """Return what trains clients on a device as the sequential engine does, one after the other."""
@@ -414,18 +433,3 @@ class _Running:
         """Return some of the clients."""
         data, local = (state.map(lambda t: t[clients]) for state in (self.data, self.local))
         return replace(self, group=self.group[clients], data=data, local=local)
-
-
-def _as_trained(group: ClientGroup, reply: FlatState) -> TrainedClients:
-    values = reply.by_path
-    kept = {k: v for k, v in values.items() if k.startswith(CLIENT_STATE)}
-    state = unwalk({k: dense(v) for k, v in values.items() if k not in kept})
-    return TrainedClients(
-        jobs=group.jobs,
-        state={k: substate(state, k) for k in ("update", "buffers", "uploads", "diagnostics")},
-        client_state=ClientRecord({k.removeprefix(CLIENT_STATE): v for k, v in kept.items()}),
-        loss=leaf(state, "loss"),
-        finite=leaf(state, "finite"),
-        steps=group.steps,
-        examples=group.processed,
-    )

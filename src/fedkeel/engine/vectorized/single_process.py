@@ -47,7 +47,7 @@ class SingleProcess(KeepsClientStates):
         )
         self.clients = self._buffers.clients
         self._trainer, self._parallel_clients = trainer, trainer.parallel_clients
-        self._precision = setup.precision
+        self._precision, self._shard = setup.precision, setup.shard
 
     @property
     def reasons(self) -> list[str]:
@@ -66,10 +66,9 @@ class SingleProcess(KeepsClientStates):
 
     def _items(self, message: Message, jobs: Sequence[ClientJob]) -> list[Sequence[ClientJob]]:
         """Cut the clients of a round into work items; a GPU gets one, and so the model once."""
-        setup = self._trainer.placed
-        if next(iter(setup.training.network.params.values())).is_cuda:
+        if self._trainer.is_queued:
             return [jobs]
-        summed = self._buffers.rows.summed
+        setup, summed = self._trainer.placed, self._buffers.rows.summed
         items = training_items(setup, message, jobs, 1, self._parallel_clients, summed)
         return [item.jobs for item in items]
 
@@ -87,7 +86,7 @@ class SingleProcess(KeepsClientStates):
         params = {name: tensor.to(device) for name, tensor in params.items()}
         buffers = {name: tensor.to(device) for name, tensor in buffers.items()}
         with use_numerics(self._precision):
-            return evaluate(setup, params, buffers, split)
+            return evaluate(setup, params, buffers, split, self._shard)
 
     def __enter__(self) -> SingleProcess:
         return self
